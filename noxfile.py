@@ -22,7 +22,7 @@ CI = bool(os.environ.get("CI"))
 # Capabilities that a CI machine must have: a test skipped because one is missing fails.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ORDINARY_USERS = "netns,jvm,opensearch,elasticsearch"
-# The uid and gid of Debian's user "nobody": an ordinary user without a home.
+# uid and gid of Debian's unprivileged user, which has no home.
 NOBODY = "65534"
 AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
 # Test tools, and the packages that are optional for a user.
@@ -41,8 +41,8 @@ TEST_PROGRAMS: list[Path] = []
 
 
 def install(session: nox.Session, *tools: str) -> None:
-    """The project as a user installs it, with the versions that were tried, in the session's own environment."""
-    # Python is started hundreds of times: what it has compiled once it keeps.
+    """Install the project and *tools* with the tested versions in the session's own environment."""
+    # Python starts hundreds of times: keep its compiled files.
     session.env["PYTHONDONTWRITEBYTECODE"] = None
     session.install("-c", "constraints.txt", ".", *tools)
 
@@ -109,16 +109,16 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Wheel and sdist: built, checked, and each installed into an empty environment. Not part of `nox`."""
+    """Build wheel and sdist, check them, and install each into an empty environment. Not part of `nox`."""
     session.install("-c", "constraints.txt", "build", "twine")
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "dist"
-        session.run("python", "-m", "build", "--outdir", str(out), ".")
-        files = sorted(out.iterdir())
+        dist = Path(folder) / "dist"
+        session.run("python", "-m", "build", "--outdir", str(dist), ".")
+        files = sorted(dist.iterdir())
         session.run("twine", "check", "--strict", *map(str, files))
         for number, file in enumerate(files):
             empty = Path(folder) / f"empty-{number}"
-            command = str(fresh_environment(session, empty, what=str(file)).with_name("ingest-bench"))
+            command = str(fresh_environment(session, empty, requirement=str(file)).with_name("ingest-bench"))
             with session.chdir(empty):
                 session.run(command, "--version", external=True)
                 session.run(command, "plan", "quickstart", external=True)
@@ -164,24 +164,24 @@ def ordinary(session: nox.Session) -> None:
 
 
 def readable_environment(session: nox.Session, folder: Path) -> Path:
-    """The Python of the environment of tests, or of one in this folder where an ordinary user cannot read that one."""
+    """Return a Python with the tests that an ordinary user can read; make one in *folder* if the shared one is not."""
     exists = bool(TEST_PROGRAMS)
     python = with_tests(session) / "python"
-    # Without the folder that we are in: that is the checkout.
+    # Without the working directory on sys.path: it is the checkout.
     can_read = ("sh", "-c", '"$0" -I -c "import ingest_bench" && echo yes || echo no', str(python))
     if str(session.run(*AS_NOBODY, *can_read, external=True, silent=True, log=False)).split()[-1:] != ["yes"]:
         return fresh_environment(session, folder, *TESTS)
     if not exists:
-        # What nobody has imported yet, an ordinary user would compile at each start.
+        # An ordinary user cannot write compiled files here, and would compile modules at each start.
         session.run(str(python), "-m", "compileall", "-q", "-j", "0", str(python.parent.parent / "lib"), external=True)
     return python
 
 
 @nox.session(venv_backend="none")
 def kills(session: nox.Session) -> None:
-    """SIGKILL at random moments, 1,000 of them or as many as asked for: `nox -s kills -- 200`. `nox` does 50.
+    """Kill sessions with SIGKILL at random moments: 1,000 times, or `nox -s kills -- 200`. `nox` does 50.
 
-    Beside them a fifth as many of the watchdog. At the end is a table of what was hit when.
+    One fifth as many kills hit the watchdog. A table of the moments is printed at the end.
     """
     pytest = (str(with_tests(session) / "pytest"), *REPORT)
     count, *_ = session.posargs or ("1000",)
@@ -192,31 +192,30 @@ def kills(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """Whether anything grows or stays behind: `nox -s soak` takes an hour, `nox -s soak -- --minutes 12` less."""
+    """Detect growth and leftovers: `nox -s soak` takes an hour, `nox -s soak -- --minutes 12` less."""
     session.run(str(with_tests(session) / "python"), "benchmarks/soak.py", *session.posargs)
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Which random changes of the code the plain tests notice: `nox -s mutants -- 60 --seed 7`. Not part of `nox`."""
+    """Count random changes of the code that unit tests detect: `nox -s mutants -- 60 --seed 7`. Not part of `nox`."""
     install(session, "cosmic-ray", "pytest-cov", *TESTS)
     session.run("python", "tests/mutants.py", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What the tool costs, all or one: `nox -s bench -- probes --rounds 12`. Not part of `nox`: it wants quiet."""
-    # `lab` is what they have in common.
-    known = sorted({path.stem for path in Path("benchmarks").glob("*.py")} - {"lab"})
-    # Without those that judge or make what they are given.
-    chosen, options = [name for name in known if name not in ("against_itself", "nights", "soak")], session.posargs
+    """Measure what the tool costs, e.g. `nox -s bench -- probes --rounds 12`. Not part of `nox`: it needs idleness."""
+    # `lab` is their common code; `soak` is a session of its own.
+    names = sorted({path.stem for path in Path("benchmarks").glob("*.py")} - {"lab", "soak"})
+    options = session.posargs
     if session.posargs:
         name, *options = session.posargs
-        if name not in known:
-            session.error(f"{name}: no such benchmark; there are {', '.join(known)}")
-        chosen = [name]
+        if name not in names:
+            session.error(f"{name}: no such benchmark; there are {', '.join(names)}")
+        names = [name]
     install(session)
-    for name in chosen:
+    for name in names:
         # 3: no verdict, because the machine was not idle enough for it.
         session.run("python", f"benchmarks/{name}.py", *options, success_codes=(0, 3))
 
@@ -230,20 +229,20 @@ def fresh_environment(
     session: nox.Session,
     folder: Path,
     *tools: str,
-    what: str = ".",
+    requirement: str = ".",
     python: str = "/usr/bin/python3",
     uv: str | None = None,
 ) -> Path:
-    """The Python of a new environment, with the project installed from this checkout: by pip, or that uv.
+    """Make a virtual environment with the project and *tools*, and return its Python.
 
-    `what` is a wheel or an sdist in place of the checkout. pip compiles all that it installs, so that an ordinary user
-    need not do it at each start.
+    *requirement* is the checkout, a wheel or an sdist. *uv* is the path of uv, None for pip. pip compiles the
+    files that it installs, so an ordinary user need not compile them at each start.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    made = folder / "venv" / "bin" / "python"
-    venv, pip = [python, "-m", "venv"], [str(made), "-m", "pip", "install"]
+    environment_python = folder / "venv" / "bin" / "python"
+    venv, pip = [python, "-m", "venv"], [str(environment_python), "-m", "pip", "install"]
     if uv is not None:
-        venv, pip = [uv, "venv", "-q", "--python", python], [uv, "pip", "install", "--python", str(made)]
+        venv, pip = [uv, "venv", "-q", "--python", python], [uv, "pip", "install", "--python", str(environment_python)]
     session.run(*venv, str(folder / "venv"), external=True)
-    session.run(*pip, "-q", "-c", "constraints.txt", what, *tools, external=True)
-    return made
+    session.run(*pip, "-q", "-c", "constraints.txt", requirement, *tools, external=True)
+    return environment_python

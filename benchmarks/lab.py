@@ -1,38 +1,38 @@
-"""What the benchmarks beside this module share: a server that is ready, a load of ours or Locust's, a verdict."""
+"""Shared code of the benchmarks: a server that is ready, a load of ingest-bench or Locust, a verdict."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ingest_bench import targets
-from ingest_bench.analysis.compare import comparison
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.documents import source
+from ingest_bench.documents.source import POOL_BYTES
 from ingest_bench.experiment import catalog
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
+from ingest_bench.model.load import LoadOptions, ProtocolOptions
+from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network.act import link as link_module
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.results.run_folder import RunFolder
-from ingest_bench.targets.http import Http, ask
+from ingest_bench.results.layout import RunFolder
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.http import Http, open_http
 
-WORKLOAD = catalog.workload("nyc_taxis")
+WORKLOAD = catalog.load_workload("nyc_taxis")
 PATH = f"/{WORKLOAD.index}/_bulk"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Server:
     """A server that is ready."""
 
     link: link_module.Link
@@ -45,137 +45,97 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A sink that is ready, and how long each sender sends."""
+    """A sink that is ready, and the users and duration of each load."""
 
-    link: link_module.Link
-    listen: Endpoint
-    http: Http
-    folder: Path
+    server: Server
     users: int
     seconds: float
 
     def bytes_read(self) -> int:
-        """What the sink has read so far, its control requests too: a few hundred bytes."""
-        return int(self.http.expect("GET", "/_counters")["bytes_read"])
+        """Return the bytes that the sink has read, including some hundred bytes of control requests."""
+        return int(self.server.http.request_json("GET", "/_counters")["bytes_read"])
 
-    def counted(self) -> int:
-        """The documents that the sink took so far."""
-        return int(self.http.expect("GET", "/_count")["count"])
+    def start_load(self, name: str, *, pool_bytes: int = POOL_BYTES, **options: Any) -> supervisor.RunningLoad:
+        """Start a load with these `LoadOptions`; its files are in the folder of that name."""
+        load_options = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
+        plan = LoadPlan(
+            address=self.server.listen,
+            wire=ProtocolOptions(keys={"path": PATH}),
+            workload=WORKLOAD,
+            options=load_options,
+            folder=self.server.folder / name / "load",
+            pool_bytes=pool_bytes,
+        )
+        return supervisor.start_load(plan, self.server.link.client.command)
 
-    def started(self, name: str, **options: Any) -> supervisor.LoadProcess:
-        """A load of ours that has begun, with these `LoadOptions`; its files are in the folder of that name."""
-        chosen = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
-        out = self.folder / name / "load"
-        plan = LoadPlan(address=self.listen, wire=Wire(keys={"path": PATH}), workload=WORKLOAD, options=chosen, out=out)
-        return supervisor.start(plan, self.link.client.command)
-
-    def sent(self, name: str, **options: Any) -> tuple[WorkerReport, Samples]:
-        """The report and the samples of such a load, once it is over."""
-        report = self.started(name, **options).wait(lambda _: None)
-        return report, RunFolder(self.folder / name).samples().whole()
-
-
-@contextlib.contextmanager
-def opened(users: int, seconds: float, *, profile: str = "loopback", **setting: str) -> Iterator[Bench]:
-    """The sink, with settings such as `stall="1s"` (targets/small/sink.py), ready behind a link."""
-    chosen = {f"sink.{name}": value for name, value in setting.items()}
-    with served(TargetOptions(name="sink", heap_bytes=512 << 20, setting=chosen), profile) as here:
-        yield Bench(here.link, here.listen, here.http, here.folder, users, seconds)
+    def run_load(self, name: str, **options: Any) -> tuple[WorkerReport, Samples]:
+        """Return the report and the samples of such a load after its end."""
+        report = self.start_load(name, **options).wait(lambda _: None)
+        return report, RunFolder(self.server.folder / name).samples().load_all()
 
 
 @contextlib.contextmanager
-def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
-    """A new server to which nothing was added, ready behind a link."""
-    target = targets.of(asked)
-    java = targets.fetch(target.requirements(asked))
+def open_sink(users: int, seconds: float, **settings: str) -> Iterator[Bench]:
+    """Start the sink with settings such as `stall="1s"` behind a loopback link."""
+    setting = {f"sink.{name}": value for name, value in settings.items()}
+    with open_server(TargetOptions(name="sink", heap_bytes=512 << 20, setting=setting), "loopback") as server:
+        yield Bench(server, users, seconds)
+
+
+@contextlib.contextmanager
+def open_server(options: TargetOptions, profile: str) -> Iterator[Server]:
+    """Start a new server without probes behind a link."""
+    target = targets.resolve(options)
+    java = targets.fetch(target.requirements(options))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
-        link = stack.enter_context(link_module.link(catalog.profile(profile, {})))
+        link = stack.enter_context(link_module.open_link(catalog.load_profile(profile, {})))
         listen = Endpoint(link.server_address, 9200)
-        plan = target.launch_plan(asked, java, folder / "home", 0, (listen,), ())
-        http = stack.enter_context(ask(link.client.command, listen))
+        http = stack.enter_context(open_http(link.client.command, listen))
         launch = Launch(
-            plan=plan,
+            plan=target.launch_plan(NodeStart(options, java, folder / "home", 0, (listen,))),
             enter=link.server.command,
             log=folder / "server.log",
             listen=listen,
-            ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
+            is_ready=lambda limit_s: target.is_ready(0, (http.with_deadline(limit_s),)),
         )
         (server,) = stack.enter_context(serve(launch, timeout_s=60))
-        yield Served(link, listen, http, folder, server.jvm_pid, java)
+        yield Server(link, listen, http, folder, server.jvm_pid, java)
 
 
 def bodies(documents: int, pool_bytes: int) -> Iterator[bytes]:
-    """The bulk bodies of a pool of that size, each once."""
+    """Yield each bulk body of a pool of that size once."""
     options = LoadOptions(bulk_documents=documents)
-    made = source.open_source(WORKLOAD, options, Bulk.of(PATH, WORKLOAD.index, options), pool_bytes=pool_bytes)
-    left = pool_bytes
-    for body in made.for_user(0):
+    bulk = Bulk.for_path(PATH, WORKLOAD.index, options)
+    remaining = pool_bytes
+    for body in source.open_source(WORKLOAD, options, bulk, pool_bytes=pool_bytes).bodies_of(0):
         yield bytes(body.data)
-        left -= len(body.data)
-        if left <= 0:
+        remaining -= len(body.data)
+        if remaining <= 0:
             return
-
-
-def one_body(documents: int, folder: Path) -> Path:
-    """A file with the one bulk body that every sender sends again and again."""
-    body = folder / "body.ndjson"
-    body.write_bytes(next(bodies(documents, 1)))
-    return body
-
-
-def poster(base: Any, body: Path, host: str, **own: Any) -> Any:
-    """A class of Locust's own users that posts this body, for a process in which Locust has been imported."""
-    data = body.read_bytes()
-    headers = {"Content-Type": "application/x-ndjson"}
-
-    def post(user: Any) -> None:
-        user.client.post(PATH, data=data, headers=headers)
-
-    return type("Poster", (base,), {"tasks": [post], "host": host, "abstract": False, **own})
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean of some rounds and its 95% interval."""
-    mean = statistics.fmean(values)
-    half = comparison.t_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return mean, mean - half, mean + half
-
-
-def busy_share(seconds: float = 2.0) -> float:
-    """How much of all processors is in use while nothing of ours runs: an idle machine has next to nothing."""
-
-    def ticks() -> tuple[int, int]:
-        fields = [int(field) for field in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
-        return sum(fields), fields[3] + fields[4]
-
-    total, idle = ticks()
-    time.sleep(seconds)
-    total_after, idle_after = ticks()
-    return 1 - (idle_after - idle) / max(1, total_after - total)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which promises were missed, and which could not be judged."""
+    """Failed limits, and limits without a verdict."""
 
-    missed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
 
-    def judge(self, said: str, found: tuple[float, float], promised: tuple[float, float]) -> None:
-        """A promise is kept when all of the interval keeps it, and missed when none of it does."""
-        (low, high), (least, most) = found, promised
-        if low > most or high < least:
-            self.missed.append(said)
-        elif low < least or high > most:
-            self.undecided.append(f"{said} (more rounds or more time would tell)")
+    def judge(self, text: str, interval: tuple[float, float], limits: tuple[float, float]) -> None:
+        """Pass if the complete interval is within the limits, fail if none of it is."""
+        (low, high), (minimum, maximum) = interval, limits
+        if low > maximum or high < minimum:
+            self.failed.append(text)
+        elif low < minimum or high > maximum:
+            self.undecided.append(f"{text} (needs more rounds or more time)")
 
-    def told(self) -> int:
-        """Say it. The exit code: 0, 1 when a promise was missed, 3 for no verdict."""
-        for title, lines in (("missed:", self.missed), ("no verdict:", self.undecided)):
+    def print(self) -> int:
+        """Print the verdict and return the exit code: 0, 1 if a limit failed, 3 for no verdict."""
+        for title, lines in (("failed:", self.failed), ("no verdict:", self.undecided)):
             if lines:
                 print("\n".join(["", title, *lines]))
-        if not self.missed and not self.undecided:
-            print("\nEvery promise is kept.")
-        return 1 if self.missed else 3 if self.undecided else 0
+        if not self.failed and not self.undecided:
+            print("\nAll limits are met.")
+        return 1 if self.failed else 3 if self.undecided else 0

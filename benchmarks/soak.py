@@ -1,13 +1,13 @@
-"""Whether anything grows or stays behind in an hour: memory, files, threads, greenlets, and what kills leave.
+"""Growth and leftovers in an hour: memory, files, threads, greenlets, and what kills leave.
 
     python benchmarks/soak.py [--minutes 60] [--out FOLDER]
 
-In the first half two things go on at once. One process carries out one short experiment after the other, as
-`ingest-bench run` does. And one load goes on all the time, of whose requests the sink breaks one in ten, so that its
-users connect anew again and again. What both processes hold is looked at each few seconds. In the second half sessions
-of every kind are killed, and their watchdogs, and the machine is compared (`nox -s kills`).
+The first half has two activities at the same time. One process executes short experiments in sequence, as
+`ingest-bench run` does. And one load runs all the time, whose users reconnect repeatedly because the sink breaks one
+request in ten. Both processes are sampled every few seconds. In the second half sessions of every kind and their
+watchdogs are killed, and the machine is compared (`nox -s kills`).
 
-Something grows where all readings of the last quarter are above all of the second one; memory by more than is noise.
+A value grows if all readings of the last quarter exceed all of the second one; memory by more than its noise.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ingest_bench import system
 from ingest_bench.cli.app import app
 from ingest_bench.model.load import Arrivals, Rate
 
-EVERY_S = 5.0
-SENDER = "ingest_bench.load.fleet.fleet_worker"
+PERIOD_S = 5.0
+WORKER = "ingest_bench.load.worker"
 MEMORY = "resident, MB"
 COLUMNS = (MEMORY, "files", "threads", "greenlets")
-# A heap of Python goes up and down by so much.
+# Usual fluctuation of a Python heap.
 MEMORY_NOISE_MB = 3.0
 KILLS = 50
 EXPERIMENT = """
@@ -69,160 +69,156 @@ at = "2s"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a process held at a moment, in the order of COLUMNS."""
+    """Values of a process at a moment, in the order of COLUMNS."""
 
     at_s: float
     values: tuple[float, ...]
 
 
-def held() -> Reading:
-    """What this process holds. Garbage does not count."""
+def read_process() -> Reading:
+    """Return the values of this process, after garbage collection."""
     gc.collect()
     me = psutil.Process()
-    alive = sum(isinstance(one, greenlet.greenlet) and not one.dead for one in gc.get_objects())
+    alive = sum(isinstance(item, greenlet.greenlet) and not item.dead for item in gc.get_objects())
     return Reading(time.monotonic(), (me.memory_info().rss / 1e6, me.num_fds(), me.num_threads(), alive))
 
 
-def as_sender(file: Path) -> None:
-    """A sender of a load that writes what it holds into that file."""
-    # Locust changes the sockets and threads of a process that imports it.
+def run_worker(file: Path) -> None:
+    """Run a load worker that also writes its readings into *file*."""
+    # Locust patches sockets and threads of a process that imports it.
     import gevent  # noqa: PLC0415
 
-    from ingest_bench.load.fleet import fleet_worker  # noqa: PLC0415
+    from ingest_bench.load import worker  # noqa: PLC0415
 
     def watch() -> None:
-        with file.open("a", encoding="ascii", buffering=1) as out:
+        with file.open("a", encoding="ascii", buffering=1) as lines:
             while True:
-                now = held()
-                out.write(f"{now.at_s},{','.join(map(str, now.values))}\n")
-                gevent.sleep(EVERY_S)
+                reading = read_process()
+                lines.write(f"{reading.at_s},{','.join(map(str, reading.values))}\n")
+                gevent.sleep(PERIOD_S)
 
     gevent.spawn(watch)
-    fleet_worker.main()
+    worker.main()
 
 
-def read(file: Path) -> list[Reading]:
-    """What such a file says."""
-    rows = ([float(word) for word in line.split(",")] for line in file.read_text(encoding="ascii").splitlines())
-    return [Reading(at_s, tuple(values)) for at_s, *values in rows]
-
-
-def load(seconds: float, folder: Path) -> tuple[list[Reading], str]:
-    """A load whose requests fail all the time, in a process of its own."""
-    # A sender imports nothing from the folder of its program.
+def run_load(seconds: float, folder: Path) -> tuple[list[Reading], str]:
+    """Run a load with failing requests in a child process; return its readings and a summary."""
+    # The worker must not import modules from this folder.
     import lab  # noqa: PLC0415
 
-    file = folder / "sender.csv"
-    own, plain = system.program(Path(__file__).resolve(), "--sender", str(file)), system.python
-    # What starts a sender asks it.
-    system.python = lambda module, *more: own if module == SENDER else plain(module, *more)
+    file = folder / "worker.csv"
+    worker_argv = system.build_program_argv(Path(__file__).resolve(), "--worker", str(file))
+    build_module_argv = system.build_module_argv
+    # Used by the start of a worker.
+    system.build_module_argv = lambda module, *more: (
+        worker_argv if module == WORKER else build_module_argv(module, *more)
+    )
     try:
-        with lab.opened(8, seconds, broken="10%") as bench:
+        with lab.open_sink(8, seconds, broken="10%") as bench:
             rate = Arrivals(shape="constant", rate=Rate(100))
-            report, samples = bench.sent("broken", bulk_documents=50, warm_up_ns=0, arrivals=rate)
+            report, samples = bench.run_load("broken", bulk_documents=50, warm_up_ns=0, arrivals=rate)
     finally:
-        system.python = plain
+        system.build_module_argv = build_module_argv
+    rows = ([float(word) for word in line.split(",")] for line in file.read_text(encoding="ascii").splitlines())
+    readings = [Reading(at_s, tuple(values)) for at_s, *values in rows]
     failed = int((samples["status"] == 0).sum())
-    return read(file), f"{len(samples):,} requests, {failed:,} of them broken, {len(report.local_ports):,} connections"
+    return readings, f"{len(samples):,} requests, {failed:,} of them broken, {len(report.local_ports):,} connections"
 
 
-def runs(seconds: float, folder: Path) -> tuple[list[Reading], str]:
-    """One experiment after the other, in this process."""
+def run_experiments(seconds: float, folder: Path) -> tuple[list[Reading], str]:
+    """Execute experiments in sequence in this process; return its readings and a summary."""
     file = folder / "short.toml"
     file.write_text(EXPERIMENT, encoding="utf-8")
     readings: list[Reading] = []
-    states: list[int] = []
+    exit_codes: list[int] = []
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         number = len(readings)
-        done = CliRunner().invoke(app, ["run", str(file), "--out", str(folder / f"runs-{number}")])
-        states.append(done.exit_code)
-        if done.exit_code:
-            print(f"experiment {number} ended with {done.exit_code}: {done.output[-2000:]}", flush=True)
-        readings.append(held())
-    return (
-        readings,
-        f"{len(states)} experiments of 2 runs, {sum(map(bool, states))} of them with a failed or invalid run",
-    )
+        result = CliRunner().invoke(app, ["run", str(file), "--out", str(folder / f"runs-{number}")])
+        exit_codes.append(result.exit_code)
+        if result.exit_code:
+            print(f"experiment {number} ended with {result.exit_code}: {result.output[-2000:]}", flush=True)
+        readings.append(read_process())
+    failed = sum(map(bool, exit_codes))
+    return readings, f"{len(exit_codes)} experiments of 2 runs, {failed} of them with a failed or invalid run"
 
 
-def grown(readings: Sequence[Reading]) -> list[str]:
-    """The columns that grow, each with what it was and is."""
+def find_growth(readings: Sequence[Reading]) -> list[str]:
+    """Return a text for each column that grows."""
     quarter = len(readings) // 4
     if quarter < 3:
-        raise SystemExit(f"{len(readings)} readings; give more --minutes")
-    found = []
-    for place, column in enumerate(COLUMNS):
-        values = [one.values[place] for one in readings]
+        raise SystemExit(f"{len(readings)} readings. Increase --minutes.")
+    texts = []
+    for index, column in enumerate(COLUMNS):
+        values = [reading.values[index] for reading in readings]
         before, last = values[quarter : 2 * quarter], values[-quarter:]
         if min(last) > max(before) + (MEMORY_NOISE_MB if column == MEMORY else 0):
-            found.append(
+            texts.append(
                 f"{column}: at most {max(before):,.0f} in the second quarter, at least {min(last):,.0f} in the last"
             )
-    return found
+    return texts
 
 
-def table(parts: dict[str, list[Reading]]) -> str:
-    """Markdown: the median of each quarter."""
-    lines = ["| process | | 1st quarter | 2nd | 3rd | 4th | most |", "|---" * 7 + "|"]
-    for name, readings in parts.items():
+def format_table(processes: dict[str, list[Reading]]) -> str:
+    """Return the median of each quarter as Markdown."""
+    lines = ["| process | | 1st quarter | 2nd | 3rd | 4th | max |", "|---" * 7 + "|"]
+    for name, readings in processes.items():
         quarter = len(readings) // 4
-        for place, column in enumerate(COLUMNS):
-            values = [one.values[place] for one in readings]
-            middles = (statistics.median(values[number * quarter : (number + 1) * quarter]) for number in range(4))
-            cells = " | ".join(f"{one:,.0f}" for one in (*middles, max(values)))
-            lines.append(f"| {name} | {column} | {cells} |")
+        for index, column in enumerate(COLUMNS):
+            values = [reading.values[index] for reading in readings]
+            medians = (statistics.median(values[number * quarter : (number + 1) * quarter]) for number in range(4))
+            columns = " | ".join(f"{value:,.0f}" for value in (*medians, max(values)))
+            lines.append(f"| {name} | {column} | {columns} |")
     return "\n".join(lines)
 
 
-def kills(seconds: float) -> tuple[int, list[str]]:
-    """Rounds of kills until the time is over: how many, and what failed."""
+def run_kills(seconds: float) -> tuple[int, list[str]]:
+    """Run rounds of kills for that time; return their number and the failed tests."""
     files = [f"tests/test_{name}.py" for name in ("kills", "interface_kills", "servers_killed")]
     argv = (sys.executable, "-m", "pytest", "-q", "-k", "kill", *files, "-p", "no:cacheprovider")
-    end_s, done, failed = time.monotonic() + seconds, 0, []
+    end_s, kills, failed = time.monotonic() + seconds, 0, []
     while time.monotonic() < end_s:
-        ended = subprocess.run(
+        result = subprocess.run(
             argv, env=os.environ | {"INGEST_BENCH_KILLS": str(KILLS)}, capture_output=True, text=True, check=False
         )
-        failed += re.findall(r"^(?:FAILED|ERROR) .*", ended.stdout, re.MULTILINE)
-        if ended.returncode not in {0, 1}:
-            raise SystemExit(f"pytest ended with {ended.returncode}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-        done += KILLS
-    return done, failed
+        failed += re.findall(r"^(?:FAILED|ERROR) .*", result.stdout, re.MULTILINE)
+        if result.returncode not in {0, 1}:
+            raise SystemExit(f"pytest ended with {result.returncode}: {result.stdout[-2000:]}{result.stderr[-2000:]}")
+        kills += KILLS
+    return kills, failed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--out", type=Path, help="a folder for every reading, as CSV")
-    parser.add_argument("--sender", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.sender is not None:
-        as_sender(chosen.sender)
+    parser.add_argument("--out", type=Path, help="a folder for all readings as CSV")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        run_worker(options.worker)
         return 0
-    half_s = chosen.minutes * 30
+    half_s = options.minutes * 30
     with tempfile.TemporaryDirectory(prefix="soak-", dir="/var/tmp") as name, ThreadPoolExecutor() as threads:
         folder = Path(name)
-        going_on = threads.submit(load, half_s, folder)
-        of_runs, told_runs = runs(half_s, folder)
-        of_load, told_load = going_on.result()
-    parts = {"experiments": of_runs, "load": of_load}
-    if chosen.out is not None:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        with (chosen.out / "soak.csv").open("w", newline="", encoding="utf-8") as file:
+        load = threads.submit(run_load, half_s, folder)
+        experiment_readings, experiment_summary = run_experiments(half_s, folder)
+        load_readings, load_summary = load.result()
+    processes = {"experiments": experiment_readings, "load": load_readings}
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        with (options.out / "soak.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("process", "at_s", *COLUMNS))
-            for part, readings in parts.items():
-                first_s = readings[0].at_s
-                writer.writerows(
-                    (part, f"{one.at_s - first_s:.0f}", *(f"{value:.6g}" for value in one.values)) for one in readings
-                )
-    print(f"experiments: {told_runs}\nload: {told_load}\n\n{table(parts)}\n", flush=True)
-    growing = [f"{part}: {text}" for part, readings in parts.items() for text in grown(readings)]
-    killed, failed = kills(half_s)
-    print(f"kills: {killed}, {len(failed)} tests failed", *failed, sep="\n")
-    print("grows: " + ("nothing" if not growing else "; ".join(growing)))
-    return 1 if growing or failed else 0
+            for process, readings in processes.items():
+                for reading in readings:
+                    at_s = f"{reading.at_s - readings[0].at_s:.0f}"
+                    writer.writerow((process, at_s, *(f"{value:.6g}" for value in reading.values)))
+    print(f"experiments: {experiment_summary}\nload: {load_summary}\n\n{format_table(processes)}\n", flush=True)
+    growth = [f"{process}: {text}" for process, readings in processes.items() for text in find_growth(readings)]
+    kills, failed = run_kills(half_s)
+    print(f"kills: {kills}, {len(failed)} tests failed", *failed, sep="\n")
+    print("growth: " + ("none" if not growth else "; ".join(growth)))
+    return 1 if growth or failed else 0
 
 
 if __name__ == "__main__":

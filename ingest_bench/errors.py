@@ -1,6 +1,6 @@
-"""What can go wrong, each kind with the exit code that the command ends with.
+"""Exceptions that end a command, each with its exit code.
 
-A message says what was tried, what was found and what to do next.
+A message says what failed, why, and what to do next.
 """
 
 from __future__ import annotations
@@ -12,78 +12,72 @@ from pathlib import Path
 
 
 class IngestBenchError(Exception):
-    """Any failure that is explained to the user in one message, without a traceback.
+    """A failure that is explained to the user in one message, without a traceback.
 
-    Another machine is told `elsewhere`: a message that quotes a file says there only which one, where in it, and why.
+    Other machines get `remote_message`: it names the file, place and reason, but does not quote the file's content.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str = "", *, elsewhere: str | None = None) -> None:
+    def __init__(self, message: str = "", *, remote_message: str | None = None) -> None:
         super().__init__(message)
-        self.elsewhere = message if elsewhere is None else elsewhere
-
-
-class GateFailed(IngestBenchError):
-    """A threshold or a baseline was not met."""
-
-    exit_code = 1
+        self.remote_message = message if remote_message is None else remote_message
 
 
 class SpecError(IngestBenchError):
-    """A file, key, value or option that the user gave is wrong. Nothing was started."""
+    """A file, key, value or option of the user is wrong. Nothing was started."""
 
     exit_code = 2
 
 
 class InvalidRun(IngestBenchError):
-    """A run without its condition: its numbers mean nothing. Never a pass, never in a plot."""
+    """A precondition of the run did not hold; its results are discarded. Never a pass, never in a plot."""
 
     exit_code = 3
 
 
 class RunFailed(IngestBenchError):
-    """A run that broke: the server died, a process could not be started, a tool went away."""
+    """A run failed: the server died, a process could not be started, a command failed."""
 
     exit_code = 3
 
 
 class RunAborted(RunFailed):
-    """A run that was ended while it ran, by a condition of the user's: what was measured until then is kept."""
+    """A run was ended early by a condition that the user set. Its measurements until then are kept."""
 
 
 class MissingCapability(IngestBenchError):
-    """This machine cannot do what was asked. `ingest-bench doctor` says what it can."""
+    """This machine cannot do what the user requested. `ingest-bench doctor` shows what it can do."""
 
     exit_code = 4
 
 
 class Interrupted(IngestBenchError):
-    """Ctrl-C or SIGTERM, with a word about what is left to do."""
+    """Ctrl-C or SIGTERM ended the command. The message says what is left to do."""
 
     exit_code = 130
 
 
-def text_here(error: BaseException) -> str:
-    """What is said of an error on the machine on which it happened."""
+def describe_error(error: BaseException) -> str:
+    """Return the message for the machine on which the error happened."""
     return str(error) if isinstance(error, IngestBenchError) else f"{type(error).__name__}: {error}"
 
 
-def text_elsewhere(error: BaseException) -> str:
-    """What another machine is told of it: its place and its reason, and nothing that a file here holds."""
+def describe_error_for_remote(error: BaseException) -> str:
+    """Return the message for another machine: the place and reason of the error, without content of local files."""
     if isinstance(error, IngestBenchError):
-        return error.elsewhere
+        return error.remote_message
     if isinstance(error, OSError):
-        return text_here(error)
-    at = [f" at {Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
-    return type(error).__name__ + "".join(at)
+        return describe_error(error)
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    return type(error).__name__ + "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in frames)
 
 
 @contextlib.contextmanager
-def undone(undo: Callable[[], object]) -> Iterator[None]:
-    """What the block changed before it failed is undone; an error of the undo never hides the block's own.
+def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call *undo* if the block fails; an error of *undo* never hides the block's own.
 
-    `undo` must do for a change that was made in part, or not at all.
+    *undo* must also work if the block's change was made in part or not at all.
     """
     try:
         yield

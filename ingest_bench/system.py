@@ -1,9 +1,9 @@
-"""Run a command, start a process: the one seam to the operating system that tests replace.
+"""Run commands and start child processes. Tests replace these functions.
 
-Whatever is started may run as root, in a folder and with an environment that somebody else chose. So a child begins in
-`/` and not in the current folder, it finds its programs by `PATH` alone, and a Python child imports nothing from where
-it begins: `python`, `program` and `script`. What the user typed is the exception: it runs as typed, in the user's own
-folder.
+A child may run as root while another user chose the current folder and the environment. So a child starts in `/`,
+looks programs up in `PATH` only, and a Python child imports nothing from its start folder: see `build_module_argv`,
+`build_program_argv` and `build_script_argv`. The exception is a command that the user typed: it runs as typed, in the
+user's folder.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from ingest_bench.errors import RunFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Where programs are looked for, whatever the caller's PATH says: cron's has no /usr/sbin, where ip and tc are, and one
-# with "." in it would run somebody's program.
+# Used instead of the caller's PATH: cron's lacks /usr/sbin (ip, tc), and one that has "." could run a planted program.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# The caller's own, for what the user typed or has: the command of `net exec`, a Java.
-CALLERS_PATH = os.environ.get("PATH", PATH)
+# The caller's own PATH, only for programs of the user: the command of `net exec`, a Java.
+CALLER_PATH = os.environ.get("PATH", PATH)
 
-# Options for every JVM, such as an agent, and for every Python, such as to end with the first warning. Ours are told
-# what they need in their argv, and what they print is parsed.
-_FOR_EVERYBODY = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "PYTHONWARNINGS", "PYTHONINSPECT"}
+# Not passed on: these add options to every JVM (such as an agent) or Python (such as errors for warnings), and the
+# output of our children is parsed. Our children get their options in their argv.
+_GLOBAL_OPTIONS = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "PYTHONWARNINGS", "PYTHONINSPECT"}
 
-# Of what a program said, in an error.
-_LAST_WORDS_BYTES = 2000
+# An error message quotes at most this much of a program's output.
+_OUTPUT_TAIL_BYTES = 2000
 
-# Not by a preexec_fn: Python then runs the hooks of os.register_at_fork, where a Ctrl-C is printed and forgotten.
-_DYING = ("setpriv", "--pdeathsig", "KILL", "--")
-# A change of credentials clears the death signal, so it is set again after that; and whoever lost us in between has
-# another parent now and looks for itself.
-_WITH_US = (*_DYING, "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
-# `unshare` dies with us, its child (the first process of the namespace) with `unshare`, and with that child the kernel
-# kills every process in the namespace, also those in sessions or namespaces of their own.
-_CONTAIN = """[ "$PPID" = "$1" ] || exit 1
+# Not by a preexec_fn: Python would run the hooks of os.register_at_fork, which print a Ctrl-C and drop it.
+_SETPRIV = ("setpriv", "--pdeathsig", "KILL", "--")
+# A change of credentials clears the death signal, so it is set again afterwards. If we died in between, the process
+# has another parent now: the shell compares PPID.
+_CHECK_PARENT = (*_SETPRIV, "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
+# `unshare` dies with us, and its child (the first process of the namespace) with `unshare`. When that child dies, the
+# kernel kills every process in the namespace, including those in other sessions or nested namespaces.
+_ENTER_NAMESPACE = """[ "$PPID" = "$1" ] || exit 1
 shift
 exec unshare --pid --fork --kill-child=KILL -- sh -c "$0" "$$" "$@"
 """
-# The first process. $0 is the pid of `unshare`, which may have died before the death signal was set: /proc is still the
-# outer one and shows the parent. Pids then start after our own outer pid: two JVMs with the same pid share their attach
-# socket (/tmp/.java_pidPID) and their counters (/tmp/hsperfdata_USER/PID), which ended JVMs (JDK-8286030).
-_FIRST = """while read -r key value; do
+# The first process of the namespace. $0 is the pid of `unshare`, which may have died before the death signal was set:
+# /proc is still the outer one and shows the parent. Pids start after our own outer pid: two JVMs with the same pid
+# share their attach socket (/tmp/.java_pidPID) and their counters (/tmp/hsperfdata_USER/PID), which has crashed JVMs
+# (JDK-8286030).
+_INIT = """while read -r key value; do
   [ "$key" != PPid: ] || [ "$value" = "$0" ] || exit 1
 done < /proc/self/status
 read -r pid _ < /proc/self/stat
@@ -73,17 +73,16 @@ def run(
     pass_fds: tuple[int, ...] = (),
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What the command wrote to its standard output; RunFailed with its words when it fails or takes too long.
+    """Run a command and return its standard output; raise RunFailed with its output if it fails or times out.
 
-    With `check=False` a failure is no error: the answer is both outputs together. The command dies with us, unless it
-    is given `pass_fds`: it keeps these descriptors open until it ends, even when we end before it. Without `stdin` it
-    reads nothing: a question on our terminal would not be seen. `env` is its whole environment; without it the command
-    has `environment()`.
+    With `check=False` a failure is not an error, and standard output and standard error are returned together. The
+    command dies with us, except with `pass_fds`: then it runs to its end with these descriptors open. Without `stdin`
+    its standard input is empty, so it cannot prompt. `env` replaces `build_environment()` completely.
     """
-    _check_program(argv)
+    _require_program(argv)
     try:
-        done = subprocess.run(
-            argv if pass_fds else (*_DYING, *argv),
+        completed = subprocess.run(
+            argv if pass_fds else (*_SETPRIV, *argv),
             capture_output=True,
             text=True,
             errors="replace",
@@ -92,16 +91,16 @@ def run(
             check=False,
             pass_fds=pass_fds,
             cwd="/",
-            env=environment() if env is None else env,
+            env=build_environment() if env is None else env,
         )
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{shlex.join(argv)}: no end after {timeout_s:g} s") from None
+        raise RunFailed(f"{shlex.join(argv)}: timed out after {timeout_s:g} s") from None
     if not check:
-        return done.stdout + done.stderr
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-_LAST_WORDS_BYTES:]
-        raise RunFailed(f"{shlex.join(argv)}: exit {done.returncode}, it said: {said}")
-    return done.stdout
+        return completed.stdout + completed.stderr
+    if completed.returncode:
+        output = (completed.stderr.strip() or completed.stdout.strip() or "(empty)")[-_OUTPUT_TAIL_BYTES:]
+        raise RunFailed(f"{shlex.join(argv)}: exited with status {completed.returncode}. Its output: {output}")
+    return completed.stdout
 
 
 def start(
@@ -113,22 +112,22 @@ def start(
     cwd: str | Path | None = "/",
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A child that the kernel ends with us (parent-death signal) and that Ctrl-C of the terminal does not reach.
+    """Start a child that the kernel kills when we die (parent-death signal), out of reach of the terminal's Ctrl-C.
 
     Call it from the main thread: the death signal follows the thread that forked. A path as `stdout` is appended to.
-    `env` is its whole environment; without it the child has `environment()`. With None as `cwd` it begins where we are.
+    `env` replaces `build_environment()` completely. `cwd=None` is the current folder.
     """
-    _check_program(argv)
+    _require_program(argv)
     opened = None if stdout is None or isinstance(stdout, int) else stdout.open("ab")
     output = stdout if stdout is None or isinstance(stdout, int) else opened
     try:
         return subprocess.Popen(
-            with_us(argv),
+            tie_to_parent(argv),
             stdin=stdin,
             stdout=output,
             stderr=stderr,
             cwd=cwd,
-            env=environment() if env is None else env,
+            env=build_environment() if env is None else env,
             start_new_session=True,
         )
     finally:
@@ -137,14 +136,14 @@ def start(
 
 
 def start_in_terminal(argv: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A child with our terminal and in our folder: Ctrl-C reaches it too. It lives on without us."""
-    _check_program(argv)
+    """Start a child with our terminal and current folder. Ctrl-C reaches it too, and it survives us."""
+    _require_program(argv)
     return subprocess.Popen(argv, env=env)
 
 
-def start_survivor(argv: Sequence[str], *, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """A child that lives on when we are killed, deaf to the terminal, with nothing of ours but these descriptors."""
-    _check_program(argv)
+def start_detached(argv: Sequence[str], *, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Start a child that survives our death, in a session of its own, with no other open files than *pass_fds*."""
+    _require_program(argv)
     null = subprocess.DEVNULL
     return subprocess.Popen(
         argv,
@@ -153,13 +152,13 @@ def start_survivor(argv: Sequence[str], *, pass_fds: tuple[int, ...]) -> subproc
         stderr=null,
         pass_fds=pass_fds,
         cwd="/",
-        env=environment(),
+        env=build_environment(),
         start_new_session=True,
     )
 
 
 def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
-    """The exit status of a child that we end: SIGTERM, and SIGKILL after the grace. An ended one is fine."""
+    """End a child by SIGTERM, after *grace_s* by SIGKILL, and return its exit status. It may have exited before."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -170,17 +169,17 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
 
 
 class Child(AbstractContextManager["Child"]):
-    """A child that is told, and tells, lines of text. It dies with us, and is killed at the end of its block.
+    """A child process that reads and writes lines of text. It dies with us, and is killed at the end of its block.
 
-    Start it from the main thread, as by `start`. Its errors have its name and the end of what it wrote to its standard
-    error, which is a file of its own: a pipe that nobody reads would stop it when it is full. One that is late is
-    killed: its answer would be taken for that to the next question.
+    Start it from the main thread, as with `start`. Its errors contain its name and the end of its standard error, which
+    is a file: an unread pipe would block the child when it is full. A child that is late is killed, because its late
+    reply would be taken for that to the next request.
     """
 
     def __init__(self, argv: Sequence[str], *, name: str, log: Path | None = None) -> None:
-        """Its standard error is in `log` then; else in memory, and gone with it."""
+        """Start the child. Its standard error is written to *log*; without one to memory, and lost at its end."""
         self.name = name
-        self._errors = os.fdopen(os.memfd_create("said"), "rb") if log is None else log.open("w+b")
+        self._errors = os.fdopen(os.memfd_create("stderr"), "rb") if log is None else log.open("w+b")
         try:
             self._popen = start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors.fileno())
         except BaseException:
@@ -188,148 +187,170 @@ class Child(AbstractContextManager["Child"]):
             raise
         self.stdin, self.stdout = cast("IO[bytes]", self._popen.stdin), cast("IO[bytes]", self._popen.stdout)
         self._unread = b""
+        self.has_ended = False
+        """True once `read_lines` has seen the end of its output."""
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def pid(self) -> int:
-        """Of what was started: inside a namespace it may be what entered it."""
+        """Pid of the process that was started. In a namespace that may be the program that entered it."""
         return self._popen.pid
 
-    def tell(self, line: str, limit_s: float = 60) -> None:
-        """It hears this; when it is gone, its answer will be missing. RunFailed when it does not listen in time."""
-        until = time.monotonic() + limit_s
+    def write_line(self, line: str, limit_s: float = 60) -> None:
+        """Write a line to its standard input; raise RunFailed if it does not read in time.
+
+        If it has exited, nothing happens: its reply will be missing.
+        """
+        deadline = time.monotonic() + limit_s
         left = memoryview(line.encode() + b"\n")
         with suppress(BrokenPipeError):
             while left:
-                self._await(self.stdin, select.POLLOUT, until, f"it did not listen for {limit_s:g} s")
-                # So much never waits, once there is room.
+                self._await(self.stdin, select.POLLOUT, deadline, f"did not read its input for {limit_s:g} s")
+                # A write of this size never blocks after POLLOUT.
                 left = left[os.write(self.stdin.fileno(), left[: select.PIPE_BUF]) :]
 
-    def line(self, limit_s: float = 60) -> str:
-        """The next line that it says; RunFailed when it ends or the time is over before a whole one has come."""
+    def read_line(self, limit_s: float = 60) -> str:
+        """Return the next line of its output; raise RunFailed if it exits or times out before the line is complete."""
         parts = [self._unread]
-        blocks = self._blocks(time.monotonic() + limit_s, f"no answer after {limit_s:g} s")
+        blocks = self._read_blocks(time.monotonic() + limit_s, f"no reply within {limit_s:g} s")
         while b"\n" not in parts[-1]:
             block = next(blocks, None)
             if block is None:
-                raise RunFailed(f"{self.name}: it ended, it said: {self.said()}")
+                raise RunFailed(f"{self.name}: exited. Its error output: {self.read_stderr_tail()}")
             parts.append(block)
         line, _, self._unread = b"".join(parts).partition(b"\n")
         return line.decode(errors="replace")
 
-    def ask(self, line: str, limit_s: float = 60) -> str:
-        """Its answer to that line, as `line`."""
-        self.tell(line, limit_s)
-        return self.line(limit_s)
+    def read_lines(self) -> list[str]:
+        """Wait for output, at least a part of a line, and return the complete lines; sets `has_ended` at its end."""
+        block = os.read(self.stdout.fileno(), 1 << 16)
+        self.has_ended = not block
+        *lines, self._unread = (self._unread + block).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
 
-    def rest(self, limit_s: float) -> str:
-        """All that it still says when its standard input ends; RunFailed when it does not end in that time."""
-        until, late = time.monotonic() + limit_s, f"no end after {limit_s:g} s"
+    def request(self, line: str, limit_s: float = 60) -> str:
+        """Write a line, and return the next line of its output."""
+        self.write_line(line, limit_s)
+        return self.read_line(limit_s)
+
+    def read_until_exit(self, limit_s: float) -> str:
+        """Close its standard input and return the rest of its output; raise RunFailed if it does not exit in time."""
+        deadline, failure = time.monotonic() + limit_s, f"did not exit within {limit_s:g} s"
         self.stdin.close()
-        said, self._unread = b"".join((self._unread, *self._blocks(until, late))), b""
+        output, self._unread = b"".join((self._unread, *self._read_blocks(deadline, failure))), b""
         try:
-            self._popen.wait(max(0.0, until - time.monotonic()))
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise self._late(late) from None
-        return said.decode(errors="replace")
+            raise self._kill_late(failure) from None
+        return output.decode(errors="replace")
 
-    def said(self) -> str:
-        """The end of what it wrote to its standard error; "nothing" without a word."""
+    def read_stderr_tail(self) -> str:
+        """Return the end of its standard error, or "(empty)"."""
         size_bytes = os.fstat(self._errors.fileno()).st_size
-        end = os.pread(self._errors.fileno(), _LAST_WORDS_BYTES, max(0, size_bytes - _LAST_WORDS_BYTES))
-        return end.decode(errors="replace").strip() or "nothing"
+        tail = os.pread(self._errors.fileno(), _OUTPUT_TAIL_BYTES, max(0, size_bytes - _OUTPUT_TAIL_BYTES))
+        return tail.decode(errors="replace").strip() or "(empty)"
 
-    def runs(self) -> bool:
-        """Whether it has not ended yet."""
+    def is_running(self) -> bool:
+        """Return True if it has not exited."""
         return self._popen.poll() is None
 
+    def describe_exit(self) -> str:
+        """Wait for its exit and return how it ended."""
+        status = self._popen.wait()
+        return f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+
     def kill(self) -> None:
-        """It is ended by SIGKILL; an ended one is fine."""
+        """Send SIGKILL. It may have exited before."""
         self._popen.kill()
 
-    def close(self) -> None:
-        """It is gone: killed if need be, and reaped."""
+    def close(self, grace_s: float = 0) -> None:
+        """Close its standard input, give it that time to exit, then kill and reap it."""
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        if grace_s:
+            with suppress(subprocess.TimeoutExpired):
+                self._popen.wait(grace_s)
         self.kill()
         self._popen.wait()
         for file in (self.stdin, self.stdout, self._errors):
             file.close()
 
-    def _blocks(self, until: float, late: str) -> Iterator[bytes]:
-        """What it says until its end, as it comes."""
+    def _read_blocks(self, deadline: float, failure: str) -> Iterator[bytes]:
+        """Yield its output as it arrives, until its end."""
         while True:
-            self._await(self.stdout, select.POLLIN, until, late)
+            self._await(self.stdout, select.POLLIN, deadline, failure)
             block = os.read(self.stdout.fileno(), 1 << 16)
             if not block:
                 return
             yield block
 
-    def _await(self, pipe: IO[bytes], event: int, until: float, late: str) -> None:
-        # Not by select(): that one knows no descriptor above 1023.
-        waiting = select.poll()
-        waiting.register(pipe, event)
-        if not waiting.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise self._late(late)
+    def _await(self, pipe: IO[bytes], event: int, deadline: float, failure: str) -> None:
+        # Not select(), which supports no descriptor above 1023.
+        poll = select.poll()
+        poll.register(pipe, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise self._kill_late(failure)
 
-    def _late(self, how: str) -> RunFailed:
+    def _kill_late(self, failure: str) -> RunFailed:
         self.kill()
-        return RunFailed(f"{self.name}: {how}, it said: {self.said()}")
+        return RunFailed(f"{self.name}: {failure}. Its error output: {self.read_stderr_tail()}")
 
 
-def environment() -> dict[str, str]:
-    """Our environment for a child: `PATH` in place of the caller's, and no options for every JVM or Python."""
-    return {**{key: text for key, text in os.environ.items() if key not in _FOR_EVERYBODY}, "PATH": PATH}
+def build_environment() -> dict[str, str]:
+    """Return our environment for a child: with `PATH`, and without options that apply to every JVM or Python."""
+    return {**{key: text for key, text in os.environ.items() if key not in _GLOBAL_OPTIONS}, "PATH": PATH}
 
 
 def which(program: str) -> str | None:
-    """Where a program is that a child would run; None when it is not installed."""
+    """Return the path of the program that a child would run; None if it is not installed."""
     return shutil.which(program, path=PATH)
 
 
-def python(module: str, *arguments: str) -> tuple[str, ...]:
-    """The argv of this Python that runs an installed module, and imports nothing from the current folder.
+def build_module_argv(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs an installed module with this Python, importing nothing from the current folder.
 
-    Nothing from the user's own site-packages either, unless the command itself is installed there. What PYTHONPATH
-    names counts, as in any Python; an entry that is empty or relative leads nowhere, since a child begins in `/`.
+    The user's own site-packages are excluded too, unless ingest-bench itself is installed there. PYTHONPATH applies as
+    usual; an empty or relative entry in it has no effect, because a child starts in `/`.
     """
     return (*_isolated(), "-m", module, *arguments)
 
 
-def program(path: str | Path, *arguments: str) -> tuple[str, ...]:
-    """The argv of this Python that runs a file which needs installed packages, but not the one that it is in."""
+def build_program_argv(path: str | Path, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs a file with this Python; the file may import installed packages, not its neighbours."""
     return (*_isolated(), str(path), *arguments)
 
 
-def script(path: str | Path, *arguments: str) -> tuple[str, ...]:
-    """The argv of this Python that runs a file which needs the standard library alone."""
+def build_script_argv(path: str | Path, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs a file with this Python; the file may import the standard library only."""
     return (sys.executable, "-I", "-S", str(path), *arguments)
 
 
 def is_root() -> bool:
-    """Whether we may do what only root may."""
+    """Return True if we run as root."""
     return os.geteuid() == 0
 
 
-def with_us(argv: Sequence[str]) -> tuple[str, ...]:
-    """The argv that runs `argv` and dies with us, for use after an entry into a user namespace or a change of uid."""
-    return (*_WITH_US, str(os.getpid()), *argv)
+def tie_to_parent(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv that runs *argv* and dies with us, also after entering a user namespace or changing the uid."""
+    return (*_CHECK_PARENT, str(os.getpid()), *argv)
 
 
-def contained(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the argv that runs *argv* in a process namespace with its own /proc, which the kernel empties when we die.
+def wrap_in_pid_namespace(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv that runs *argv* in a pid namespace with its own /proc; the kernel kills all of it when we die.
 
     Requires CAP_SYS_ADMIN in the current user namespace. The exit status is that of *argv*, 128 + N after signal N.
     """
-    return (*_DYING, "sh", "-c", _CONTAIN, _FIRST, str(os.getpid()), *argv)
+    return (*_SETPRIV, "sh", "-c", _ENTER_NAMESPACE, _INIT, str(os.getpid()), *argv)
 
 
-def _check_program(argv: Sequence[str]) -> None:
-    """RunFailed for a program that cannot be run, in place of the error of whoever should start it."""
-    for program in (_DYING[0], argv[0]):
+def _require_program(argv: Sequence[str]) -> None:
+    """Raise RunFailed if the program (or setpriv) cannot be run: otherwise setpriv or sh would report it."""
+    for program in (_SETPRIV[0], argv[0]):
         if which(program) is None:
-            trouble = "this user may not run it" if os.path.exists(program) else "this program is not installed"  # noqa: PTH110
-            raise RunFailed(f"{program}: {trouble} (tried: {shlex.join(argv)})")
+            reason = "this user may not run it" if os.path.exists(program) else "this program is not installed"  # noqa: PTH110
+            raise RunFailed(f"{program}: {reason} (tried: {shlex.join(argv)})")
 
 
 def _isolated() -> tuple[str, ...]:
@@ -337,6 +358,6 @@ def _isolated() -> tuple[str, ...]:
 
 
 def _is_in_user_site() -> bool:
-    """Whether pip installed us there, as a copy or as a way to a checkout: what we import may then be there too."""
+    """Return True if ingest-bench (or a link to a checkout) is in the user's site-packages, as its imports may be."""
     folder = site.getusersitepackages()
     return folder in sys.path and any(Path(folder).glob("ingest_bench-*.dist-info"))

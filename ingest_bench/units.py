@@ -1,6 +1,6 @@
-"""Text with a unit to an integer, and back: "50ms", "1gbit", "64KiB", "0.5%".
+"""Parse text with a unit ("50ms", "1gbit", "64KiB", "0.5%") to an integer, and format it back.
 
-Inside the program a value is an integer and its unit is the end of its name: `_ns`, `_bytes`, `_bps`, `_ppm`.
+Inside the program a value is an integer whose name ends in its unit: `_ns`, `_bytes`, `_bps`, `_ppm`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-# Nobody writes a number with more characters; Python's own limit for one of them is 4300 digits.
-_LONGEST = 100
+# Longer texts are rejected before they are parsed: int() fails above 4300 digits.
+_MAX_CHARACTERS = 100
 _NUMBER = re.compile(r"\s*(?P<number>[+-]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-zµ%/]*)\s*")
 
-TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
-# "k", "kb" and their kin are the JVM's and Elasticsearch's: powers of 1024. "kB" and its kin are SI: powers of 1000.
-SIZES = {
+TIME_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+# "k" and "kb" are the JVM's and Elasticsearch's units (powers of 1024); "kB" is SI (powers of 1000).
+SIZE_UNITS = {
     "": 1,
     "b": 1,
     "B": 1,
@@ -32,35 +32,39 @@ SIZES = {
     "MB": 10**6,
     "GB": 10**9,
 }
-# tc's own words: bits, powers of 1000 (man 8 tc, "PARAMETERS").
-RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-SHARES = {"%": 10**4, "ppm": 1}
+# tc's units: bits per second, powers of 1000 (man 8 tc, "PARAMETERS").
+RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+FRACTION_UNITS = {"%": 10**4, "ppm": 1}
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+_REPR.maxlevel = 3
 
 
 def parse_time_ns(text: str) -> int:
-    """Nanoseconds in "50ms", "2s", "1min"; ValueError that names the units otherwise."""
-    return _parse(text, TIMES, "a time", "50ms, 2s or 1min")
+    """Return the nanoseconds in "50ms", "2s" or "1min"; raise a ValueError that names the units otherwise."""
+    return _parse(text, TIME_UNITS, "a time", "50ms, 2s or 1min")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in "64KiB", "1g", "4.5MB" or a bare number; ValueError that names the units otherwise."""
-    return _parse(text, SIZES, "a size", "64KiB, 1g or 4.5MB")
+    """Return the bytes in "64KiB", "1g", "4.5MB" or a bare number; raise ValueError with the units otherwise."""
+    return _parse(text, SIZE_UNITS, "a size", "64KiB, 1g or 4.5MB")
 
 
 def parse_bps(text: str) -> int:
-    """Bits a second in "1gbit" or "100mbit"; ValueError that names the units otherwise."""
-    return _parse(text, RATES, "a rate", "100mbit or 1gbit")
+    """Return the bits per second in "1gbit" or "100mbit"; raise a ValueError that names the units otherwise."""
+    return _parse(text, RATE_UNITS, "a rate", "100mbit or 1gbit")
 
 
 def parse_ppm(text: str) -> int:
-    """Parts of a million in "0.5%" or "20ppm", at most 100%; ValueError otherwise."""
-    value = _parse(text, SHARES, "a share", "0.5% or 20ppm")
+    """Return the parts per million in "0.5%" or "20ppm", at most 100%; raise ValueError otherwise."""
+    value = _parse(text, FRACTION_UNITS, "a fraction", "0.5% or 20ppm")
     if value > 10**6:
         raise ValueError(f"{text!r} is more than 100%")
     return value
 
 
-# The end of a field's name decides how its text is read: the one rule behind every TOML key with a unit.
+# The suffix of a field's name selects the parser of its TOML key.
 PARSERS: Mapping[str, Callable[[str], int]] = {
     "_ns": parse_time_ns,
     "_bytes": parse_bytes,
@@ -69,63 +73,63 @@ PARSERS: Mapping[str, Callable[[str], int]] = {
 }
 
 
-def quoted(value: Any) -> str:
-    """A value as Python writes it, in at most a line: what was found, in a message."""
+def quote_value(value: Any) -> str:
+    """Return the value as Python writes it, shortened to one line, for a message."""
     try:
-        return _QUOTE.repr(value)
+        return _REPR.repr(value)
     except ValueError:
         return "a number of thousands of digits"
 
 
-def spelled(name: str) -> str:
-    """A name as it is written, where it is one line; as `quoted` where it is not."""
-    return name if name.isprintable() and len(name) <= _LONGEST else quoted(name)
+def quote_name(name: str) -> str:
+    """Return a printable name of at most 100 characters unchanged, any other as `quote_value`."""
+    return name if name.isprintable() and len(name) <= _MAX_CHARACTERS else quote_value(name)
 
 
 def format_time(value_ns: float) -> str:
-    """A short text such as "1.5ms" or "2min"; parse_time_ns reads it again when the value is whole."""
+    """Return a short text such as "1.5ms" or "2min"; `parse_time_ns` reads it again if the value is an integer."""
     for unit in ("h", "min", "s", "ms", "us"):
-        if abs(value_ns) >= TIMES[unit]:
-            return f"{_short(value_ns / TIMES[unit])}{unit}"
-    return f"{_short(value_ns)}ns"
+        if abs(value_ns) >= TIME_UNITS[unit]:
+            return f"{_round(value_ns / TIME_UNITS[unit])}{unit}"
+    return f"{_round(value_ns)}ns"
 
 
 def format_bytes(value_bytes: float) -> str:
-    """A short text in powers of 1024, such as "64KiB"."""
+    """Return a short text in powers of 1024, such as "64KiB"."""
     for unit in ("GiB", "MiB", "KiB"):
-        if abs(value_bytes) >= SIZES[unit]:
-            return f"{_short(value_bytes / SIZES[unit])}{unit}"
-    return f"{_short(value_bytes)}B"
+        if abs(value_bytes) >= SIZE_UNITS[unit]:
+            return f"{_round(value_bytes / SIZE_UNITS[unit])}{unit}"
+    return f"{_round(value_bytes)}B"
 
 
 def format_bps(value_bps: float) -> str:
-    """A short text in tc's words, such as "100mbit"."""
+    """Return a short text in tc's units, such as "100mbit"."""
     for unit in ("gbit", "mbit", "kbit"):
-        if abs(value_bps) >= RATES[unit]:
-            return f"{_short(value_bps / RATES[unit])}{unit}"
-    return f"{_short(value_bps)}bit"
+        if abs(value_bps) >= RATE_UNITS[unit]:
+            return f"{_round(value_bps / RATE_UNITS[unit])}{unit}"
+    return f"{_round(value_bps)}bit"
 
 
 def format_ppm(value_ppm: float) -> str:
-    """A share in percent, such as "0.5%"."""
-    return f"{_short(value_ppm / 10**4)}%"
+    """Return a percentage such as "0.5%"."""
+    return f"{_round(value_ppm / 10**4)}%"
 
 
-def count_of(number: int, noun: str) -> str:
-    """So many things: "1 run", "1,234 runs"."""
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 run", "1,234 runs"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _parse(text: str, units: Mapping[str, int], what: str, example: str) -> int:
-    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
+def _parse(text: str, units: Mapping[str, int], quantity: str, example: str) -> int:
+    match = _NUMBER.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     unit = match["unit"] if match else ""
     if match is None or unit not in units:
-        known = ", ".join(name for name in units if name)
-        raise ValueError(f"{quoted(text)} is not {what}: write it like {example} (units: {known})")
+        unit_names = ", ".join(name for name in units if name)
+        raise ValueError(f"{quote_value(text)} is not {quantity}: write it like {example} (units: {unit_names})")
     try:
         value = Decimal(match["number"].replace("_", "")) * units[unit]
     except InvalidOperation:
-        raise ValueError(f"{quoted(text)} is not {what}: write it like {example}") from None
+        raise ValueError(f"{quote_value(text)} is not {quantity}: write it like {example}") from None
     if value < 0:
         raise ValueError(f"{text!r} is negative")
     if value != value.to_integral_value():
@@ -133,10 +137,5 @@ def _parse(text: str, units: Mapping[str, int], what: str, example: str) -> int:
     return int(value)
 
 
-_QUOTE = reprlib.Repr()
-_QUOTE.maxstring = _QUOTE.maxother = 100
-_QUOTE.maxlevel = 3
-
-
-def _short(value: float) -> str:
+def _round(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

@@ -17,16 +17,16 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        self.say({"stored": sum(STORED)})
+        self.reply({"stored": sum(STORED)})
 
     def do_POST(self) -> None:
-        found = len(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        count = len(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         with LOCK:
-            STORED.append(found)
-        self.say({})
+            STORED.append(count)
+        self.reply({})
 
-    def say(self, told: dict[str, int]) -> None:
-        body = json.dumps(told).encode()
+    def reply(self, content: dict[str, int]) -> None:
+        body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

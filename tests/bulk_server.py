@@ -1,4 +1,4 @@
-"""A small real server on loopback that speaks just enough of the bulk API, and misbehaves when told."""
+"""A small server on loopback that implements the bulk API, and misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from ingest_bench.model.target import Endpoint
 
 Reply = Callable[[bytes, int], bytes | None]
-"""From the request's body and the request's number to the answer's bytes; None closes the connection at once."""
+"""Returns the response for a request's body and number; None closes the connection."""
 
 
 def answer(body: bytes, status: str = "200 OK", *, headers: str = "") -> bytes:
@@ -37,7 +37,7 @@ def accept_all(body: bytes, number: int) -> bytes:  # noqa: ARG001 - a Reply
 
 
 class BulkServer:
-    """Counts what it read; one thread a connection."""
+    """Bulk server that counts what it reads, with one thread per connection."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class BulkServer:
         self._threads[0].start()
 
     def send(self, data: bytes) -> None:
-        """To the newest connection, beside its replies."""
+        """Send bytes on the newest connection in addition to its replies."""
         self._open[-1].sendall(data)
 
     def end_connections(self) -> None:
-        """No connection is open any more, and new ones are taken."""
+        """Close all connections; new ones are accepted."""
         with self.lock:
             opened, self._open[:] = list(self._open), []
         for connection in opened:
             connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """No more answers. A server that was closed before stays as it is."""
+        """Stop responding; has no effect on a closed server."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -117,7 +117,7 @@ class BulkServer:
                 return
 
     def _secured(self, plain: socket.socket) -> socket.socket:
-        """The connection over TLS, if there is any, in the place of the plain one."""
+        """Return the connection with TLS if configured."""
         if self.tls is None:
             return plain
         secured = self.tls.wrap_socket(plain, server_side=True)

@@ -24,8 +24,8 @@ class Certificates:
         return folder / f"{name}.crt", folder / f"{name}.key"
 
 
-def made(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 2) -> Certificates:
-    """A new CA, and a server's certificate for these names; it expired long ago with `days` below 0."""
+def create_certificates(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 2) -> Certificates:
+    """Create a CA and a server certificate for these names; with negative *days* it is expired."""
     _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a CA of a test",
              "-keyout", "ca.key", "-out", "ca.pem", "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
     _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a server of a test",

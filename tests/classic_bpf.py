@@ -1,4 +1,4 @@
-"""The kernel's interpreter of classic BPF, as linux/filter.h has it: what a program of ours returns of a frame."""
+"""The kernel's interpreter of classic BPF, as linux/filter.h has it: returns the result of a program for a frame."""
 
 from __future__ import annotations
 

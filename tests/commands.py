@@ -1,4 +1,4 @@
-"""The whole command as a process of a test, which sees everything that it ever started."""
+"""Run the command as a process whose output, phases and child processes a test can observe."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import recording
 
 _PR_SET_CHILD_SUBREAPER = 36
-# On a busy machine everything takes long; a hanging command ends the test all the same.
+# Generous for a busy machine; a hanging command fails the test.
 LIMIT_S = 120
-NOBODY = ordinary_user.NOBODY
+ORDINARY_UID = ordinary_user.UID
 
 
 @dataclass(slots=True)
 class Command:
-    """A running `ingest-bench`. Its whole output is in `output`, everything that it said of itself in `events`."""
+    """A running `ingest-bench`: its output, and its events as reported by run_driver.py."""
 
     popen: subprocess.Popen[bytes]
-    told: int
-    heard: int
-    """Its output: a pipe, or a terminal's other end."""
+    event_fd: int
+    output_fd: int
+    """A pipe, or the other end of a terminal."""
     output: bytearray = field(default_factory=bytearray)
     events: list[str] = field(default_factory=list)
-    _seen: int = 0
+    _checked: int = 0
     _unread: bytes = b""
 
     def until(self, *parts: str) -> None:
-        """Returns when that event has come: the next line with all these parts."""
+        """Wait for the next event that contains all these parts."""
         limit = time.monotonic() + LIMIT_S
         while True:
-            while self._seen < len(self.events):
-                self._seen += 1
-                if all(part in self.events[self._seen - 1] for part in parts):
+            while self._checked < len(self.events):
+                self._checked += 1
+                if all(part in self.events[self._checked - 1] for part in parts):
                     return
-            assert self._hear(limit), f"it ended before {parts}: {self.events[-3:]} {self.text}"
+            assert self._read(limit), f"it ended before {parts}: {self.events[-3:]} {self.text}"
 
     def end(self) -> int:
-        """Its exit status, when it has ended."""
+        """Wait until it exits; return its exit status."""
         limit = time.monotonic() + LIMIT_S
-        while self._hear(limit):
+        while self._read(limit):
             pass
         return self.popen.wait(LIMIT_S)
 
     def close_terminal(self) -> None:
-        os.close(self.heard)
-        self.heard = -1
+        os.close(self.output_fd)
+        self.output_fd = -1
 
     @property
     def text(self) -> str:
@@ -77,37 +77,37 @@ class Command:
     def stages(self) -> list[str]:
         return [event.removeprefix("stage ") for event in self.events if event.startswith("stage ")]
 
-    def _hear(self, limit: float) -> bool:
-        """Whether it still runs; takes what it says."""
-        ready, _, _ = select.select([self.told, *([self.heard] if self.heard >= 0 else [])], [], [], 1.0)
+    def _read(self, limit: float) -> bool:
+        """Read output and events; return False after the last event."""
+        ready, _, _ = select.select([self.event_fd, *([self.output_fd] if self.output_fd >= 0 else [])], [], [], 1.0)
         assert time.monotonic() < limit, f"it hangs after {self.events[-3:]}: {self.text}"
-        if self.heard in ready:
-            with contextlib.suppress(OSError):  # a terminal that nobody has open any more
-                self.output += os.read(self.heard, 65536)
-        if self.told not in ready:
+        if self.output_fd in ready:
+            with contextlib.suppress(OSError):  # the terminal is closed
+                self.output += os.read(self.output_fd, 65536)
+        if self.event_fd not in ready:
             return True
-        got = os.read(self.told, 65536)
-        *lines, self._unread = (self._unread + got).split(b"\n")
+        chunk = os.read(self.event_fd, 65536)
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
         self.events += [line.decode() for line in lines]
-        return bool(got)
+        return bool(chunk)
 
 
 @dataclass(slots=True)
 class Place:
-    """Where a user runs the command: a folder of its own, a home, and the cache."""
+    """Where a user runs the command: an empty folder that is also the home, and the cache."""
 
     folder: Path
     user: int | None
 
     def environment(self) -> dict[str, str]:
-        own = {"HOME": str(self.folder), "INGEST_BENCH_CACHE": str(cache.folder()), "COLUMNS": "100"}
-        return {**{key: value for key, value in os.environ.items() if not key.startswith("XDG_")}, **own}
+        variables = {"HOME": str(self.folder), "INGEST_BENCH_CACHE": str(cache.folder()), "COLUMNS": "100"}
+        return {**{key: value for key, value in os.environ.items() if not key.startswith("XDG_")}, **variables}
 
     @contextlib.contextmanager
     def command(self, *arguments: str, terminal: bool = False) -> Iterator[Command]:
-        """The command at its beginning; it is killed if it still runs at the end of the block."""
+        """Start the command; kill it if it still runs at the end of the block."""
         ours, theirs = pty.openpty() if terminal else os.pipe()
-        told, tell = os.pipe()
+        event_fd, write_fd = os.pipe()
         driver = self.folder / "run_driver.py"
         shutil.copy(Path(__file__).with_name("run_driver.py"), driver)
 
@@ -115,25 +115,25 @@ class Place:
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
         popen = subprocess.Popen(
-            [*as_user(self.user), sys.executable, str(driver), str(tell), *arguments],
+            [*as_user(self.user), sys.executable, str(driver), str(write_fd), *arguments],
             stdin=theirs if terminal else subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
-            pass_fds=(tell,),
+            pass_fds=(write_fd,),
             cwd=self.folder,
             env=self.environment(),
             start_new_session=True,
             preexec_fn=take_terminal if terminal else None,  # noqa: PLW1509 - a test has one thread
         )
         os.close(theirs)
-        os.close(tell)
-        command = Command(popen, told, ours)
+        os.close(write_fd)
+        command = Command(popen, event_fd, ours)
         try:
             yield command
         finally:
             popen.kill()
             popen.wait()
-            for descriptor in (told, command.heard):
+            for descriptor in (event_fd, command.output_fd):
                 if descriptor >= 0:
                     os.close(descriptor)
 
@@ -148,8 +148,8 @@ def as_user(user: int | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def place(user: int | None = None) -> Iterator[Place]:
-    """A folder that the user has for itself; a skip when it cannot read this Python."""
-    # pytest's own temporary folders are closed to other users.
+    """Create a folder for the user; skip the test if the user cannot read this Python."""
+    # Temporary folders of pytest are not readable by other users.
     folder = Path(tempfile.mkdtemp(prefix="ingest-bench-", dir="/var/tmp"))
     try:
         if user is not None:
@@ -162,9 +162,9 @@ def place(user: int | None = None) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """A check that every process that the block starts, directly or not, has ended soon after it.
+    """Check that every process that the block starts, directly or not, ends soon after it.
 
-    Whoever loses its parent becomes our child: none can hide, whenever it was started.
+    We are the subreaper: processes that lose their parent become our children.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -173,7 +173,7 @@ def nothing_left() -> Iterator[None]:
         yield
         limit = time.monotonic() + LIMIT_S
         while left := [child for child in psutil.Process().children(recursive=True) if child not in before]:
-            alive = [said for child in left if (said := _alive(child))]
+            alive = [line for child in left if (line := _alive(child))]
             assert not alive or time.monotonic() < limit, alive
             time.sleep(0.02)
     finally:
@@ -185,7 +185,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def _alive(process: psutil.Process) -> str:
-    """What it is; empty for one that has ended, which is reaped."""
+    """Return its command line; reap it and return "" if it has ended."""
     try:
         if process.status() != psutil.STATUS_ZOMBIE:
             return " ".join(process.cmdline()) or process.name()
@@ -197,7 +197,7 @@ def _alive(process: psutil.Process) -> str:
 
 
 def running(command: Command) -> str:
-    """The command lines of everything that the command has running now."""
+    """Return the command lines of all descendants of the command."""
     lines = []
     for child in psutil.Process(command.popen.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -206,18 +206,18 @@ def running(command: Command) -> str:
 
 
 def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and output of `ingest-bench report FOLDER`."""
+    """Run `ingest-bench report FOLDER`; return exit code and output."""
     capsys.readouterr()
     code = app.run(["report", str(folder)])
-    out, errors = capsys.readouterr()
-    return code, out + errors
+    output = capsys.readouterr()
+    return code, output.out + output.err
 
 
 def fill_cache() -> None:
-    """The cache has what a run of the sink needs, also for somebody who may only read it."""
-    recording.reader(targets.fetch(targets.named("sink").requirements(TargetOptions(name="sink"))))
+    """Fill the cache with what a run of the sink needs, also for a user who can only read it."""
+    recording.reader_command(targets.fetch(targets.find_target("sink").requirements(TargetOptions(name="sink"))))
 
 
-USERS = (None, NOBODY) if system.is_root() else (None,)
+USERS = (None, ORDINARY_UID) if system.is_root() else (None,)
 CTRL_C = b"\x03"
 SIGNALS = {number.name: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)}

@@ -1,4 +1,4 @@
-"""Marks that follow from other marks, the promised capabilities, and signals as a terminal delivers them."""
+"""Derive marks from marks, enforce promised capabilities, and set signal handlers as a terminal does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 CAPABILITIES = {
     "bpf",
     "data_prepper",
-    "device_mapper",
     "elasticsearch",
     "jvm",
     "netem",
@@ -68,5 +67,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _needs_root(reason: str) -> bool:
-    """Return whether an ordinary user skips a test that only root can run."""
+    """Return True if an ordinary user skips a test that only root can run."""
     return os.geteuid() != 0 and any(words in reason for words in ("needs root", "this is the ordinary user"))

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from bulk_server import BulkServer, Reply
 
 from ingest_bench.idl import cql
-from ingest_bench.protocols.cql import insert
+from ingest_bench.protocols.cql import insert_statement
 
 INDICES = ("i", "tiny", "nyc_taxis", "nyc_taxis_0", "nyc_taxis_1", "nyc_taxis_2")
-TABLES = {cql.prepared(insert("k", name))[4:]: name for name in INDICES}
+TABLES = {cql.prepared_prefix(insert_statement("k", name))[4:]: name for name in INDICES}
 
 
 def frame(opcode: int, body: bytes, flags: int = 0, stream: int = 0) -> bytes:
@@ -74,7 +74,7 @@ class CqlServer(BulkServer):
             return True
         if opcode == cql.PREPARE:
             text = body[4:].decode()
-            told = cql.prepared(text) + b"metadata" if self.prepared is None else self.prepared
+            told = cql.prepared_prefix(text) + b"metadata" if self.prepared is None else self.prepared
             connection.sendall(frame(cql.RESULT, told, stream=stream))
             return True
         with self.lock:

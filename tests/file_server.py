@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that has one file, and serves it as well or as badly as a test wants."""
+"""HTTP server on loopback with one file and configurable failures."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any
 
 @dataclass
 class Served:
-    """What it has and how it answers; what it was asked."""
+    """The file, the failures, and the requests that were received."""
 
     data: bytes
     etag: str = '"one"'
     knows_ranges: bool = True
     breaks_after: list[int] = field(default_factory=list)
-    """After so many bytes of the answer the connection ends: of the first answer, the second one, …"""
+    """Bytes after which the connection ends, per response."""
     statuses: list[int] = field(default_factory=list)
-    """In place of the first answers."""
+    """Status codes of the first responses."""
     redirect: str = ""
     says_length: bool = True
-    asked: list[dict[str, str]] = field(default_factory=list)
+    requests: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
 
     def ranges(self) -> list[str]:
-        return [headers.get("Range", "") for headers in self.asked]
+        return [headers.get("Range", "") for headers in self.requests]
 
 
 @contextlib.contextmanager
 def file_server(served: Served) -> Iterator[Served]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            served.asked.append(dict(self.headers.items()))
+            served.requests.append(dict(self.headers.items()))
             if served.redirect:
                 self.send_response(302)
                 self.send_header("Location", served.redirect)
@@ -45,26 +45,26 @@ def file_server(served: Served) -> Iterator[Served]:
                 self._answer()
 
         def _answer(self) -> None:
-            first, whole = 0, len(served.data)
+            first, size = 0, len(served.data)
             span = self.headers.get("Range", "").removeprefix("bytes=").partition("-")[0]
             same = self.headers.get("If-Range", served.etag) == served.etag
             if span and served.knows_ranges and same:
                 first = int(span)
-                if first >= whole:
+                if first >= size:
                     self.send_response(416)
-                    self.send_header("Content-Range", f"bytes */{whole}")
+                    self.send_header("Content-Range", f"bytes */{size}")
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return
                 self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{whole - 1}/{whole}")
+                self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
             else:
                 self.send_response(200)
             if served.says_length:
-                self.send_header("Content-Length", str(whole - first))
+                self.send_header("Content-Length", str(size - first))
             self.send_header("ETag", served.etag)
             self.end_headers()
-            most = served.breaks_after.pop(0) if served.breaks_after else whole
+            most = served.breaks_after.pop(0) if served.breaks_after else size
             self.wfile.write(served.data[first : first + most])
             self.close_connection = True
 

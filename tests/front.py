@@ -1,10 +1,10 @@
-"""A proxy in front of a server, as its own process: TLS, a user that it wants to know, or a page of its own.
+"""Proxy process in front of a server: with TLS, required credentials, or a fixed response.
 
     python front.py PORT_OF_THE_SERVER [CERTIFICATE [CA_OF_CLIENTS]]        prints its port
 
-FRONT_WANTS in its environment is the Authorization header that it takes; everybody else gets 401.
-FRONT_SAYS is what it answers to everything in place of the server.
-FRONT_PREFIX is where it has the server: a path before that of each request, and nothing elsewhere.
+FRONT_WANTS in its environment is the Authorization header that it requires; others get 401.
+FRONT_SAYS is its response to every request instead of the server's.
+FRONT_PREFIX is the path prefix of the server; other paths get 404.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ class Front(BaseHTTPRequestHandler):
         elif not self.path.startswith(f"{PREFIX}/"):
             self.reply(404, b"nothing here")
         else:
-            status, said = self.passed_on(body)
-            self.reply(status, said)
+            self.reply(*self.forward(body))
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - as the standard library calls them
 
-    def passed_on(self, body: bytes) -> tuple[int, bytes]:
+    def forward(self, body: bytes) -> tuple[int, bytes]:
         if not hasattr(LOCAL, "backend"):
             LOCAL.backend = http.client.HTTPConnection("127.0.0.1", BACKEND)
         kept = {"content-type": self.headers["content-type"]} if "content-type" in self.headers else {}
@@ -63,7 +62,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Whoever does not trust the certificate goes away; that is not worth a word."""
+        """Ignore clients that do not trust the certificate."""
 
 
 server = Server(("127.0.0.1", 0), Front)
@@ -73,7 +72,7 @@ if len(sys.argv) > 2:
     if len(sys.argv) > 3:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(sys.argv[3])
-    # The handshake is made by the connection's own thread: one that hangs holds up nobody.
+    # The handshake runs in the connection's own thread, so that one that hangs does not delay others.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 sys.stdout.write(f"{server.server_address[1]}\n")
 sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Values that nobody means: made by Hypothesis, the same ones in each run."""
+"""Arbitrary values by Hypothesis, the same in each run."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ VALUES = st.one_of(
 
 
 def examples(count: int) -> settings:
-    """So many examples, none of them by chance, and no time limit of each: the machine may be busy."""
+    """Return settings for *count* deterministic examples without a time limit, because the machine may be busy."""
     return settings(max_examples=count, derandomize=True, database=None, deadline=None)

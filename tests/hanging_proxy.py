@@ -1,4 +1,4 @@
-"""A proxy on loopback that lets every so-many-th request hang and resets it, with a stopwatch of its own."""
+"""A proxy on loopback that lets every n-th request hang, resets it, and times all requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One request as the proxy saw it, on CLOCK_MONOTONIC: from its first byte to the answer or the reset."""
+class Request:
+    """One request on CLOCK_MONOTONIC, from its first byte to the response or the reset."""
 
     began_ns: int
     ended_ns: int
@@ -30,10 +30,10 @@ class Seen:
 
 
 class HangingProxy:
-    """Passes requests on to a server, one thread a connection."""
+    """Proxy to a server, with one thread per connection."""
 
     def __init__(self, server: Endpoint, every: int, hang_s: float) -> None:
-        self.seen: list[Seen] = []
+        self.requests: list[Request] = []
         self._server = (server.host, server.port)
         self._every, self._hang_s = every, hang_s
         self._lock = threading.Lock()
@@ -46,16 +46,16 @@ class HangingProxy:
 
     @property
     def resets(self) -> int:
-        return sum(one.reset for one in self.seen)
+        return sum(request.reset for request in self.requests)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
             opened = list(self._open)
-        for one in opened:
+        for connection in opened:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in list(self._threads):
             thread.join(10)
 
@@ -92,11 +92,11 @@ class HangingProxy:
 
     def _note(self, began_ns: int, *, reset: bool) -> None:
         with self._lock:
-            self.seen.append(Seen(began_ns, time.monotonic_ns(), reset))
+            self.requests.append(Request(began_ns, time.monotonic_ns(), reset))
 
 
 def _message(connection: socket.socket) -> tuple[bytes, int] | None:
-    """The next whole message, head and body, and when its first byte was there; None when there are no more."""
+    """Return the next complete message and the time of its first byte; None at the end."""
     data = connection.recv(65536)
     began_ns = time.monotonic_ns()
     while data and b"\r\n\r\n" not in data:

@@ -1,4 +1,4 @@
-"""Tests that pass inside User-Mode Linux, whose kernel has what this one may lack."""
+"""Run tests inside User-Mode Linux, whose kernel has parts that this one may lack."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INSIDE = _MARK in os.environ
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
 
 
-def passes(said: str, scratch: Path, *tests: str, before: tuple[str, ...] = ()) -> None:
-    """Whether pytest says so of these tests inside; `before` is the start of the command that runs them."""
+def assert_passes(summary: str, scratch: Path, *tests: str, before: tuple[str, ...] = ()) -> None:
+    """Assert that pytest prints *summary* for these tests inside; `before` is a prefix of its command."""
     if not shutil.which("linux.uml"):
         pytest.skip("needs User-Mode Linux (Debian: user-mode-linux)")
     done = subprocess.run(
         (
-            *uml.becoming(),
+            *uml.uml_command(),
             "bash",
             str(Path(__file__).with_name("in_uml.sh")),
             "300",
@@ -36,7 +36,7 @@ def passes(said: str, scratch: Path, *tests: str, before: tuple[str, ...] = ()) 
         text=True,
         timeout=360,
         check=False,
-        env={**os.environ, _MARK: "1", "KERNEL_WORDS": " ".join(uml.kernel_words())},
+        env={**os.environ, _MARK: "1", "KERNEL_WORDS": " ".join(uml.uml_kernel_options())},
     )
     assert done.returncode == 0, done.stdout[-5000:] + (scratch / "errors").read_text(encoding="utf-8")[-2000:]
-    assert said in done.stdout
+    assert summary in done.stdout

@@ -1,13 +1,12 @@
-"""Run by tests inside a namespace: shapes flows of an interface, and kills itself at a chosen stage.
+"""Program that tests run inside a namespace: shapes flows of an interface, and kills itself at a chosen stage.
 
-    tool TOOL_STAGE DOG_STAGE [VARIANT [INTERFACE ADDRESS]]
-                                          shape, say each stage, wait for a line on stdin, put back
+    tool TOOL_STAGE WATCHDOG_STAGE [VARIANT [INTERFACE ADDRESS]]
+                                          shape, print each stage, wait for a line on stdin, undo
     watchdog STAGE …                      the watchdog that `tool` starts
-    restore | show                        what `net restore` and `net show` do
+    restore | show                        as `net restore` and `net show`
 
-A stage is a number, counted from 0, or -1 for never. At the stage called DRIVER_AT, somebody else runs DRIVER_RUNS.
-DRIVER_LINK, a table in JSON, says whose connections are shaped. DRIVER_PATIENCE are the seconds in which packets of the
-SSH connection must come and go.
+A stage is a number from 0, or -1 for never. At the stage named DRIVER_AT, another program runs DRIVER_RUNS.
+DRIVER_LINK is a JSON table with the connections to shape.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from collections.abc import Callable
 
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.inputs import records
-from ingest_bench.ledger import watchdog
-from ingest_bench.model.network import Impairment, Profile, RealLink
-from ingest_bench.network.act import interface, ssh
+from ingest_bench.ledger import sessions, watchdog
+from ingest_bench.model.network import Impairment, Profile, RealInterface
+from ingest_bench.network.act import interface
 
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
 FULL = Profile(
@@ -39,7 +38,7 @@ FULL = Profile(
     to_server=SLOW,
     to_client=SLOW,
 )
-FAR = Profile(
+DELAYED = Profile(
     name="far",
     to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
     to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
@@ -51,16 +50,16 @@ PLAIN = Profile(name="plain", to_server=SLOW, to_client=SLOW)
 UPHILL = Profile(name="uphill", to_server=SLOW)
 
 
-def say(*lines: str) -> None:
+def write(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
-def stages(kill_at: int) -> Callable[[str], None]:
+def make_stage_callback(kill_at: int) -> Callable[[str], None]:
     count = iter(range(10**6))
 
     def on_stage(name: str) -> None:
-        say(name)
+        write(name)
         if name == os.environ.get("DRIVER_AT"):
             subprocess.run(("sh", "-ec", os.environ["DRIVER_RUNS"]), check=True)
         if next(count) == kill_at:
@@ -69,11 +68,11 @@ def stages(kill_at: int) -> Callable[[str], None]:
     return on_stage
 
 
-def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
-    if dog_kill_at >= 0:
-        watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
-    known = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL, "uphill": UPHILL, "marked": MARKED}
-    profile = known.get(variant.partition("-")[0], FULL)
+def tool(kill_at: int, watchdog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
+    if watchdog_kill_at >= 0:
+        watchdog.WATCHDOG_COMMAND = (sys.executable, __file__, "watchdog", str(watchdog_kill_at))
+    profiles = {"plain": PLAIN, "far": DELAYED, "buffers": BUFFERS, "small": SMALL, "uphill": UPHILL, "marked": MARKED}
+    profile = profiles.get(variant.partition("-")[0], FULL)
     limit_s = float(variant.partition("-")[2] or 300)
     host = address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2")
     table = {
@@ -82,23 +81,22 @@ def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "
         "interface_mtu": variant == "mtu",
         "shared_settings": True,
     }
-    ssh.PATIENCE_S = float(os.environ.get("DRIVER_PATIENCE", ssh.PATIENCE_S))
-    link = records.from_toml(RealLink, json.loads(os.environ.get("DRIVER_LINK", "null")) or table, "driver")
-    with interface.shaped(link, profile, time_limit_s=limit_s, on_stage=stages(kill_at)):
+    link = records.from_toml(RealInterface, json.loads(os.environ.get("DRIVER_LINK", "null")) or table, "driver")
+    with interface.shape_interface(link, profile, time_limit_s=limit_s, on_stage=make_stage_callback(kill_at)):
         sys.stdin.readline()
 
 
 def main(words: list[str]) -> int:
     try:
         match words:
-            case ["watchdog", stage, *rest]:
-                return watchdog.main(rest, stages(int(stage)))
-            case ["tool", stage, dog_stage, *rest]:
-                tool(int(stage), int(dog_stage), *rest)
+            case ["watchdog", stage, *arguments]:
+                return watchdog.main(arguments, make_stage_callback(int(stage)))
+            case ["tool", stage, watchdog_stage, *arguments]:
+                tool(int(stage), int(watchdog_stage), *arguments)
             case ["restore"]:
-                say(*interface.restore().undone)
+                write(*sessions.restore_all().undone)
             case ["show"]:
-                say(*map(repr, interface.show()))
+                write(*map(repr, sessions.list_sessions()))
     except IngestBenchError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code

@@ -1,4 +1,4 @@
-"""A "real" interface to be hard on: `eth0` of a namespace, with a server behind it in a second namespace."""
+"""A stand-in for a real interface: `eth0` of a namespace, with a server behind it in a second namespace."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.network.plan import commands
+from ingest_bench.network.plan import link_plan
 
 CLIENT, SERVER, PORT = "198.18.40.1", "198.18.40.2", 9200
 HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
 NEEDS_IPV6 = pytest.mark.skipif(not HAS_IPV6, reason="this kernel has no IPv6")
 DRIVER = Path(__file__).with_name("interface_driver.py")
 
-# A link whose ends have one number is told of its carrier up to a second later (net/core/link_watch.c). Those of
-# two labs differ, too: of what stands on eth0 in another network namespace nothing but its number is known.
+# If both ends of a link have the same index, its carrier is reported up to a second later (net/core/link_watch.c).
+# Indices of two labs differ, too: upper devices in other namespaces are known by the index of eth0 only.
 _SET_UP = f"""
 set -e
 sysctl -e -q -w net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0
@@ -47,18 +47,18 @@ ip addr add {SERVER}/24 dev eth0
 ip link set eth0 up
 ip link set eth1 up
 """
-# Everything that ip, tc and sysctl say of a namespace, and the features of eth0.
+# All output of ip, tc and sysctl about a namespace, and the features of eth0.
 _SNAPSHOT = f"""
 ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
 tc -j qdisc show; tc -j filter show dev eth0; tc -j filter show dev eth0 ingress; tc -j filter show dev eth0 egress
-{shlex.join(commands.offloads("eth0", {}))}; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
+{shlex.join(link_plan.offloads_argv("eth0", {}))}; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
 """
 
 
 @dataclass(frozen=True)
 class Lab:
     client: tuple[str, ...]
-    """What goes before a command to run it in the client's namespace."""
+    """Prefix of a command that runs it in the client's namespace."""
     server: tuple[str, ...]
     state: Path
 
@@ -70,26 +70,25 @@ class Lab:
         return subprocess.run((*self.client, *argv), capture_output=True, text=True, check=True, timeout=60).stdout
 
     def snapshot(self) -> str:
-        # The server's own address may still be on its way up: what is compared must not change by itself.
         return self.run("sh", "-c", _SNAPSHOT)
 
     def drive(self, *words: str, **env: str) -> subprocess.Popen[str]:
-        """The driver in the client's namespace."""
+        """Start the driver in the client's namespace."""
         argv = (*self.client, sys.executable, str(DRIVER), *words)
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**self.env, **env})
 
     def running(self, *words: str, **env: str) -> subprocess.Popen[str]:
-        """The driver, when what it applies stands."""
+        """Start the driver and wait until its changes are made."""
         process = self.drive("tool", *words, **env)
         assert process.stdout is not None
         while process.stdout.readline() != "running\n":
             assert process.poll() is None, process.communicate()
         return process
 
-    def killed_with_its_watchdog(self, dog_stage: int, variant: str) -> None:
-        """A session whose watchdog ended at that stage, and whose tool was killed while it ran: something is left."""
-        process = self.running("-1", str(dog_stage), variant)
+    def leave_behind(self, watchdog_stage: int, variant: str) -> None:
+        """Leave a session behind: its watchdog ended at that stage, and its tool was killed while it ran."""
+        process = self.running("-1", str(watchdog_stage), variant)
         process.kill()
         process.communicate()
         self.wait_until_free()
@@ -97,7 +96,7 @@ class Lab:
 
     @contextmanager
     def shaped(self, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-        """A session of the driver's that runs; it ends in order at the end of the block."""
+        """Run a session of the driver during the block; it ends normally."""
         with self.running("-1", "-1", *words, **env) as process:
             try:
                 yield process
@@ -109,37 +108,37 @@ class Lab:
         return int(json.loads(self.run("ip", "-j", "link", "show", "dev", device))[0]["ifindex"])
 
     def ifbs(self) -> list[str]:
-        """The devices of a session that shapes both directions: to the client, to the server."""
+        """Return the ifb devices of a session: to the client, to the server."""
         links = json.loads(self.run("ip", "-j", "link", "show", "type", "ifb"))
         return [str(link["ifname"]) for link in sorted(links, key=lambda link: int(link["ifindex"]))]
 
-    def from_the_server(self) -> Lab:
-        """The same two machines, with the server's in the place of the client's."""
+    def swap_ends(self) -> Lab:
+        """Return the same two machines with client and server swapped."""
         return replace(self, client=self.server, server=self.client)
 
-    def elsewhere(self, folder: Path) -> Lab:
-        """The same machine, as somebody sees it who has another state folder."""
+    def with_state_folder(self, folder: Path) -> Lab:
+        """Return the same machine with another state folder."""
         folder.mkdir(mode=0o700, exist_ok=True)
         return replace(self, state=folder)
 
-    def driven(self, *words: str, **env: str) -> tuple[int, str, str]:
-        """The exit status and the output of the driver, run to its end."""
+    def run_driver(self, *words: str, **env: str) -> tuple[int, str, str]:
+        """Run the driver to its end; return its exit status and output."""
         with self.drive(*words, **env) as process:
-            out, errors = process.communicate(timeout=120)
-        return process.returncode, out, errors
+            output, errors = process.communicate(timeout=120)
+        return process.returncode, output, errors
 
     def wait_until_free(self) -> None:
-        """Nobody looks after anything any more: the tool is dead and the watchdog is gone."""
+        """Wait until tool and watchdog have exited."""
         limit = time.monotonic() + 90
         while any(map(_is_held, self.state.glob("*.lock"))):
-            assert time.monotonic() < limit, "a watchdog does not end"
+            assert time.monotonic() < limit, "a watchdog does not exit"
             time.sleep(0.02)
 
     def leftovers(self) -> list[str]:
         return [path.name for path in self.state.glob("*.jsonl")]
 
-    def is_put_back(self, before: str, when: str = "") -> None:
-        """Nobody looks after anything, nothing is noted, and all is as it was."""
+    def assert_restored(self, before: str, when: str = "") -> None:
+        """Assert that no process and no journal is left, and that everything is as before."""
         self.wait_until_free()
         assert self.leftovers() == [], when
         assert self.snapshot() == before, when
@@ -167,19 +166,19 @@ def lab(state: Path) -> Iterator[Lab]:
             server = ("nsenter", "--target", str(server_pid), *user, "--net", "--")
             for prefix, script in ((client, _SET_UP), (server, _SET_UP_SERVER)):
                 subprocess.run((*prefix, "sh", "-c", script, "sh", str(server_pid)), check=True, timeout=60)
-            made = Lab(client, server, state)
-            for each in (made, made.from_the_server()):
-                _wait_for_carrier(each)
-            yield made
+            opened = Lab(client, server, state)
+            for machine in (opened, opened.swap_ends()):
+                _wait_for_carrier(machine)
+            yield opened
 
 
-def _wait_for_carrier(made: Lab) -> None:
-    """Both interfaces are up, with their own IPv6 addresses: from now on nothing changes by itself."""
+def _wait_for_carrier(machine: Lab) -> None:
+    """Wait until both interfaces are up and have their IPv6 addresses: afterwards nothing changes by itself."""
     limit = time.monotonic() + 60
     while True:
-        links = json.loads(made.run("ip", "-j", "addr", "show", "up"))
+        links = json.loads(machine.run("ip", "-j", "addr", "show", "up"))
         ready = [link for link in links if link["operstate"] == "UP" and (link["addr_info"] or not HAS_IPV6)]
-        if len(ready) == 2 and "tentative" not in made.run("ip", "addr", "show"):
+        if len(ready) == 2 and "tentative" not in machine.run("ip", "addr", "show"):
             return
         assert time.monotonic() < limit, links
         time.sleep(0.02)

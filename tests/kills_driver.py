@@ -1,9 +1,9 @@
-"""Run by tests that kill it: something is done to the machine, "running" is said, and after a line it is taken back.
+"""Program that tests kill: it changes the machine, prints "running", and restores it after a line of input.
 
-    host         settings of the machine, each one more than before: nobody else notices
-    node HOME    a process with a share of the machine, and every fault of the host on it
+    host         settings of the machine, each increased by one, so that no other program notices
+    node HOME    a node with resources of its own, and every fault of the host on it
 
-It says "undoing" before the way back begins. Its standard error has what went wrong.
+It prints "undoing" before it restores. Errors are on its standard error.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from pathlib import Path
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.faults import FAULTS
-from ingest_bench.faults.stage import Node, Stage
-from ingest_bench.host import settings as settings_module
-from ingest_bench.host.node_resources import shares
-from ingest_bench.host.settings import SETTINGS
-from ingest_bench.model.experiment import Fault
-from ingest_bench.model.host_settings import HostSettings
+from ingest_bench.faults.kind import Node, Stage
+from ingest_bench.host.node_resources import create_resources
+from ingest_bench.host.settings import SETTINGS, apply_settings
+from ingest_bench.model.experiment import Fault, HostSettings
 from ingest_bench.model.target import Endpoint
 
-# Those that have to be quick come last: what is paused writes nothing.
-LASTING = (
-    Fault(kind="memory", at_ns=0, room_bytes=1 << 20),
+# A paused process writes nothing, so `pause` is last.
+FAULTS_OF_HOST = (
+    Fault(kind="memory", at_ns=0, headroom_bytes=1 << 20),
     Fault(kind="cpu", at_ns=0, cores=0.5),
     Fault(kind="cpu", at_ns=0, neighbours=1),
     Fault(kind="slow-disk", at_ns=0, rate_bps=80 * 10**6),
@@ -36,7 +34,7 @@ LASTING = (
     Fault(kind="file-descriptors", at_ns=0),
     Fault(kind="pause", at_ns=0),
 )
-# A server with a log; it writes it from the start when its disk is full.
+# Writes and syncs a log repeatedly, from its start when its disk is full.
 WRITER = """
 import os, sys
 print("up", flush=True)
@@ -54,7 +52,7 @@ while True:
 
 @dataclass
 class Writer:
-    """As much of a server's process as these faults ask for."""
+    """The part of a server's process that these faults use."""
 
     jvm_pid: int
     listen: Endpoint
@@ -62,12 +60,11 @@ class Writer:
     def kill(self) -> None:
         raise NotImplementedError
 
-    def start_again(self, timeout_s: float) -> None:
+    def restart(self, timeout_s: float) -> None:
         raise NotImplementedError
 
 
-def stand() -> None:
-    """What was done stands, until somebody says so."""
+def wait_for_line() -> None:
     sys.stdout.write("running\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -75,46 +72,46 @@ def stand() -> None:
     sys.stdout.flush()
 
 
-def settings() -> None:
-    low, middle, high, orphans = (
+def change_settings() -> None:
+    low, pressure, high, orphans = (
         int(number) + 1
         for key in ("tcp_mem", "tcp_max_orphans")
         for number in SETTINGS[key].path.read_text(encoding="ascii").split()
     )
-    with settings_module.applied(HostSettings(tcp_max_orphans=orphans, tcp_mem=(low, middle, high))):
-        stand()
+    with apply_settings(HostSettings(tcp_max_orphans=orphans, tcp_mem=(low, pressure, high))):
+        wait_for_line()
 
 
-def node(home: Path) -> None:
+def run_node(home: Path) -> None:
     home.mkdir()
-    with shares({"cpu", "memory", "disk", "throttle", "syncs"}, [home]) as (share,):
-        argv = share.command((*system.script("-c", WRITER), str(home)))
+    with create_resources({"cpu", "memory", "disk", "throttle", "syncs"}, [home]) as (resources,):
+        argv = resources.wrap((sys.executable, "-I", "-S", "-c", WRITER, str(home)))
         child = system.start(argv, stdout=subprocess.PIPE)
         assert child.stdout is not None
         try:
             if child.stdout.readline() != b"up\n":
                 raise RunFailed("the writer did not start")
             writer = Writer(child.pid, Endpoint("here", 1))
-            stage = Stage(nodes=(Node(1, writer, home, lambda _pid, _words: "", 1.0, share),))
+            stage = Stage(nodes=(Node(1, writer, home, lambda _pid, _command: "", 1.0, resources),))
             with ExitStack() as stack:
-                for fault in LASTING:
-                    begun = FAULTS[fault.kind].begin(fault, stage)
-                    # So short a one may have seen nothing of what it did, and says so.
+                for fault in FAULTS_OF_HOST:
+                    active = FAULTS[fault.kind].begin(fault, stage)
+                    # A short fault may fail because it had no effect.
                     stack.enter_context(suppress(RunFailed))
-                    stack.callback(begun.end)
-                stand()
+                    stack.callback(active.end)
+                wait_for_line()
         finally:
             system.stop(child)
             child.stdout.close()
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     try:
-        match words:
+        match arguments:
             case ["host"]:
-                settings()
+                change_settings()
             case ["node", home]:
-                node(Path(home))
+                run_node(Path(home))
     except IngestBenchError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code

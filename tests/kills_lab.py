@@ -1,7 +1,7 @@
-"""A machine for sessions that are killed: what of it they change, all of it as text, and the sessions themselves.
+"""A machine for sessions that are killed: snapshots of all that they can change, and the sessions themselves.
 
-They run in a mount namespace and a network of the test's own, so that nobody else's mounts and links are in that text.
-Sysctls, cgroups, loop devices and rules for disks are those of the whole machine.
+They run in a mount namespace and network of the test, so that a snapshot has no other mounts and links. Sysctls,
+cgroups, loop devices and disk rules are those of the whole machine.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ import psutil
 from interface_lab import HAS_IPV6, Lab, holder, lab
 
 from ingest_bench.jvm import cache
-from ingest_bench.network.act import box
+from ingest_bench.network.act import link as link_module
 
 TESTS = Path(__file__).parent
 IS_ROOT = os.geteuid() == 0
-# On a busy machine everything takes long; what hangs ends the test all the same.
+# Generous for a busy machine; still ends a test that hangs.
 LIMIT_S = 300
-# How long what was taken back may be on its way: a loop device goes after its mount.
+# Undoing may be asynchronous: a loop device is removed after its mount.
 _SETTLE_S = 20
-# Room for a file system of 16 pages; a session of an interface writes 2 of them.
+# A file system of 16 pages; a session of an interface writes 2 of them.
 _STATE_PAGES, _PAGE_BYTES = 16, 4096
 STAGES = ("set-up", "at work", "undo")
 COMMAND = (sys.executable, "-c", "from ingest_bench.cli import main; main()")
 _BLKIO = Path("/sys/fs/cgroup/blkio")
 # It changes by itself.
-_RESTLESS = "nf_conntrack_count"
-# A copy of somebody else's mount would keep its loop device for as long as we last.
+_UNSTABLE = "nf_conntrack_count"
+# A copied mount of another process would keep its loop device busy.
 _LET_GO = """
 findmnt --raw --noheadings --output SOURCE,TARGET | while read -r source target; do
     case $source in /dev/loop*) umount --lazy "$target" ;; esac
 done
 """
-# Of one network namespace, whatever it is for. `ip` and `tc` are not ours.
+# The state of one network namespace.
 _NETWORK = """
 ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
 tc -j qdisc show; sysctl --all --ignore --pattern '^net[.]' 2>/dev/null
@@ -58,22 +58,22 @@ _MACHINE = "cat /proc/self/mountinfo; ip netns list; losetup --list --noheadings
 
 @dataclass(frozen=True)
 class Machine:
-    """What is killed runs here."""
+    """Where a killed session runs."""
 
     lab: Lab
     mounts: tuple[str, ...]
-    """What goes before a command to run it in the mount namespace."""
+    """Prefix of a command to run it in the mount namespace."""
     root: Path
-    """The files as they are there."""
+    """The root folder of the mount namespace."""
     folder: Path
 
     @property
     def state(self) -> Path:
-        """The state folder."""
+        """Return the state folder."""
         return self.root / str(self.lab.state).lstrip("/")
 
     def snapshot(self) -> dict[str, list[str]]:
-        """All that a session may change, part by part, by programs that are not ours."""
+        """Return all that a session may change, by part, as other programs report it."""
         parts = {
             "client": self.lab.snapshot() + self.lab.run("sh", "-c", _NETWORK),
             "server": run((*self.lab.server, "sh", "-c", _NETWORK)),
@@ -83,10 +83,10 @@ class Machine:
             "rules": "\n".join(sorted(_rules(str(self.folder)))),
             "ledgers": "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.state.glob("*.jsonl"))),
         }
-        return {name: [line for line in _pieces(text) if _RESTLESS not in line] for name, text in parts.items()}
+        return {name: [line for line in _pieces(text) if _UNSTABLE not in line] for name, text in parts.items()}
 
-    def differs(self, before: Mapping[str, list[str]]) -> str:
-        """What is not as it was, when it had time to settle; empty: nothing."""
+    def describe_changes(self, before: Mapping[str, list[str]]) -> str:
+        """Return the differences to a snapshot, after some time to settle; empty if there are none."""
         limit = time.monotonic() + _SETTLE_S
         while (now := self.snapshot()) != before and time.monotonic() < limit:
             time.sleep(0.2)
@@ -94,8 +94,8 @@ class Machine:
             line for name in now for line in difflib.unified_diff(before[name], now[name], name, n=0, lineterm="")
         )
 
-    def fill(self, room_pages: int) -> None:
-        """The state folder has no more pages left than so many."""
+    def fill_state(self, room_pages: int) -> None:
+        """Fill the state folder except for this number of pages."""
         descriptor = os.open(self.state / "full", os.O_WRONLY | os.O_CREAT)
         try:
             room = os.fstatvfs(descriptor)
@@ -104,28 +104,28 @@ class Machine:
         finally:
             os.close(descriptor)
 
-    def empty(self) -> None:
-        """The state folder has all its room again."""
+    def empty_state(self) -> None:
+        """Free the state folder."""
         (self.state / "full").unlink(missing_ok=True)
 
 
 def run(argv: Sequence[str]) -> str:
-    """What it says; it has to succeed."""
+    """Return the output of a command that must succeed."""
     return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def _pieces(text: str) -> list[str]:
-    """Its lines; one line of JSON is as many as there are objects in it."""
+    """Split a text into lines, and JSON into objects."""
     return text.replace("},{", "},\n{").splitlines()
 
 
 def _ours(text: str, folder: str) -> str:
-    """Without the loop devices of others."""
+    """Remove loop devices of other processes."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("/dev/loop") or folder in line)
 
 
 def _cgroups() -> Iterator[str]:
-    """Those of runs, but for others that go on beside us."""
+    """Yield the cgroups of runs, except those of other running tests."""
     own = {child.pid for child in psutil.Process().children(recursive=True)}
     for path in Path("/sys/fs/cgroup").rglob("ingest-bench-*"):
         pid = int(path.name.split("-")[2])
@@ -134,7 +134,7 @@ def _cgroups() -> Iterator[str]:
 
 
 def _rules(folder: str) -> Iterator[str]:
-    """Those for devices that have no file, or one of ours."""
+    """Yield disk rules for devices without a file, or with one in this folder."""
     for path in _BLKIO.glob("blkio.throttle.*_device"):
         for line in path.read_text(encoding="ascii").splitlines():
             device = Path("/sys/dev/block") / line.split()[0] / "loop/backing_file"
@@ -144,44 +144,44 @@ def _rules(folder: str) -> Iterator[str]:
 
 @contextmanager
 def machine(folder: Path) -> Iterator[Machine]:
-    """Root has mounts of its own; an ordinary user changes none."""
+    """Yield a machine. Root gets its own mounts; an ordinary user changes none."""
     with contextlib.ExitStack() as stack:
         mounts: tuple[str, ...] = ()
         root, state = Path("/"), folder / "state"
-        made = stack.enter_context(lab(state))
+        network = stack.enter_context(lab(state))
         if IS_ROOT:
             pid = stack.enter_context(holder(("unshare", "--mount", "--propagation", "private")))
             mounts, root = ("nsenter", "--target", str(pid), "--mount", "--"), Path(f"/proc/{pid}/root")
             run((*mounts, "sh", "-c", _LET_GO))
             room = f"size={_STATE_PAGES * _PAGE_BYTES},mode=700"
             run((*mounts, "mount", "-t", "tmpfs", "-o", room, "state", str(state)))
-        made = replace(made, client=(*mounts, *made.client))
-        # What has to come back: a route to the host alone, and the MTU of what stands on the interface.
-        made.run("sh", "-c", "ip link add link eth0 name up0 mtu 1450 type macvlan")
-        made.run("sh", "-c", "ip route add 198.18.40.2 dev eth0 metric 5 mtu 1490 initcwnd 20")
+        network = replace(network, client=(*mounts, *network.client))
+        # To be restored: a host route, and the MTU of an upper interface.
+        network.run("sh", "-c", "ip link add link eth0 name up0 mtu 1450 type macvlan")
+        network.run("sh", "-c", "ip route add 198.18.40.2 dev eth0 metric 5 mtu 1490 initcwnd 20")
         if HAS_IPV6:
-            made.run("sh", "-c", "ip -6 route add fd00:40::2 dev eth0 metric 5")
-        _wait_for_addresses(made)
-        yield Machine(made, mounts, root, folder)
+            network.run("sh", "-c", "ip -6 route add fd00:40::2 dev eth0 metric 5")
+        _wait_for_addresses(network)
+        yield Machine(network, mounts, root, folder)
 
 
-def _wait_for_addresses(made: Lab) -> None:
-    """All of both ends, those for IPv6 too: from now on nothing changes by itself."""
+def _wait_for_addresses(network: Lab) -> None:
+    """Wait for all addresses of both ends, also IPv6: from then on nothing changes by itself."""
     limit = time.monotonic() + 60
-    for end in (made.client, made.server):
-        while "tentative" in (said := run((*end, "ip", "addr"))) or (HAS_IPV6 and said.count("inet6 fe80") < 2):
-            assert time.monotonic() < limit, said
+    for end in (network.client, network.server):
+        while "tentative" in (output := run((*end, "ip", "addr"))) or (HAS_IPV6 and output.count("inet6 fe80") < 2):
+            assert time.monotonic() < limit, output
             time.sleep(0.05)
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a session has to live with."""
+    """Difficult conditions of a session."""
 
     room_pages: int | None = None
-    """So much there is in the state folder; None: enough."""
+    """Free pages in the state folder; None: enough."""
     full_later: bool = False
-    """It has no room from when all stands on, and enough before that."""
+    """The state folder is full after set-up, not before."""
     small_path: bool = False
     user: int | None = None
 
@@ -193,22 +193,22 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of session, and how many of a hundred kills it has."""
+    """A kind of session, and its share of a hundred kills."""
 
     name: str
     share: int
     argv: Callable[[Machine, random.Random], tuple[str, ...]]
-    """Without what enters the namespaces."""
+    """Without the prefix that enters the namespaces."""
     in_network: bool = True
     marks: tuple[str, str] = ("running", "undoing")
-    """What it says when it stands, and when the way back begins."""
+    """Its output after set-up, and before undoing."""
     work_s: float | None = 0.3
-    """It is told to end after that; None: it ends by itself."""
+    """It is ended after that time; None: it ends by itself."""
     seen_in: tuple[str, ...] = ()
-    """The parts of the machine that are other ones while it stands. None: all is in namespaces of its own."""
+    """Parts of a snapshot that it changes; empty: it changes only namespaces of its own."""
     any_user: bool = False
     needs: Callable[[], str] = str
-    """Why it cannot be had here; empty: it can."""
+    """Returns why it cannot run here; empty if it can."""
 
     @property
     def has_watchdog(self) -> bool:
@@ -217,18 +217,18 @@ class Kind:
 
 @dataclass
 class Session:
-    """One that runs."""
+    """A running session."""
 
     kind: Kind
     popen: subprocess.Popen[bytes]
     log: Path
     stage: int = 0
     since: list[float] = field(default_factory=lambda: [time.monotonic()])
-    """When each stage began, and when it had ended."""
+    """The start of each stage, and the end."""
     _unread: bytes = b""
 
-    def hear(self, until: float, stage: int = len(STAGES)) -> bool:
-        """Whether it still speaks at that time, or when that stage begins; it is told to end when it is time for it."""
+    def listen_until(self, until: float, stage: int = len(STAGES)) -> bool:
+        """Read its output until that time or stage, and end it in time; return False if it exited."""
         assert self.popen.stdout is not None
         while self.stage < stage and (now := time.monotonic()) < until:
             over = inf if self.kind.work_s is None or self.stage != 1 else self.since[1] + self.kind.work_s
@@ -247,39 +247,39 @@ class Session:
         return True
 
     def reach(self, stage: int) -> bool:
-        """Whether that stage has begun before it ended."""
+        """Wait for a stage; return False if it exited before."""
         limit = time.monotonic() + LIMIT_S
         while self.stage < stage:
             assert time.monotonic() < limit, f"it hangs in {STAGES[self.stage]}"
-            if not self.hear(limit, stage):
+            if not self.listen_until(limit, stage):
                 return False
         return True
 
     def end(self) -> None:
-        """It ends by itself, or was killed."""
+        """Wait for its exit, by itself or after a kill."""
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
         if self.popen.stdout.closed:
             return
-        assert not self.hear(time.monotonic() + LIMIT_S), f"it does not end, and is in {STAGES[self.stage]}"
+        assert not self.listen_until(time.monotonic() + LIMIT_S), f"it does not end, and is in {STAGES[self.stage]}"
         self.popen.wait(LIMIT_S)
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.close()
         self.popen.stdout.close()
 
     @property
-    def said(self) -> str:
-        """What it wrote to its standard error."""
+    def stderr(self) -> str:
+        """Return its standard error."""
         return self.log.read_text()
 
     def watchdogs(self) -> list[psutil.Process]:
-        found = []
+        processes = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.popen.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                    if "ingest_bench.ledger" in child.cmdline():
-                        found.append(child)
-        return found
+                    if "ingest_bench.ledger.watchdog" in child.cmdline():
+                        processes.append(child)
+        return processes
 
     def _take(self, line: str) -> None:
         if self.stage < 2 and line == self.kind.marks[self.stage]:
@@ -291,14 +291,13 @@ class Session:
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.write(b"\n")
             self.popen.stdin.flush()
-        # What it says of it is its own matter: from here on it is told.
         self.stage = 2
         self.since.append(time.monotonic())
 
 
 @contextmanager
 def session(at: Machine, kind: Kind, dice: random.Random, around: Surroundings) -> Iterator[Session]:
-    """It begins; at the end of the block nothing that it ever started runs any more."""
+    """Start a session; at the end of the block no process of it may be left."""
     enter = at.lab.client if kind.in_network else at.mounts
     log = at.folder / "log"
     with commands.nothing_left(), log.open("wb") as errors:
@@ -311,12 +310,12 @@ def session(at: Machine, kind: Kind, dice: random.Random, around: Surroundings) 
             cwd="/",
             start_new_session=True,
         )
-        made = Session(kind, popen, log)
+        started = Session(kind, popen, log)
         try:
-            yield made
+            yield started
         finally:
             popen.kill()
-            made.end()
+            started.end()
 
 
 def _interface(at: Machine, dice: random.Random) -> tuple[str, ...]:
@@ -374,7 +373,7 @@ measure = "3s"
 """
 _FAULTS: Mapping[str, str] = {
     "cpu": 'cores = 0.2\nat = "100ms"\nfor = "2s"',
-    "memory": 'room = "1MiB"\nat = "200ms"\nfor = "1500ms"',
+    "memory": 'headroom = "1MiB"\nat = "200ms"\nfor = "1500ms"',
     "slow-disk": 'rate = "800mbit"\nat = "200ms"\nfor = "2s"',
     "slow-fsync": 'delay = "20ms"\nat = "300ms"\nfor = "2s"',
     "full-disk": 'at = "500ms"\nfor = "1500ms"',
@@ -404,11 +403,11 @@ def _root() -> str:
 
 
 def _netem() -> str:
-    complaints = [complaint() for complaint in box.BOXES.values()]
+    complaints = [complaint() for complaint in link_module.NETEM_CHECKS.values()]
     return "\n".join(complaints) if all(complaints) else ""
 
 
-# Of version 2 they are in the cgroup, and go with it.
+# With cgroup version 2, rules are part of the cgroup.
 _NODE = ("mounts", "cgroups", "ledgers", *(("rules",) if _BLKIO.exists() else ()))
 KINDS = (
     Kind("interface", 42, _interface, seen_in=("client", "ledgers")),

@@ -1,4 +1,4 @@
-"""Several machines on one switch: a namespace each, and one for the bridge between them."""
+"""Several machines on one switch: a namespace for each, and one for the bridge between them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Machine:
 
 @contextmanager
 def machines(count: int) -> Iterator[list[Machine]]:
-    """So many machines that reach each other and nobody else; a skip where there can be none."""
+    """Yield machines that reach only each other; skip if this machine has no namespaces."""
     with sandbox() as opened:
         try:
-            switch = opened.add()
+            switch = opened.add_namespace()
             switch.run(("ip", "link", "add", "switch", "type", "bridge"))
         except (MissingCapability, RunFailed) as error:
             pytest.skip(str(error))
         switch.run(("ip", "link", "set", "switch", "up"))
-        found = []
+        started = []
         for number in range(1, count + 1):
-            one = Machine(opened.add(), f"198.18.7.{number}")
+            machine = Machine(opened.add_namespace(), f"198.18.7.{number}")
             port = f"port{number}"
-            ends = ("type", "veth", "peer", "name", "eth0", "netns", str(one.place.pid))
+            ends = ("type", "veth", "peer", "name", "eth0", "netns", str(machine.place.pid))
             switch.run(("ip", "link", "add", port, *ends))
             switch.run(("ip", "link", "set", port, "master", "switch", "up"))
-            one.place.run(("ip", "link", "set", "lo", "up"))
-            one.place.run(("ip", "addr", "add", f"{one.address}/24", "dev", "eth0"))
-            one.place.run(("ip", "link", "set", "eth0", "up"))
-            found.append(one)
-        yield found
+            machine.place.run(("ip", "link", "set", "lo", "up"))
+            machine.place.run(("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0"))
+            machine.place.run(("ip", "link", "set", "eth0", "up"))
+            started.append(machine)
+        yield started

@@ -1,4 +1,4 @@
-"""Runs made up for tests of what is computed and drawn from runs."""
+"""Synthetic runs: samples, reports, probe outputs and records."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples
+from ingest_bench.analysis.run.summary import RunInputs
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import LoadOptions, WorkerReport
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
-from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord
-from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE
+from ingest_bench.model.results import Histogram, ProbeOutput, Reading, RunRecord
+from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE, WorkerReport
 from ingest_bench.model.target import TargetOptions
 
 SECOND = 10**9
@@ -35,9 +36,9 @@ def record(**changed: Any) -> RunRecord:
 
 
 def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
-    """A request of 100 documents and 50,000 bytes; seconds from the start of the load."""
-    made = {
-        "planned_ns": START + round(planned_s * SECOND),
+    """Return a request of 100 documents and 50,000 bytes; seconds from the start of the load."""
+    row = {
+        "scheduled_ns": START + round(planned_s * SECOND),
         "sent_ns": START + round(planned_s * SECOND),
         "written_ns": START + round(planned_s * SECOND),
         "first_byte_ns": START + round(done_s * SECOND),
@@ -56,35 +57,35 @@ def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
     }
     if "outcome" in changed:
         changed["outcome"] = OUTCOMES.index(changed["outcome"])
-        made["documents_acked"] = 0
-    made |= changed
-    if made["outcome"] >= OUTCOMES.index("http-error"):
-        made["bytes_unanswered"] = changed.get("bytes_unanswered", made["bytes_sent"])
-    return made
+        row["documents_acked"] = 0
+    row |= changed
+    if row["outcome"] >= OUTCOMES.index("http-error"):
+        row["bytes_unanswered"] = changed.get("bytes_unanswered", row["bytes_sent"])
+    return row
 
 
 def samples(rows: list[dict[str, int]]) -> Samples:
-    made = np.zeros(len(rows), dtype=SAMPLE)
+    records = np.zeros(len(rows), dtype=SAMPLE)
     for number, row in enumerate(rows):
         for name, value in row.items():
-            made[name][number] = value
-    return made
+            records[name][number] = value
+    return records
 
 
 def steady() -> Samples:
-    """Ten requests a second for the whole load: 1000 documents/s, each answered after 10 ms."""
+    """Return ten requests a second for the whole load: 1000 documents/s, responses after 10 ms."""
     return samples([sample(n / 10, n / 10 + 0.01) for n in range((WARM_UP_S + MEASURE_S) * 10)])
 
 
 def queued(due_per_s: int, answered_per_s: int, seconds: int) -> Samples:
-    """Return an open loop against a server with a queue, which answers one document after the other at its own rate."""
+    """Return an open loop against a server with a queue, which processes documents one by one at its own rate."""
     due_s = np.arange(due_per_s * seconds) / due_per_s
     answer_s = 1 / answered_per_s
-    # Each is answered a service time after the one before it, or after it was due: the later of the two.
+    # A response comes a service time after the previous one, or after the request was due, whichever is later.
     place = np.arange(1, len(due_s) + 1) * answer_s
     done_s = place + np.maximum.accumulate(due_s - place + answer_s)
     rows = samples([sample(0, 0, documents=1, documents_acked=1)]).repeat(len(due_s))
-    rows["planned_ns"] = rows["sent_ns"] = rows["written_ns"] = START + (due_s * SECOND).astype(np.int64)
+    rows["scheduled_ns"] = rows["sent_ns"] = rows["written_ns"] = START + (due_s * SECOND).astype(np.int64)
     rows["done_ns"] = rows["first_byte_ns"] = START + (done_s * SECOND).astype(np.int64)
     return rows
 
@@ -106,17 +107,22 @@ def report(**changed: Any) -> WorkerReport:
 
 
 def cpu(*shares: float) -> Samples:
-    """The marks of a process that used these shares of a core, second after second from the start of the load."""
+    """Return the CPU marks of a process that used these shares of a core in successive seconds."""
     at_ns = START + np.arange(len(shares) + 1) * SECOND
     used_ns = np.round(np.cumsum([0.0, *shares]) * SECOND)
-    made = np.zeros(len(at_ns), dtype=CPU_MARK)
-    made["at_ns"], made["user_ns"], made["system_ns"] = at_ns, used_ns // 4, used_ns - used_ns // 4
-    return made
+    marks = np.zeros(len(at_ns), dtype=CPU_MARK)
+    marks["at_ns"], marks["user_ns"], marks["system_ns"] = at_ns, used_ns // 4, used_ns - used_ns // 4
+    return marks
 
 
-def measured(**changed: Any) -> list[Measured]:
+def measured(**changed: Any) -> list[ProbeOutput]:
     readings = {"bytes_read": 70 * 50_000, "gc_pauses": 3, "gc_pause_ms_total": 12.5, "full_gcs": 0} | changed
     return [
         *(Reading(name, value) for name, value in readings.items()),
         Histogram("read_bytes", {1448: 60, 65536: 40}),
     ]
+
+
+def inputs(**changed: Any) -> RunInputs:
+    fields: dict[str, Any] = {"record": record(), "cell": cell(), "samples": steady(), "report": report()}
+    return RunInputs(**(fields | {"outputs": measured()} | changed))

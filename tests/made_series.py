@@ -64,13 +64,13 @@ def ramp_and_sawtooth(random: _Random) -> tuple[_Floats, float | None]:
 def stalled(of: Callable[[_Random], tuple[_Floats, float | None]]) -> Callable[[_Random], tuple[_Floats, float | None]]:
     """The same with one stall of 1 to 3 s, at any time, in which less than a third is done."""
 
-    def made(random: _Random) -> tuple[_Floats, float | None]:
+    def with_stall(random: _Random) -> tuple[_Floats, float | None]:
         values, truth_s = of(random)
         begins_s, lasts_s = random.uniform(1, LENGTH_S - 4), random.uniform(1, 3)
         stands = (begins_s <= AT_S) & (begins_s + lasts_s > AT_S)
         return np.where(stands, values * random.uniform(0, 0.3), values), truth_s
 
-    return made
+    return with_stall
 
 
 FAMILIES: dict[str, Callable[[_Random], tuple[_Floats, float | None]]] = {
@@ -90,5 +90,5 @@ FAMILIES: dict[str, Callable[[_Random], tuple[_Floats, float | None]]] = {
 
 def noisy(values: _Floats, random: _Random, noise: float = NOISE) -> list[float]:
     """A thousand times the values, with noise that is a share of each; a rate is never below zero."""
-    found: list[float] = (1000 * np.maximum(values * (1 + noise * random.standard_normal(len(values))), 0)).tolist()
-    return found
+    rates: list[float] = (1000 * np.maximum(values * (1 + noise * random.standard_normal(len(values))), 0)).tolist()
+    return rates

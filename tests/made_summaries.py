@@ -1,4 +1,4 @@
-"""Summaries made up for tests of tables, pictures and gates; the sizes are like those of real runs."""
+"""Synthetic summaries for tests of tables, plots and gates; the sizes are like those of real runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench import nearest_rank
-from ingest_bench.analysis.numbers import histogram
-from ingest_bench.analysis.run import columns, per_gb
-from ingest_bench.model.results import Cause, Happened, Series, Stall, Summary
+from ingest_bench.analysis import quantiles
+from ingest_bench.analysis.run import columns
+from ingest_bench.model import results
+from ingest_bench.model.results import Cause, FaultRecord, Series, Stall, Summary
 
 KIB = 1024
 START_NS = 1_700_000_000 * 10**9
 BUFFERS = {"4KiB": 4 * KIB, "16KiB": 16 * KIB, "32KiB": 32 * KIB, "64KiB": 64 * KIB, "512KiB": 512 * KIB}
-# Mean read on each kind of link when the buffer is no limit, and the median segment on the wire.
+# Mean read on each kind of link without the limit of a buffer, and the median segment on the wire.
 LINKS = {
     "loopback": (900_000, 65483),
     "ethernet": (34_000, 1448),
@@ -27,7 +27,7 @@ LINKS = {
 
 
 def reads(link: str, buffer_bytes: int, seed: int, number: int = 20_000) -> dict[int, int]:
-    """Read sizes: log-normal around what the link gives, cut off at the buffer."""
+    """Return log-normal read sizes around the link's mean, cut off at the buffer."""
     random = np.random.default_rng(seed)
     sizes = np.minimum(random.lognormal(np.log(LINKS[link][0]), 0.5, number).astype(int) + 1, buffer_bytes)
     values, counts = np.unique(sizes, return_counts=True)
@@ -35,12 +35,12 @@ def reads(link: str, buffer_bytes: int, seed: int, number: int = 20_000) -> dict
 
 
 def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **changed: Any) -> Summary:
-    """One run of that cell, valid unless `changed` says otherwise."""
+    """Return a run of that cell, valid unless *changed* says otherwise."""
     link, buffer_bytes = levels.get("network", "ethernet"), BUFFERS[levels.get("receive_predictor", "64KiB")]
     random = np.random.default_rng([seed, replicate, buffer_bytes, LINKS[link][0]])
     counts = reads(link, buffer_bytes, int(random.integers(1 << 30)))
     docs_per_s = 21_000 * (1 if link == "loopback" else 0.9) * random.normal(1, 0.02)
-    mean_bytes = histogram.mean(counts) or 1
+    mean_bytes = quantiles.mean_value(counts) or 1
     gc_pauses = int(20 * (1 + 0.5 * buffer_bytes / mean_bytes) * random.normal(1, 0.05))
     read_bytes = 3.5e9
     large = buffer_bytes > 100_000
@@ -60,8 +60,8 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "bytes_measured": round(read_bytes),
         "reads": round(read_bytes / mean_bytes),
         "read_bytes_mean": mean_bytes,
-        "read_bytes_p50": nearest_rank.percentile(counts, 50),
-        "read_bytes_p99": nearest_rank.percentile(counts, 99),
+        "read_bytes_p50": results.percentile(counts, 50),
+        "read_bytes_p99": results.percentile(counts, 99),
         "response_ms_p50": 120.5,
         "response_ms_p99": 412.25 * random.normal(1, 0.05),
         "gc_pauses": gc_pauses,
@@ -70,9 +70,9 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "heap_after_gc_max_bytes": 400 << 20,
         "outside_tlab_network_bytes": round(read_bytes / mean_bytes * buffer_bytes) if large else 10**8,
         "outside_tlab_lucene_bytes": 3 * 10**8,
-        "outside_tlab_rest_bytes": 6 * 10**8,
+        "outside_tlab_other_bytes": 6 * 10**8,
     }
-    values |= per_gb.shares(values)
+    values |= columns.per_gb_columns(values)
     name = ",".join(f"{key}={level}" for key, level in levels.items()) or "only"
     fields: dict[str, Any] = {
         "run": f"{name}/{replicate}",
@@ -91,20 +91,20 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
 
 
 def experiment(replicates: int = 3, **factors: Sequence[str]) -> list[Summary]:
-    """All runs of all combinations of levels."""
+    """Return all runs of all combinations of levels."""
     combinations = [dict(zip(factors, chosen, strict=True)) for chosen in itertools.product(*factors.values())]
     return [summary(levels, replicate) for levels in combinations for replicate in range(1, replicates + 1)]
 
 
 def with_wire(run: Summary) -> Summary:
-    """The run with segment sizes on the wire."""
+    """Return the run with segment sizes on the wire."""
     segment = LINKS[run.levels["network"]][1]
     counts = {segment: 900_000, segment // 2: 20_000, 52: 5_000}
     return changed(run, histograms={**run.histograms, "wire_bytes": counts}, values={"wire_bytes_p50": segment})
 
 
 def with_series(run: Summary, *, fault: bool = False) -> Summary:
-    """The run with a minute of throughput, response times, heap and pauses; with a partition from 20 s to 30 s."""
+    """Return the run with a minute of series, and a partition from 20 s to 30 s."""
     random = np.random.default_rng(3)
     seconds = np.arange(-5, 60)
     docs = random.normal(21_000, 900, len(seconds)).clip(0)
@@ -127,26 +127,28 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
         _series("heap_bytes", heap_at, heap),
         _series("gc_pause_ms", heap_at[::2], random.gamma(2, 6, len(pauses_at))),
     ]
-    faults = (Happened(kind="partition", started=START_NS + 20 * 10**9, ended=START_NS + 30 * 10**9),) if fault else ()
+    faults = (
+        (FaultRecord(kind="partition", start_ns=START_NS + 20 * 10**9, end_ns=START_NS + 30 * 10**9),) if fault else ()
+    )
     stall = Stall(
         start_ns=START_NS + 20 * 10**9,
         end_ns=START_NS + 31 * 10**9,
         requests=4,
-        at_once=4,
-        longest_ns=11 * 10**9,
-        causes=(Cause(cause="packets lost on the network", lasted_ns=11 * 10**9),),
+        max_concurrent=4,
+        longest_response_ns=11 * 10**9,
+        causes=(Cause(cause="packets lost on the network", duration_ns=11 * 10**9),),
         unexplained_ns=0,
-        ruled_out=(Cause(cause="garbage collection", lasted_ns=0, why="12 answers meanwhile"),),
+        ruled_out=(Cause(cause="garbage collection", duration_ns=0, reason="12 responses meanwhile"),),
     )
     stalls = (stall,) if fault else ()
     return changed(run, series={item.name: item for item in series}, faults=faults, stalls=stalls)
 
 
 def changed(run: Summary, **fields: Any) -> Summary:
-    """The run with some fields replaced; `values` are laid over the ones it has."""
+    """Return the run with some fields replaced; *values* are merged."""
     if "values" in fields:
         values = {**run.values, **fields["values"]}
-        fields["values"] = {**values, **per_gb.shares(values)}
+        fields["values"] = {**values, **columns.per_gb_columns(values)}
     return dataclasses.replace(run, **fields)
 
 

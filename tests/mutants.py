@@ -1,11 +1,11 @@
-"""Which of a random sample of mutants are killed by the tests that need no root, no server and no network.
+"""Count the mutants that the unit tests kill.
 
     python tests/mutants.py [COUNT] [--seed N] [--out FOLDER]
 
-A mutant is the code with one comparison, operator, number or negation changed, in a module that decides and does
-nothing else. cosmic-ray changes it, in a copy of the checkout. The tests that reach its line are run, then all files of
-tests that reach its module; what is done while modules are imported is tried by all. The first failure ends it, and so
-does a limit of processor time. FOLDER gets mutants.csv; the tables are printed as Markdown.
+A mutant is the code with one comparison, operator, number or negation of a pure module changed by cosmic-ray, in a copy
+of the checkout. First the tests that reach its line run, then all test files that reach its module. Lines that an
+import executes are judged by all tests. The first failure, or a limit of CPU time, ends the run. FOLDER gets
+mutants.csv; the tables are printed as Markdown.
 """
 
 from __future__ import annotations
@@ -33,32 +33,24 @@ from cosmic_ray.operators.provider import OperatorProvider
 from coverage import CoverageData
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-# The modules that only decide: whole packages, and of lab and load the modules that judge and reckon.
+# Pure modules.
 PURE = (
     "analysis/**/*",
     "inputs/*",
     "lab/buffer_advice",
-    "lab/calibration",
-    "lab/earlier",
     "lab/evaluation",
     "lab/find_max",
-    "lab/nights",
-    "lab/why_failed",
-    "lab/window",
     "load/arrivals",
-    "load/fleet/dispatch",
+    "load/figures",
     "load/fleet/transfer",
-    "load/live/figures",
-    "load/live/giving_up",
     "load/plan",
-    "load/reports",
-    "load/tickets",
     "model/*",
     "network/plan/*",
-    "report/gate/*",
-    "report/tables/*",
+    "protocols/**/*",
+    "report/*table*",
+    "report/gate",
 )
-# One place has one or two of them: a bound that is off by one, and the opposite.
+# Each place has one or two of these: an off-by-one bound, and the opposite.
 OPERATORS = (
     "AddNot",
     "NumberReplacer",
@@ -83,7 +75,7 @@ OPERATORS = (
         )
     ),
 )
-# Where parso has a binary operator; elsewhere `*` and `/` divide parameters.
+# Nodes of parso with a binary operator; elsewhere `*` and `/` separate parameters.
 BINARY = frozenset({"and_expr", "arith_expr", "expr", "power", "shift_expr", "term"})
 PYTEST = ("-m", "pytest", "-q", "-m", "unit", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 WAIT_S = 3600
@@ -102,13 +94,13 @@ class Mutant:
 
     @property
     def package(self) -> str:
-        """The room that it is in."""
+        """Return the package of the changed file."""
         return self.file.split("/")[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the tests said of it: which one failed first, or why there is none."""
+    """Verdict of the tests on a mutant, and the first test that failed."""
 
     mutant: Mutant
     state: str
@@ -116,12 +108,12 @@ class Outcome:
 
 
 def modules(checkout: Path) -> list[Path]:
-    """The modules that are mutated."""
+    """Return the modules that are mutated."""
     return sorted(path for pattern in PURE for path in (checkout / "ingest_bench").glob(f"{pattern}.py"))
 
 
 def mutants(checkout: Path, seed: int) -> Iterator[Mutant]:
-    """All mutants in random order: a place in the code is drawn, then one of its changes."""
+    """Yield mutants in random order: draw a place in the code, then one of its changes."""
     chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
     sources = {str(path.relative_to(checkout)): path.read_text(encoding="utf-8") for path in modules(checkout)}
     places = [(file, place) for file, source in sources.items() for place in _places(source)]
@@ -134,10 +126,10 @@ def mutants(checkout: Path, seed: int) -> Iterator[Mutant]:
 
 
 def _places(source: str) -> list[tuple[int, Sequence[tuple[str, int]]]]:
-    """Each place with what may become of it: the operator of cosmic-ray, and which of its occurrences this is."""
+    """Return each place with its changes: operator of cosmic-ray, and index of the occurrence."""
     silent, annotations = _without_effect(ast.parse(source))
     nodes = list(ast_nodes(get_ast(source)))
-    found: dict[tuple[Any, str], list[tuple[str, int]]] = {}
+    changes_by_place: dict[tuple[Any, str], list[tuple[str, int]]] = {}
     for name in OPERATORS:
         operator = OperatorProvider()[name]()
         occurrence = 0
@@ -145,26 +137,26 @@ def _places(source: str) -> list[tuple[int, Sequence[tuple[str, int]]]]:
             for place, _ in operator.mutation_positions(node):
                 within = _contains(silent, place) or (name != "NumberReplacer" and _contains(annotations, place))
                 if not within and (not name.startswith("ReplaceBinary") or node.parent.type in BINARY):
-                    found.setdefault((place, name.partition("_")[0]), []).append((name, occurrence))
+                    changes_by_place.setdefault((place, name.partition("_")[0]), []).append((name, occurrence))
                 occurrence += 1
-    return [(place[0], changes) for (place, _), changes in sorted(found.items())]
+    return [(place[0], changes) for (place, _), changes in sorted(changes_by_place.items())]
 
 
 def _without_effect(tree: ast.Module) -> tuple[list[ast.expr], list[ast.expr]]:
-    """What changes no result where the code is right, and types, of which only numbers count: bounds of records."""
+    """Return expressions without effect on results, and type annotations, in which only numbers count (bounds)."""
     silent: list[ast.expr] = []
     types: list[ast.expr | None] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             silent += node.decorator_list
-        # zip's only asserts.
+        # `strict` of zip only asserts.
         if isinstance(node, ast.keyword) and node.arg == "strict":
             silent.append(node.value)
         if isinstance(node, ast.AnnAssign | ast.arg):
             types.append(node.annotation)
         if isinstance(node, ast.FunctionDef):
             types.append(node.returns)
-    return silent, [one for one in types if one]
+    return silent, [annotation for annotation in types if annotation]
 
 
 def _contains(parts: Iterable[ast.expr], place: tuple[int, int]) -> bool:
@@ -174,7 +166,7 @@ def _contains(parts: Iterable[ast.expr], place: tuple[int, int]) -> bool:
 
 
 def _compiles(code: str) -> bool:
-    """`not` before an assignment expression does not."""
+    """Return False for `not` before an assignment expression."""
     try:
         ast.parse(code)
     except SyntaxError:
@@ -183,47 +175,47 @@ def _compiles(code: str) -> bool:
 
 
 def _difference(source: str, code: str) -> tuple[str, str]:
-    """The line that differs, before and after."""
+    """Return the line that differs, before and after."""
     both = zip(source.splitlines(), code.splitlines(), strict=True)
     return next((was.strip(), becomes.strip()) for was, becomes in both if was != becomes)
 
 
 class Tests:
-    """The plain tests in a copy of the checkout, and which of them reach which line."""
+    """Unit tests in a copy of the checkout, and the lines that each of them reaches."""
 
     def __init__(self, copy: Path) -> None:
         self.copy = copy
         before = _processor_s()
-        # Nothing may fail before anything is changed. What measures times is tried once more, alone.
+        # No test may fail on unchanged code. Failed tests are run once more, alone.
         coverage = ("--cov=ingest_bench", "--cov-context=test", "--cov-report=")
-        ended, said = self._run(coverage, limit_s=WAIT_S)
-        if failed := _failed(said):
-            ended, said = self._run(failed, limit_s=WAIT_S)
-        if ended != 0:
-            sys.exit(f"the tests fail as they are, so they can judge no mutant:\n{said}")
+        exit_code, output = self._run(coverage, limit_s=WAIT_S)
+        if failed := _failed(output):
+            exit_code, output = self._run(failed, limit_s=WAIT_S)
+        if exit_code != 0:
+            sys.exit(f"the tests fail on unchanged code:\n{output}")
         self.limit_s = round(60 + 2 * (_processor_s() - before))
         self._data = CoverageData(str(copy / ".coverage"))
         self._data.read()
 
-    def judged(self, mutant: Mutant) -> Outcome:
-        """Whether they kill it."""
+    def judge(self, mutant: Mutant) -> Outcome:
+        """Run the tests that reach the mutant's line, then all tests, until one fails."""
         contexts = self._data.contexts_by_lineno(str(self.copy / mutant.file))
         source = (self.copy / mutant.file).read_text(encoding="utf-8")
         lines, imported = _statement(source, mutant.line)
         reached = {context for line in lines for context in contexts.get(line, ())}
         if not reached:
             return Outcome(mutant, "not reached", "")
-        # Most tests have the module's imports behind them: what is done then is known of no test by itself.
+        # Lines executed by an import are in the context of no single test.
         everywhere = imported or "" in reached
         files = sorted({_test(name).partition("::")[0] for names in contexts.values() for name in names if name})
-        near = files if imported else sorted({_test(name) for name in reached if name})
+        first_tests = files if imported else sorted({_test(name) for name in reached if name})
         path = self.copy / mutant.file
         try:
             self._write(path, mutant.code)
-            for chosen in filter(None, (near, [*files, "tests"] if everywhere else files)):
-                ended, said = self._run(("-x", *chosen), limit_s=self.limit_s)
-                if ended != 0:
-                    first = next(iter(_failed(said)), "takes too long, or ends the tests")
+            for chosen in filter(None, (first_tests, [*files, "tests"] if everywhere else files)):
+                exit_code, output = self._run(("-x", *chosen), limit_s=self.limit_s)
+                if exit_code != 0:
+                    first = next(iter(_failed(output)), "time limit, or pytest crashed")
                     return Outcome(mutant, "killed", first)
         finally:
             self._write(path, source)
@@ -231,11 +223,11 @@ class Tests:
 
     def _write(self, path: Path, code: str) -> None:
         path.write_text(code, encoding="utf-8")
-        # Python looks at the size and the second of a change: a mutant may have both of the one before.
+        # Python compares size and mtime in seconds: two mutants may have both in common.
         Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
     def _run(self, arguments: Sequence[str], *, limit_s: int) -> tuple[int, str]:
-        """How pytest ended, and what it said. Processor time is what is limited: the machine may be busy."""
+        """Return pytest's exit code and output. CPU time is limited, because the machine may be busy."""
         limits = ("prlimit", f"--cpu={limit_s}", f"--as={MEMORY_BYTES}")
         argv = (*limits, "env", f"PYTHONPATH={self.copy}", sys.executable, *PYTEST, *arguments)
         try:
@@ -250,9 +242,9 @@ class Tests:
             )
         except subprocess.TimeoutExpired:
             return 1, ""
-        # A mutant with which a module of tests cannot be imported leaves no tests in it, too.
+        # A mutant may make a test module fail on import, which leaves no tests in it.
         if done.returncode in {4, 5} and not _failed(done.stdout):
-            sys.exit(f"these are no tests: {' '.join(arguments)}\n{done.stdout}{done.stderr}")
+            sys.exit(f"not tests: {' '.join(arguments)}\n{done.stdout}{done.stderr}")
         return done.returncode, done.stdout
 
 
@@ -261,18 +253,18 @@ def _processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _failed(said: str) -> list[str]:
-    """The tests in pytest's summary, and the modules of tests that could not be imported."""
-    return [line.split(" ")[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+def _failed(output: str) -> list[str]:
+    """Return failed tests of pytest's summary, and test modules that could not be imported."""
+    return [line.split(" ")[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
 
 
 def _test(context: str) -> str:
-    """The test of a context of coverage, `tests/test_x.py::test_y[z]|run`, without its parameters."""
+    """Return the test of a coverage context `tests/test_x.py::test_y[z]|run`, without parameters."""
     return context.partition("|")[0].partition("[")[0]
 
 
 def _statement(source: str, line: int) -> tuple[range, bool]:
-    """The lines of the innermost statement there, without its body; whether it is executed by an import."""
+    """Return the lines of the innermost statement at *line*, without its body, and True if an import executes it."""
     around = [
         node
         for node in ast.walk(ast.parse(source))
@@ -282,19 +274,19 @@ def _statement(source: str, line: int) -> tuple[range, bool]:
     below = [node.lineno for node in ast.walk(inner) if isinstance(node, ast.stmt) and node is not inner]
     lines = range(inner.lineno, min(below, default=(inner.end_lineno or 0) + 1))
     in_function = any(isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line for node in around)
-    # `except` and `case` stand below the first statement of their body.
+    # `except` and `case` come after the first statement of their body.
     return lines if line in lines else range(line, line + 1), not in_function
 
 
 def tables(outcomes: Sequence[Outcome]) -> str:
-    """Killed and survived by package, and who was not killed, as Markdown."""
+    """Return counts by package, and the mutants that were not killed, as Markdown."""
     packages = sorted({outcome.mutant.package for outcome in outcomes})
     rows: list[tuple[str, ...]] = [("package", "mutants", "killed", "survived", "not reached", "killed, %")]
     for package in [*packages, "all"]:
         states = Counter(outcome.state for outcome in outcomes if package in {outcome.mutant.package, "all"})
         killed, total = states["killed"], states.total()
-        told = (total, killed, states["survived"], states["not reached"], round(100 * killed / total))
-        rows.append((package, *map(str, told)))
+        counts = (total, killed, states["survived"], states["not reached"], round(100 * killed / total))
+        rows.append((package, *map(str, counts)))
     alive = [("place", "was", "becomes")]
     for outcome in outcomes:
         mutant = outcome.mutant
@@ -309,8 +301,8 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def written(folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """mutants.csv: a line for each, and the test that failed first."""
+def write_csv(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write mutants.csv: one row per mutant, with the first test that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "mutants.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
@@ -326,21 +318,21 @@ def main() -> None:
     options.add_argument("count", nargs="?", type=int, default=60)
     options.add_argument("--seed", type=int, default=None)
     options.add_argument("--out", type=Path, metavar="FOLDER", help="gets mutants.csv")
-    asked = options.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if asked.seed is None else asked.seed
-    print(f"{asked.count} mutants, seed {seed}", flush=True)
+    arguments = options.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    print(f"{arguments.count} mutants, seed {seed}", flush=True)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="mutants-", dir="/var/tmp") as folder:
         left_out = shutil.ignore_patterns(".*_cache", ".git", ".hypothesis", ".nox", "__pycache__")
         copy = shutil.copytree(CHECKOUT, Path(folder) / "checkout", ignore=left_out)
         tests = Tests(copy)
-        for mutant in itertools.islice(mutants(copy, seed), asked.count):
-            outcome = tests.judged(mutant)
+        for mutant in itertools.islice(mutants(copy, seed), arguments.count):
+            outcome = tests.judge(mutant)
             outcomes.append(outcome)
             place = f"{mutant.file}:{mutant.line}: {mutant.was} -> {mutant.becomes}"
-            print(f"{len(outcomes)}/{asked.count} {outcome.state} {outcome.test} {place}", flush=True)
-    if asked.out:
-        written(asked.out, outcomes)
+            print(f"{len(outcomes)}/{arguments.count} {outcome.state} {outcome.test} {place}", flush=True)
+    if arguments.out:
+        write_csv(arguments.out, outcomes)
     print(f"\n{tables(outcomes)}")
 
 

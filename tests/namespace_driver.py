@@ -1,8 +1,8 @@
-"""Run by tests in a namespace: a session that sets a file of the kernel, says "set", and waits for a line.
+"""Program of tests: a session in a namespace that writes a file of the kernel, prints "set", and waits for a line.
 
-    FILE VALUE [net]         `net`: it is of this network namespace
+    FILE VALUE [net]         `net`: the file is of this network namespace
 
-With `alone` in DRIVER it has no watchdog when it says so: it was killed.
+With DRIVER=alone its watchdog is killed before it prints.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import sys
 from pathlib import Path
 
 from ingest_bench.ledger import watchdog
-from ingest_bench.ledger.namespaces import Kind
-from ingest_bench.ledger.steps import setting_step
+from ingest_bench.ledger.namespaces import NamespaceKind
+from ingest_bench.ledger.steps import make_setting_step
 
 
-def main(file: str, value: str, *within: Kind) -> None:
+def main(file: str, value: str, *kinds: NamespaceKind) -> None:
     key = "driver" + file.replace("/", "-")
-    with watchdog.session(key, f"driver {file}", time_limit_s=60, resources=(file,), within=within) as opened:
-        opened.change((setting_step(Path(file), value),))
+    with watchdog.open_session(
+        key, f"driver {file}", time_limit_s=60, resources=(file,), namespace_kinds=kinds
+    ) as session:
+        session.apply((make_setting_step(Path(file), value),))
         if os.environ.get("DRIVER") == "alone":
-            (dog,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-            os.kill(int(dog), signal.SIGKILL)
+            (watchdog_pid,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+            os.kill(int(watchdog_pid), signal.SIGKILL)
         sys.stdout.write("set\n")
         sys.stdout.flush()
         sys.stdin.readline()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]  # the words of the caller, a test
+    main(*sys.argv[1:])  # type: ignore[arg-type]  # the arguments of a test

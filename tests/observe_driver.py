@@ -1,4 +1,4 @@
-"""Attaches probes to the JVM of a pid, says so, and waits: `python observe_driver.py PID RAW`. A test kills it."""
+"""Attach probes to the JVM of a pid, print "attached", and wait: `observe_driver.py PID RAW`. A test kills it."""
 
 import sys
 import time
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ingest_bench import probes
 from ingest_bench.jvm.attach import attach
-from ingest_bench.probes import vantage as vantage_module
+from ingest_bench.probes import observer as observer_module
 
-vantage = vantage_module.AttachedTo(attach(int(sys.argv[1])))
-with vantage.watch(probes.chosen(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
+observer = observer_module.AttachedObserver(attach(int(sys.argv[1])))
+with observer.watch(probes.select_probes(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
     sys.stdout.write("attached\n")
     sys.stdout.flush()
     time.sleep(300)

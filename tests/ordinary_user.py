@@ -1,4 +1,4 @@
-"""What an ordinary user sees: a command, or a file of tests once more."""
+"""Run a command or tests as an ordinary user."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-NOBODY = 65534
-_USER = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+UID = 65534
+_USER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
 
 
 def before() -> tuple[str, ...]:
-    """What goes before a command to run it as an ordinary user; a skip where that one cannot use this Python."""
+    """Return the prefix that runs a command as an ordinary user; skip if that user cannot run this Python."""
     if os.geteuid() != 0:
         return ()
     if not _can_use_this_python():
@@ -32,15 +32,15 @@ def _can_use_this_python() -> bool:
 
 
 def repeat(file: str, *, promised: str, limit_s: int, marks: str = "", names: str = "not ordinary_user") -> None:
-    """Those tests of the file that have these marks and names pass; a skip where there is no other user to be.
+    """Run the tests of the file with these marks and names as an ordinary user; skip without root.
 
-    `promised` are the markers whose want is a failure.
+    *promised* are markers whose skip is a failure.
     """
     if os.geteuid() != 0:
         pytest.skip("this is the ordinary user")
     user = before()
     with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, NOBODY, NOBODY)
+        os.chown(folder, UID, UID)
         chosen = (f"--promised={promised}", "-m", marks, "-k", names, f"--basetemp={folder}/tests")
         done = subprocess.run(
             (*user, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, file),

@@ -1,4 +1,4 @@
-"""A current folder, and a home, full of namesakes of what the command imports, starts and reads."""
+"""A current folder and a home full of files with the names of what the command imports, starts and reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAMS = (
     *("modprobe", "mount", "nsenter", "python", "python3", "rm", "setpriv", "sh", "ss", "sysctl", "tc", "uname"),
     *("unshare",),
 )
-# Read by the dynamic linker, by Matplotlib and by JVMs; none of them is any use.
+# Read by the dynamic linker, by Matplotlib and by JVMs; all are useless.
 FILES = {
     "libmnl.so.0": "",
     "matplotlibrc": "text.usetex: True\n",
@@ -49,18 +49,18 @@ exit 1
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """The folder, and the user who runs the command there; None: we."""
+    """The folder, and the user who runs the command there; None: the current one."""
 
     folder: Path
     user: int | None
 
     @property
-    def ran(self) -> list[str]:
-        """What of it was ever run, and as whom."""
+    def executed(self) -> list[str]:
+        """Return the planted files that were executed, with the users."""
         return sorted(path.name for path in (self.folder / "marks").iterdir())
 
     def environment(self) -> dict[str, str]:
-        """As careless as can be: each variable that holds places has the current folder among them."""
+        """Return a careless environment: the current folder is in each variable with paths."""
         agent = "-javaagent:agent.jar"
         own = {
             "HOME": str(self.folder / "home"),
@@ -75,8 +75,8 @@ class Planted:
         return {**{key: value for key, value in os.environ.items() if not key.startswith("XDG_")}, **own}
 
     @contextlib.contextmanager
-    def started(self, *arguments: str, enter: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-        """The command, begun in the folder and killed at the end; `enter` is the argv that leads elsewhere first."""
+    def start(self, *arguments: str, enter: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+        """Start the command in the folder, through `enter`; kill it at the end."""
         pipe = subprocess.PIPE
         argv = [*_by_path((*enter, *as_user(self.user))), COMMAND, *arguments]
         with subprocess.Popen(
@@ -87,16 +87,16 @@ class Planted:
             finally:
                 process.kill()
 
-    def does(self, *arguments: str, enter: Sequence[str] = ()) -> tuple[int, str, str]:
-        """Its exit code, its output and its errors."""
-        with self.started(*arguments, enter=enter) as process:
-            out, errors = process.communicate(timeout=LIMIT_S)
-        return process.returncode, out, errors
+    def run(self, *arguments: str, enter: Sequence[str] = ()) -> tuple[int, str, str]:
+        """Return exit code, standard output and standard error of the command."""
+        with self.start(*arguments, enter=enter) as process:
+            output, errors = process.communicate(timeout=LIMIT_S)
+        return process.returncode, output, errors
 
 
 @contextlib.contextmanager
 def planted(user: int | None, names: Sequence[str] = (*MODULES, *PROGRAMS, *FILES)) -> Iterator[Planted]:
-    """A folder with these, of the user's own, below one that everybody may read."""
+    """Yield a folder of the user with these files, below one that all users may read."""
     folder = Path(tempfile.mkdtemp(prefix="ingest-bench-planted-", dir="/var/tmp"))
     try:
         folder.chmod(0o755)
@@ -132,7 +132,7 @@ def _plant(place: Path, name: str, marks: Path) -> None:
 
 
 def _link_cache(folder: Path) -> None:
-    """A cache with everything but compiled classes, so that our compiler has to run."""
+    """Make a cache without compiled classes, so that the compiler must run."""
     folder.mkdir()
     for path in cache.folder().iterdir() if cache.folder().is_dir() else ():
         if path.is_dir() and path.name != "classes":
@@ -140,10 +140,10 @@ def _link_cache(folder: Path) -> None:
 
 
 def _by_path(argv: Sequence[str]) -> list[str]:
-    """The same, whose program is not looked for in the folder."""
+    """Return the argv with an absolute program, not one of the folder."""
     return [shutil.which(argv[0]) or argv[0], *argv[1:]] if argv else []
 
 
 def user_site(base: Path) -> Path:
-    """Where `pip install --user` puts packages for that PYTHONUSERBASE."""
+    """Return the folder of `pip install --user` for that PYTHONUSERBASE."""
     return base / Path(site.getusersitepackages()).relative_to(site.getuserbase())

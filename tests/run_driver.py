@@ -1,4 +1,4 @@
-"""`ingest-bench` as its own process that tells where it is: one line for each stage and each command that it starts.
+"""`ingest-bench` as a process that reports events: one line for each phase, import and child process.
 
 python run_driver.py FD ARGUMENTS...
 """
@@ -12,7 +12,7 @@ from typing import Any
 from ingest_bench import cli
 
 FD = int(sys.argv.pop(1))
-# The command, and what one of its commands needs, which is loaded once that is asked for.
+# Imports that are reported: the application, and one that is loaded late.
 LOADED = ("ingest_bench.cli.app", "ingest_bench.probes")
 
 
@@ -21,29 +21,29 @@ def tell(what: str) -> None:
 
 
 def watch(event: str, arguments: Any) -> None:
-    """Python itself says what it is about to do."""
+    """Report audit events of Python."""
     if event == "subprocess.Popen":
         tell("start " + " ".join(map(str, arguments[1])))
     elif event == "import" and arguments[0] in LOADED:
         tell(f"loading {arguments[0]}")
 
 
-def tell_stages() -> None:
-    from ingest_bench.cli import screen  # noqa: PLC0415 - it takes its time to load
+def report_phases() -> None:
+    from ingest_bench.cli import screen  # noqa: PLC0415 - slow import
 
-    class Telling(screen.RunProgress):
-        def stage(self, name: str) -> None:
+    class ReportingProgress(screen.RunProgress):
+        def begin_phase(self, name: str) -> None:
             tell(f"stage {name}")
-            super().stage(name)
+            super().begin_phase(name)
 
-        def load(self, seen: Any) -> None:
-            tell(f"load {seen.phase}")
-            super().load(seen)
+        def update(self, progress: Any) -> None:
+            tell(f"load {progress.phase}")
+            super().update(progress)
 
-    screen.RunProgress = Telling  # type: ignore[misc]
+    screen.RunProgress = ReportingProgress  # type: ignore[misc]
 
 
 sys.addaudithook(watch)
 if sys.argv[1] == "run":
-    tell_stages()
+    report_phases()
 cli.main()

@@ -1,12 +1,14 @@
-"""A server that runs already, as a user has one: on loopback, started by nobody whom the command knows."""
+"""A server that already runs, as a user has one: on loopback, started by no command of ingest-bench."""
 
 from __future__ import annotations
 
 import contextlib
+import http.server
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,25 +17,26 @@ from servers import visible
 from ingest_bench import targets
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.targets.http import Http, ask
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.http import Http, open_http
 
 _NUMBERS = itertools.count()
 
 
 @contextmanager
-def running(tmp_path: Path, asked: TargetOptions) -> Iterator[tuple[Http, ServerProcess]]:
-    """A ready server on 127.0.0.1, and how to ask it."""
-    target = targets.of(asked)
-    java = targets.fetch(target.requirements(asked))
+def running(tmp_path: Path, options: TargetOptions) -> Iterator[tuple[Http, ServerProcess]]:
+    """Yield a ready server on 127.0.0.1, with its client."""
+    target = targets.resolve(options)
+    java = targets.fetch(target.requirements(options))
     listen = Endpoint("127.0.0.1", free_port())
-    plan = target.launch_plan(asked, java, tmp_path / "home", 0, (listen,), ())
-    with ask(tuple, listen) as http:
+    plan = target.launch_plan(NodeStart(options, java, tmp_path / "home", 0, (listen,)))
+    with open_http(tuple, listen) as http:
         launch = Launch(
             plan=plan,
             enter=tuple,
             log=tmp_path / "server.log",
             listen=listen,
-            ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
+            is_ready=lambda remaining_s: target.is_ready(0, (http.with_deadline(remaining_s),)),
         )
         with visible(), serve(launch) as (process,):
             yield http, process
@@ -49,3 +52,30 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError
+
+
+class _CannedHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, body = self.server.responses.get(self.path, (404, b"no such page"))  # type: ignore[attr-defined]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def canned_server(responses: Mapping[str, tuple[int, bytes]]) -> Iterator[Endpoint]:
+    """Yield the address of an HTTP server in this process with these responses by path, and 404 for others."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _CannedHandler) as server:
+        server.responses = responses  # type: ignore[attr-defined]
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield Endpoint("127.0.0.1", server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,4 +1,4 @@
-"""A real server for a test: started as a run starts it, in a namespace of its own, asked over its link."""
+"""A real server for a test: started as a run starts it, in its own namespace, reached over its link."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 
 from ingest_bench import system, targets
 from ingest_bench.errors import MissingCapability
-from ingest_bench.jvm import cache, process, server_user
+from ingest_bench.jvm import cache, process
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
+from ingest_bench.model.load import Workload
 from ingest_bench.model.network import Medium, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.model.workload import Workload
-from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.act.link import Link, open_link
 from ingest_bench.targets import Target
-from ingest_bench.targets.http import Answer, Http, ask
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.http import Http, Response, open_http
 
 PORT = 9200
 BULK = {"Content-Type": "application/x-ndjson"}
@@ -40,59 +41,60 @@ WORKLOAD = Workload(
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that is ready, and how to ask it."""
+    """A ready server with its client."""
 
     target: Target
-    asked: TargetOptions
+    options: TargetOptions
     process: ServerProcess
     http: Http
     home: Path
-    between: Link
+    link: Link
     listen: Endpoint
 
     def create_index(self, workload: Workload) -> None:
-        """The workload's index, empty."""
-        for request in self.target.prepare(self.asked, (workload.index,), workload.mapping).requests:
-            self.target.ask(self.http, request)
+        """Create the workload's index."""
+        for request in self.target.prepare(self.options, (workload.index,), workload.mapping).requests:
+            self.target.execute(self.http, request)
 
     def count(self, index: str) -> int:
-        """The documents in that index."""
-        counted = self.target.count((self.http,), (index,))
-        assert counted is not None
-        return counted
+        """Return the number of documents in an index."""
+        count = self.target.count((self.http,), (index,))
+        assert count is not None
+        return count
 
-    def bulk(self, documents: int) -> Answer:
-        """The answer to a bulk of that many small documents."""
+    def bulk(self, documents: int) -> Response:
+        """Return the response to a bulk of small documents."""
         body = b'{"index":{}}\n{"number":1}\n' * documents
-        return self.http.request("POST", self.target.wire(self.asked, WORKLOAD).place, body, BULK)
+        return self.http.request("POST", self.target.wire(self.options, WORKLOAD).destination, body, BULK)
 
 
 @contextmanager
 def served(
-    tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = (), *, medium: Medium = "veth"
+    tmp_path: Path, options: TargetOptions, jvm_options: tuple[str, ...] = (), *, medium: Medium = "veth"
 ) -> Iterator[Served]:
-    """A ready server; afterwards none of its processes is left, and the cache is what it was."""
-    target = targets.of(asked)
-    java = targets.fetch(target.requirements(asked))
+    """Yield a ready server; check afterwards that no process is left and that the cache is unchanged."""
+    target = targets.resolve(options)
+    java = targets.fetch(target.requirements(options))
     home = tmp_path / "home"
-    with opened_link(medium) as between:
-        listen = Endpoint(between.server_address, PORT)
-        plan = target.launch_plan(asked, java, home, 0, (listen,), jvm_options)
+    with opened_link(medium) as link:
+        listen = Endpoint(link.server_address, PORT)
+        plan = target.launch_plan(NodeStart(options, java, home, 0, (listen,), jvm_options))
         used = (*in_cache(plan.argv), java.home)
         before = snapshot(used)
         log = tmp_path / "server.log"
-        with ask(between.client.command, listen, log=log) as http:
+        with open_http(link.client.command, listen, log=log) as http:
             launch = Launch(
                 plan=plan,
-                enter=between.server.command,
+                enter=link.server.command,
                 log=log,
                 listen=listen,
-                ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
+                is_ready=lambda remaining_s: target.is_ready(0, (http.with_deadline(remaining_s),)),
             )
             with serve(launch) as (server,):
-                yield Served(target, asked, server, http, home, between, listen)
+                yield Served(target, options, server, http, home, link, listen)
     assert not psutil.pid_exists(server.jvm_pid)
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(home) in " ".join(one.info["cmdline"] or ())]
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(home) in command]
     changed = {path for path, _ in snapshot(used).items() ^ before.items()}
     assert not changed
 
@@ -100,44 +102,46 @@ def served(
 @contextmanager
 def visible() -> Iterator[None]:
     """Start the servers of the block as a user would: not in a process namespace, so that they can be attached to."""
-    drop_privileges = server_user.drop_privileges
+    drop_privileges = process.drop_privileges
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(system, "contained", tuple)
-        patch.setattr(server_user, "drop_privileges", lambda plan: (*drop_privileges(plan), *system.with_us(())))
-        patch.setattr(process, "_jvm_pid", lambda started: started.popen.pid)
+        patch.setattr(system, "wrap_in_pid_namespace", tuple)
+        patch.setattr(process, "drop_privileges", lambda plan: (*drop_privileges(plan), *system.tie_to_parent(())))
+        patch.setattr(process, "_find_jvm_pid", lambda started: started.popen.pid)
         yield
 
 
 def on_this_network(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the argv that runs *argv* on the network of the test, with the capabilities for a process namespace."""
-    return tuple(argv) if system.is_root() else ("unshare", "--user", "--map-root-user", "--", *system.with_us(argv))
+    return (
+        tuple(argv) if system.is_root() else ("unshare", "--user", "--map-root-user", "--", *system.tie_to_parent(argv))
+    )
 
 
 @contextmanager
 def opened_link(medium: Medium = "veth") -> Iterator[Link]:
-    """A plain link with offloads: the quickest that has two addresses. A skip where there can be none."""
+    """Open a plain link with offloads, the fastest one with two addresses; skip the test if that is impossible."""
     mtu_bytes = 65536 if medium == "loopback" else 1500
     profile = Profile(name="test", medium=medium, mtu_bytes=mtu_bytes)
     with ExitStack() as stack:
         try:
-            opened = stack.enter_context(link(profile))
+            link = stack.enter_context(open_link(profile))
         except MissingCapability as error:
             pytest.skip(str(error))
-        yield opened
+        yield link
 
 
 def in_cache(argv: Iterable[str]) -> tuple[Path, ...]:
-    """What a server uses of the cache: each path of its command line that is there."""
+    """Return the paths of a command line that are in the cache."""
     words = [word for argument in argv for word in re.split("[:=]", argument)]
     below = [Path(word.removesuffix("/*")) for word in words if word.startswith(str(cache.folder()))]
     return tuple(path.parent if path.name in ("lib", "bin") else path for path in below)
 
 
 def snapshot(used: Iterable[Path]) -> dict[str, tuple[int, int]]:
-    """All that is at and below these paths: to size and time of the last change."""
-    found = {}
+    """Return size and modification time of all files at and below these paths."""
+    states = {}
     for top in used:
         for path in (top, *top.rglob("*")):
             status = path.lstat()
-            found[str(path)] = (status.st_size, status.st_mtime_ns)
-    return found
+            states[str(path)] = (status.st_size, status.st_mtime_ns)
+    return states

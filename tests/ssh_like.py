@@ -1,4 +1,4 @@
-"""What sshd and ssh are to a machine, but for the cryptography: a terminal over one TCP connection.
+"""Stand-in for sshd and ssh without cryptography: a terminal over one TCP connection.
 
 serve ADDRESS PORT (pty | pipe) ARGV…   says "ready", and runs ARGV for who connects first: on a terminal of its own,
                                         or with nothing of it over the connection; SSH_CONNECTION is set as sshd does
@@ -16,18 +16,18 @@ import sys
 
 
 def relay(connection: socket.socket, source: int, sink: int) -> None:
-    """Both ways, until one end of it is over."""
+    """Copy data in both directions until one end closes."""
     while True:
         ready, _, _ = select.select([connection.fileno(), source], [], [])
-        for one in ready:
+        for descriptor in ready:
             try:
-                data = os.read(one, 1 << 16)
+                data = os.read(descriptor, 1 << 16)
             except OSError:
-                # A terminal that nobody has open any more.
+                # The terminal was closed.
                 return
             if not data:
                 return
-            if one != source:
+            if descriptor != source:
                 os.write(sink, data)
             else:
                 connection.sendall(data)

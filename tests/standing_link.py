@@ -1,4 +1,4 @@
-"""A link that stands for a module's tests, which change its state."""
+"""A link for all tests of a module, which change its impairment."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import pytest
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network.act import box
-from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.act.link import Link, choose_backend, open_link
 
 
-def state(impairment: Impairment) -> Profile:
-    """Each packet is a frame, and on its way to the server that happens to it."""
+def make_profile(impairment: Impairment) -> Profile:
+    """Return a profile with that impairment to the server, in which each packet is a frame."""
     return Profile(name="state", gso_max_segs=1, to_server=impairment)
 
 
 @contextmanager
-def link_of(impairments: Iterable[Impairment]) -> Iterator[Link]:
-    """In the first state, and able to be in each."""
-    later = [state(impairment) for impairment in impairments]
+def open_for(impairments: Iterable[Impairment]) -> Iterator[Link]:
+    """Yield a link with the first impairment that can be changed to each; skip if this machine has no netem."""
+    profiles = [make_profile(impairment) for impairment in impairments]
     try:
-        box.choose("auto", later)
+        choose_backend("auto", profiles)
     except MissingCapability as error:
         pytest.skip(str(error))
-    with link(later[0], later=later) as made:
-        yield made
+    with open_link(profiles[0], later_profiles=profiles) as link:
+        yield link

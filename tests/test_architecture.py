@@ -1,4 +1,4 @@
-"""The import rule of `ingest_bench/__init__.py`, the fences around third-party packages, and who starts processes."""
+"""Check import directions, third-party fences, the one module that starts processes, names and words."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from style_check import BANNED, violations
 
 import ingest_bench
 
 PACKAGE = Path(ingest_bench.__file__).parent
 GROUND = {"model", "units", "errors"}
-# Each part and what it may import of ours. A part that is not here may import everything: only `cli` may.
+# Each part and the parts that it may import. `cli` may import everything.
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "units": set(),
     "errors": set(),
-    "nearest_rank": set(),
     "idl": set(),
     "system": {"errors"},
-    "trials": {"system", *GROUND},
     "inputs": GROUND,
     "results": {"inputs", "system", *GROUND},
     "experiment": {"inputs", *GROUND},
@@ -30,14 +29,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": {"experiment", "inputs", *GROUND},
     "protocols": {"documents", "idl", "inputs", *GROUND},
     "load": {"documents", "experiment", "inputs", "protocols", "system", *GROUND},
-    "targets": {"idl", "inputs", "jvm", "system", "trials", *GROUND},
-    "network": {"inputs", "ledger", "nearest_rank", "system", "trials", *GROUND},
-    "host": {"inputs", "ledger", "system", "trials", *GROUND},
-    "probes": {"inputs", "jvm", "nearest_rank", "system", "trials", *GROUND},
-    # A layer of a link is made of the link's own verbs, and one of a node of its share of the machine.
+    "targets": {"host", "idl", "inputs", "jvm", "system", *GROUND},
+    "network": {"host", "inputs", "ledger", "system", *GROUND},
+    "host": {"inputs", "ledger", "system", *GROUND},
+    "probes": {"host", "inputs", "jvm", "system", *GROUND},
+    # Faults change links and node resources.
     "faults": {"experiment", "host", "inputs", "network", "system", *GROUND},
-    "analysis": {"inputs", "nearest_rank", *GROUND},
-    "report": {"analysis", "inputs", "nearest_rank", *GROUND},
+    "analysis": {"inputs", *GROUND},
+    "report": {"analysis", "inputs", *GROUND},
     "lab": {
         *("analysis", "documents", "experiment", "faults", "host", "inputs", "jvm", "load", "network"),
         *("probes", "report", "results", "system", "targets"),
@@ -55,7 +54,7 @@ FENCES = {
     "matplotlib": ("report",),
     "pyarrow": ("report",),
     "scipy": ("analysis",),
-    # Not `network`, `host` and `ledger`: tests of these run in User-Mode Linux too, which cannot compute with it.
+    # Not `network`, `host` and `ledger`: their tests also run in User-Mode Linux, where numpy fails.
     "numpy": (
         "analysis",
         "documents",
@@ -75,7 +74,7 @@ FENCES = {
     "thriftpy2": ("idl",),
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
-# What starts a process, by the beginning of its full name: only `system` may name it.
+# Prefixes of names that start a process: only `system` may use them.
 STARTERS = (
     "subprocess.",
     "os.system",
@@ -101,7 +100,7 @@ STARTERS = (
     "pyroute2.netns",
     "importlib.import_module",
     "__import__",
-    # Of the standard library: they ask uname, file, ldconfig, gcc and ip.
+    # These functions of the standard library start uname, file, ldconfig, gcc and ip.
     "platform.processor",
     "platform.architecture",
     "ctypes.util",
@@ -109,19 +108,19 @@ STARTERS = (
     "uuid.uuid1",
     "webbrowser.",
 )
-# What others need to speak with a child. The class itself is for types only: `subprocess.Popen[bytes]`.
+# Constants for communication with a child. The class itself is for types only: `subprocess.Popen[bytes]`.
 OF_SUBPROCESS = {f"subprocess.{name}" for name in ("PIPE", "DEVNULL", "STDOUT", "TimeoutExpired")}
 ALLOWED = {
-    # Modules of ours, out of tables of their own.
+    # Modules of the package, from a table.
     "cli/app.py": {"importlib.import_module"},
-    # A child that becomes User-Mode Linux: `system` chose its environment and its folder when it started it.
-    "network/act/guest_process.py": {"os.execvp"},
-    # A child that becomes the server, once it has handed over whom its syncs ask.
+    # A child that becomes User-Mode Linux, in the environment and folder that `system` chose.
+    "network/act/uml_process.py": {"os.execvp"},
+    # A child that becomes the server after it has sent its seccomp listener.
     "host/supervised.py": {"os.execvp"},
-    # Typed on the console of User-Mode Linux, and made of constants alone.
-    "network/plan/guest.py": {'"-c"  && \'.join(lines)'},
+    # Typed on the console of User-Mode Linux; made of constants.
+    "network/plan/link_plan.py": {'"-c"  && \'.join(lines)'},
 }
-# A program by its place, and a Python by its name.
+# Absolute path of a program, or name of a Python.
 PROGRAM = re.compile(r"/(usr/)?(local/)?s?bin/|(.*/)?python[0-9.]+$")
 
 
@@ -130,7 +129,7 @@ def part_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Dotted names that a module imports, wherever in it; `from a import b` gives a.b."""
+    """Yield the dotted names that a module imports; `from a import b` gives a.b."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -143,39 +142,39 @@ def test_imports_run_downward_and_stay_inside_the_fences() -> None:
     for path in MODULES:
         part = part_of(path)
         for name in imports(path):
-            first, *rest = name.split(".")
-            if first == "ingest_bench" and rest and part in MAY_IMPORT:
-                assert rest[0] in {part, *MAY_IMPORT[part]}, f"{path}: {part} may not import {name}"
+            first, *parts = name.split(".")
+            if first == "ingest_bench" and parts and part in MAY_IMPORT:
+                assert parts[0] in {part, *MAY_IMPORT[part]}, f"{path}: {part} may not import {name}"
             assert part in FENCES.get(first, (part,)), f"{path}: {first} stays in {FENCES[first]}"
 
 
-# What each floor of `network` may import of the others: a plan is pure, and who acts does not measure.
-FLOORS = {"plan": {"plan"}, "act": {"plan", "act"}, "measure": {"plan", "act", "measure"}}
+# Import direction inside `network`: a plan is pure, and acting does not measure.
+LAYERS = {"plan": {"plan"}, "act": {"plan", "act"}, "measure": {"plan", "act", "measure", "classic_bpf"}}
 
 
-@pytest.mark.parametrize("floor", FLOORS)
-def test_the_floors_of_network_are_used_downward_only(floor: str) -> None:
-    paths = sorted((PACKAGE / "network" / floor).glob("*.py"))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_of_network_import_downward(layer: str) -> None:
+    paths = sorted((PACKAGE / "network" / layer).glob("*.py"))
     assert 3 <= len(paths) - 1 <= 13
     names = {name for path in paths for name in imports(path) if name.startswith("ingest_bench.network.")}
-    assert {name.split(".")[2] for name in names} <= FLOORS[floor]
+    assert {name.split(".")[2] for name in names} <= LAYERS[layer]
 
 
-def test_every_part_has_its_line_in_the_map() -> None:
+def test_every_part_has_an_import_rule() -> None:
     parts = {part_of(path) for path in MODULES} - {"__init__", "__main__", "cli"}
     assert parts <= set(MAY_IMPORT)
 
 
 def starts(tree: ast.Module) -> Iterator[str]:
-    """What in a module starts a process by itself, or runs a text as a program."""
-    known = dict(_imported(tree))
+    """Yield the names in a module that start a process or run text as a program."""
+    imported = dict(_imported(tree))
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
             yield from (name for _, name in _imported(node) if _starts(name, None, None))
         elif isinstance(node, ast.Name | ast.Attribute) and not isinstance(parents[node], ast.Attribute):
             parent = parents[node]
-            name = _full_name(node, known)
+            name = _full_name(node, imported)
             if name in ("os", "subprocess") or _starts(name, parent, parents.get(parent)):
                 yield name
         elif isinstance(node, ast.keyword) and node.arg == "shell":
@@ -187,7 +186,7 @@ def starts(tree: ast.Module) -> Iterator[str]:
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Each name that imports bind, with its full name."""
+    """Yield each name that imports bind, with its full name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -197,14 +196,14 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def _full_name(node: ast.expr, known: dict[str, str]) -> str:
+def _full_name(node: ast.expr, imported: dict[str, str]) -> str:
     if isinstance(node, ast.Attribute):
-        return f"{_full_name(node.value, known)}.{node.attr}"
-    return known.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+        return f"{_full_name(node.value, imported)}.{node.attr}"
+    return imported.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
 
 def _starts(name: str, parent: ast.AST | None, above: ast.AST | None) -> bool:
-    """Whether the full name starts processes as it is used there: `above(parent(name))`; None: it is imported."""
+    """Return True if a name used as `above(parent(name))` starts processes; None: it is imported."""
     if name == "subprocess.Popen":
         is_type = isinstance(parent, ast.Subscript) and not isinstance(above, ast.Call)
         return not is_type
@@ -212,7 +211,7 @@ def _starts(name: str, parent: ast.AST | None, above: ast.AST | None) -> bool:
 
 
 def _texts(argv: ast.Tuple | ast.List, tree: ast.Module) -> Iterator[str]:
-    """Programs as text in an argv: only `sh -c` with a constant is fine, whose values come as arguments."""
+    """Yield programs given as text in an argv. Only `sh -c` with a constant is allowed; its values are arguments."""
     words = [ast.unparse(word).strip("'") for word in argv.elts]
     texts = {
         target.id
@@ -232,8 +231,8 @@ def _texts(argv: ast.Tuple | ast.List, tree: ast.Module) -> Iterator[str]:
 
 def test_only_system_starts_processes() -> None:
     parsed = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
-    found = {name: there for name, tree in parsed.items() if name != "system.py" and (there := set(starts(tree)))}
-    assert found == ALLOWED
+    users = {name: names for name, tree in parsed.items() if name != "system.py" and (names := set(starts(tree)))}
+    assert users == ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -278,7 +277,7 @@ def test_only_system_starts_processes() -> None:
         "run(argv, shell=True)",
     ],
 )
-def test_a_start_is_found_however_it_is_written(source: str) -> None:
+def test_every_way_to_start_a_process_is_detected(source: str) -> None:
     assert list(starts(ast.parse(source)))
 
 
@@ -292,20 +291,64 @@ def test_a_start_is_found_however_it_is_written(source: str) -> None:
         "argv = ('sh', '-c', 'exec \"$@\"', *words)",
     ],
 )
-def test_what_starts_nothing_is_no_start(source: str) -> None:
+def test_uses_without_a_start_are_allowed(source: str) -> None:
     assert not list(starts(ast.parse(source)))
 
 
-def test_a_file_that_a_module_names_beside_itself_is_there() -> None:
-    beside = re.compile(r'Path\(__file__\)\.(?:with_name\(|parent / )"([^"]+)"')
-    named = [(path, name) for path in MODULES for name in beside.findall(path.read_text(encoding="utf-8"))]
+def test_files_next_to_a_module_exist() -> None:
+    pattern = re.compile(r'Path\(__file__\)\.(?:with_name\(|parent / )"([^"]+)"')
+    named = [(path, name) for path in MODULES for name in pattern.findall(path.read_text(encoding="utf-8"))]
     assert len(named) >= 5
     assert not [(path, name) for path, name in named if not (path.parent / name).exists()]
 
 
-def test_a_module_that_is_started_by_its_name_is_there() -> None:
+def test_modules_started_by_name_exist() -> None:
     started = re.compile(r'"(ingest_bench(?:\.\w+)+)"')
     names = {name for path in MODULES for name in started.findall(path.read_text(encoding="utf-8"))}
     assert len(names) >= 8
     missing = [name for name in names if not (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py").exists()]
     assert not [name for name in missing if not (PACKAGE.parent / name.replace(".", "/")).is_dir()]
+
+
+ROOT = Path(__file__).parent.parent
+# Parts whose names and words follow tests/data/banned.toml.
+PARTS = [
+    *sorted(path for path in PACKAGE.iterdir() if path.name != "__pycache__"),
+    *(ROOT / name for name in ("tests", "benchmarks", "docs")),
+    *(ROOT / name for name in ("noxfile.py", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+]
+
+
+# Packages, and test files of these packages, that still have their old names.
+OLD_NAMES = re.compile(
+    r"ingest_bench/(idl|protocols)/|tests/(cql_server|thrift_server|test_(answers|bodies|connection|corpus|cql|documents"
+    r"|framing|held|kafka|procedure|protocols|row_protocols|thrift|tls|track|values))\.py"
+)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_names_and_words_are_those_of_the_field(part: Path) -> None:
+    files = sorted(part.rglob("*")) if part.is_dir() else [part]
+    files = [file for file in files if not OLD_NAMES.match(str(file.relative_to(ROOT)))]
+    assert not [f"{file}:{line}" for file in files if file.suffix in {".py", ".md"} for line in violations(file)]
+
+
+@pytest.mark.parametrize(
+    ("source", "violation"),
+    [
+        *((f"def {name}(): ...", f"1: name {name}") for name in BANNED["names"]),
+        *((f"def f({name}): ...", f"1: name {name}") for name in BANNED["names"]),
+        *((f"for {name} in (): ...", f"1: name {name}") for name in BANNED["names"]),
+        *(
+            (f'def f():\n    """{word} x."""', f"2: docstring starts with {word}")
+            for word in BANNED["docstring_starts"]
+        ),
+        *((f"x = 1  # {word.upper()}", f"1: word {word.upper()}") for word in BANNED["words"]),
+        *((f'x = """\n{word.replace(" ", "  ")}"""', f"2: word {word}") for word in BANNED["words"]),
+        (f"def test_{'a' * 76}(): ...", "1: test name of 81 characters"),
+    ],
+)
+def test_each_kind_of_violation_is_reported(source: str, violation: str, tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source, encoding="utf-8")
+    assert violation in list(violations(path))

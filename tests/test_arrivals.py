@@ -10,8 +10,8 @@ import pytest
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.rates import parse_arrivals, parse_rate
-from ingest_bench.load.arrivals import parse_recorded, schedule, striped
+from ingest_bench.inputs.load_values import parse_arrivals, parse_rate
+from ingest_bench.load.arrivals import parse_recorded, schedule, take_share
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate
 
 MS = 10**6
@@ -47,7 +47,7 @@ def test_a_rate_is_read_from_its_text(text: str, rate: Rate) -> None:
 
 
 @pytest.mark.parametrize("text", ["2000", "2k/s", "2000/year", "fast", "-5/s", "5parsecs/s", ""])
-def test_what_is_no_rate_says_how_to_write_one(text: str) -> None:
+def test_a_wrong_rate_names_the_format(text: str) -> None:
     with pytest.raises(ValueError, match="2000/s"):
         parse_rate(text)
 
@@ -58,7 +58,7 @@ def test_what_is_no_rate_says_how_to_write_one(text: str) -> None:
         ("closed", Arrivals()),
         ("2000/s", Arrivals(shape="constant", rate=Rate(2000.0))),
         ("poisson 2000/s", Arrivals(shape="poisson", rate=Rate(2000.0))),
-        ("ramp 1/s..9/s 30s", Arrivals(shape="ramp", rate=Rate(1.0), to=Rate(9.0), period_ns=30 * S)),
+        ("ramp 1/s..9/s 30s", Arrivals(shape="ramp", rate=Rate(1.0), end_rate=Rate(9.0), period_ns=30 * S)),
         ("steps 1/s 2/s 10s", Arrivals(shape="steps", rates=(Rate(1.0), Rate(2.0)), period_ns=10 * S)),
         ("sine 9/s 50% 1min", Arrivals(shape="sine", rate=Rate(9.0), amplitude_ppm=500_000, period_ns=60 * S)),
         ("recorded a b.txt", Arrivals(shape="recorded", file="a b.txt")),
@@ -71,35 +71,35 @@ def test_arrivals_are_read_from_their_text_and_survive_json(text: str, arrivals:
 
 
 def test_arrivals_are_read_from_a_table_too() -> None:
-    table = {"shape": "ramp", "rate": "100/s", "to": "2000/s", "period": "30s"}
+    table = {"shape": "ramp", "rate": "100/s", "end_rate": "2000/s", "period": "30s"}
     options = records.from_toml(LoadOptions, {"arrivals": table}, "x.toml: load")
     assert options.arrivals == parse_arrivals("ramp 100/s..2000/s 30s")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("value", "message"),
     [
-        ("sometimes", "not a shape of arrivals"),
+        ("sometimes", "not an arrival shape"),
         ("poisson", "poisson 2000/s"),
         ("poisson 1/s 2/s", "poisson 2000/s"),
         ("ramp 1/s 2/s", "ramp 100/s..2000/s 30s"),
         ("ramp 1/s..5MB/s 3s", "one unit"),
         ("steps 10s", '"steps" arrivals need "rates"'),
-        ("sine 5/s 100% 10s", "stand still"),
+        ("sine 5/s 100% 10s", "would stop a sine"),
         ("0/s", "above 0"),
         ("recorded", '"recorded" arrivals need "file"'),
         ("closed 5/s", "write it like 'closed'"),
         ("5000", "is not a rate"),
         ({"shape": "poisson"}, '"poisson" arrivals need "rate"'),
-        ({"shape": "poisson", "rate": "5/s", "to": "6/s"}, 'have no "to"'),
+        ({"shape": "poisson", "rate": "5/s", "end_rate": "6/s"}, 'have no "end_rate"'),
         ({"rate": "5/s"}, '"closed" arrivals have no "rate"'),
         ({"shape": "poison", "rate": "5/s"}, "is not one of"),
     ],
 )
-def test_wrong_arrivals_name_the_key_and_the_remedy(given: object, said: str) -> None:
+def test_wrong_arrivals_name_the_key_and_the_remedy(value: object, message: str) -> None:
     with pytest.raises(SpecError, match=r"^x\.toml: load: arrivals") as raised:
-        records.from_toml(LoadOptions, {"arrivals": given}, "x.toml: load")
-    assert said in str(raised.value)
+        records.from_toml(LoadOptions, {"arrivals": value}, "x.toml: load")
+    assert message in str(raised.value)
 
 
 def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
@@ -107,12 +107,12 @@ def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
     assert next(itertools.islice(schedule(parse_arrivals("3/s")), 3_000_000, None)) == 1_000_000 * S
 
 
-def test_documents_and_bytes_are_counted_by_what_a_request_carries() -> None:
+def test_rates_of_documents_and_bytes_count_the_request_sizes() -> None:
     assert first(3, "1000docs/s", sizes=itertools.repeat(500.0)) == [0, 500 * MS, 1000 * MS]
     assert first(4, "10MB/s", sizes=iter([1e6, 2e6, 5e5])) == [0, 100 * MS, 300 * MS, 350 * MS]
 
 
-def test_poisson_has_the_mean_and_the_spread_of_its_name_and_one_schedule_for_a_seed() -> None:
+def test_poisson_has_its_mean_and_spread_and_is_reproducible() -> None:
     times = first(20_000, "poisson 1000/s", seed=5)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert statistics.mean(gaps) == pytest.approx(MS, rel=0.03)
@@ -151,7 +151,7 @@ def test_a_sine_swings_around_its_mean() -> None:
         ("sine 5/s 99% 60s", lambda at_s: 5 * (1 + 0.99 * math.sin(math.pi / 30 * at_s)), 130),
     ],
 )
-def test_a_request_is_due_when_the_rate_until_then_adds_up_to_its_number(
+def test_a_request_is_due_when_the_integral_reaches_its_number(
     text: str, rate: Callable[[float], float], until_s: float
 ) -> None:
     grid = np.linspace(0, until_s, 20_001)
@@ -169,7 +169,7 @@ def test_times_never_go_backwards(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["100/s", "poisson 100/s"])
 def test_the_shares_of_all_workers_are_the_schedule_without_a_duplicate(text: str) -> None:
-    shares = [list(itertools.islice(striped(schedule(parse_arrivals(text)), worker, 3), 100)) for worker in range(3)]
+    shares = [list(itertools.islice(take_share(schedule(parse_arrivals(text)), worker, 3), 100)) for worker in range(3)]
     assert sorted(itertools.chain(*shares)) == first(300, text)
 
 
@@ -180,8 +180,8 @@ def test_recorded_times_start_with_the_first_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("1\nx\n", "t.txt:2"), ("2\n1\n", "t.txt:2"), ("\n", "no timestamp"), ("nan\n", "t.txt:1")]
+    ("text", "message"), [("1\nx\n", "t.txt:2"), ("2\n1\n", "t.txt:2"), ("\n", "no timestamp"), ("nan\n", "t.txt:1")]
 )
-def test_a_broken_recording_names_its_line(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_a_wrong_recording_names_its_line(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         parse_recorded(text, "t.txt")

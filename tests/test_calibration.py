@@ -9,24 +9,24 @@ from typing import Any
 import made_runs as made
 import pytest
 
-from ingest_bench.cli.calibrate import calibrate
+from ingest_bench.cli.run import calibrate
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.experiment import order, spec
+from ingest_bench.experiment import spec
 from ingest_bench.lab import calibration, campaign
-from ingest_bench.lab.calibration import Sent
+from ingest_bench.lab.calibration import SendRate
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Summary
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 
 SENT = [
-    Sent(body_bytes=4_000, processes=1, requests_per_s=5_000, cpu_percent=99),
-    Sent(body_bytes=104_000, processes=1, requests_per_s=1_000, cpu_percent=98),
-    Sent(body_bytes=4_000, processes=2, requests_per_s=8_000, cpu_percent=97),
+    SendRate(body_bytes=4_000, processes=1, requests_per_s=5_000, cpu_percent=99),
+    SendRate(body_bytes=104_000, processes=1, requests_per_s=1_000, cpu_percent=98),
+    SendRate(body_bytes=4_000, processes=2, requests_per_s=8_000, cpu_percent=97),
 ]
 
 
-SEEN = (sys.executable, "-c", "from ingest_bench.host import others; print(others.experiments())")
+LIST = (sys.executable, "-c", "from ingest_bench.host import cpu; print(cpu.list_other_experiments())")
 
 
 @pytest.fixture(autouse=True)
@@ -45,59 +45,54 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (4_000, 3, 8_000),  # as many processes as were measured
     ],
 )
-def test_the_most_is_read_between_the_sizes_that_were_measured(body_bytes: int, processes: int, most: float) -> None:
-    assert calibration.most_per_s(SENT, body_bytes, processes) == pytest.approx(most)
+def test_maximum_rate_is_interpolated_between_body_sizes(body_bytes: int, processes: int, most: float) -> None:
+    assert calibration.max_requests_per_s(SENT, body_bytes, processes) == pytest.approx(most)
 
 
-def test_nothing_measured_says_nothing() -> None:
-    assert calibration.kept() == []
-    assert calibration.most_per_s([], 4_000, 1) is None
-    assert calibration.most_per_s([SENT[2]], 4_000, 1) is None
+def test_missing_calibration_has_no_maximum_rate() -> None:
+    assert calibration.load_rates() == []
+    assert calibration.max_requests_per_s([], 4_000, 1) is None
+    assert calibration.max_requests_per_s([SENT[2]], 4_000, 1) is None
 
 
-def test_what_is_kept_is_read_again() -> None:
-    assert calibration.keep(SENT) == calibration.path()
-    assert calibration.kept() == SENT
-
-
-def test_a_damaged_file_is_no_calibration() -> None:
-    calibration.keep(SENT).write_text("{")
-    assert calibration.kept() == []
+def test_saved_rates_are_loaded_unless_the_file_is_damaged() -> None:
+    assert calibration.save_rates(SENT) == calibration.calibration_path()
+    assert calibration.load_rates() == SENT
+    calibration.calibration_path().write_text("{")
+    assert calibration.load_rates() == []
 
 
 @pytest.mark.parametrize("name", ["body_bytes", "processes", "requests_per_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_what_no_machine_can_have_sent_is_no_calibration(name: str, value: float, tmp_path: Path) -> None:
+def test_impossible_rates_are_ignored(name: str, value: float, tmp_path: Path) -> None:
     odd: dict[str, Any] = {name: value}
-    calibration.keep([SENT[0], dataclasses.replace(SENT[1], **odd)])
-    assert calibration.warnings(asking(tmp_path, "6000/s"), calibration.kept()) == ()
-    assert calibration.kept() == []
+    calibration.save_rates([SENT[0], dataclasses.replace(SENT[1], **odd)])
+    assert calibration.rate_warnings(plan_with(tmp_path, "6000/s"), calibration.load_rates()) == ()
+    assert calibration.load_rates() == []
 
 
-def asking(folder: Path, arrivals: str, more: str = "") -> Plan:
+def plan_with(folder: Path, arrivals: str, more: str = "") -> Plan:
     (folder / "x.toml").write_text(
         f'[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\nbulk = "4000"\n{more}'
         f'[factors]\narrivals = ["{arrivals}"]\n'
     )
-    return order.order(spec.load(str(folder / "x.toml")))
+    return spec.build_plan(spec.load_experiment(str(folder / "x.toml")))
 
 
 @pytest.mark.parametrize("arrivals", ["6000/s", "ramp 10/s..6000/s 5s", "24MB/s", "sine 4000/s 50% 1s"])
-def test_a_rate_that_was_never_reached_is_said_before_the_run(arrivals: str, tmp_path: Path) -> None:
-    (line,) = calibration.warnings(asking(tmp_path, arrivals), SENT)
-    assert "asks for 6,000 requests/s of 4,000 bytes; this machine sent at most 5,000 with 1 load process (" in line
+def test_unreached_rate_is_a_warning_before_the_run(arrivals: str, tmp_path: Path) -> None:
+    (line,) = calibration.rate_warnings(plan_with(tmp_path, arrivals), SENT)
+    assert "requests 6,000 requests/s of 4,000 bytes; this machine sent at most 5,000 with 1 load process (" in line
 
 
 @pytest.mark.parametrize("arrivals", ["4900/s", "closed", "19MB/s"])
-def test_a_rate_that_was_reached_is_no_news(arrivals: str, tmp_path: Path) -> None:
-    assert calibration.warnings(asking(tmp_path, arrivals), SENT) == ()
+def test_reached_rate_is_not_a_warning(arrivals: str, tmp_path: Path) -> None:
+    assert calibration.rate_warnings(plan_with(tmp_path, arrivals), SENT) == ()
+
+    assert calibration.rate_warnings(plan_with(tmp_path, "6000/s", "processes = 2\n"), SENT) == ()
 
 
-def test_more_processes_may_send_more(tmp_path: Path) -> None:
-    assert calibration.warnings(asking(tmp_path, "6000/s", "processes = 2\n"), SENT) == ()
-
-
-def test_a_run_gives_its_rate_and_its_mean_body() -> None:
+def test_rate_of_a_run_has_its_mean_body_size() -> None:
     run = Run(id="only/1", cell=made.cell(), replicate=1)
     planned = Plan(experiment="calibrate", description="", seed=1, factors=(), runs=(run,))
     summary = Summary(
@@ -111,27 +106,27 @@ def test_a_run_gives_its_rate_and_its_mean_body() -> None:
         measure_start_ns=0,
         measure_end_ns=3 * 10**9,
     )
-    (sent,) = calibration.measured(planned, [summary, dataclasses.replace(summary, state="invalid")])
+    (sent,) = calibration.rates_of_runs(planned, [summary, dataclasses.replace(summary, state="invalid")])
     assert (sent.body_bytes, sent.requests_per_s, sent.processes) == (4_000, 100, 1)
 
 
-def test_a_calibration_holds_its_folder_and_can_be_seen_by_other_experiments(
+def test_calibration_locks_its_folder_and_is_visible_to_other_experiments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    listed: list[str] = []
 
     def carried_out(results: Results, *_: object) -> list[Summary]:
-        with pytest.raises(SpecError, match="another ingest-bench carries out these runs now"), results.held():
+        with pytest.raises(SpecError, match="another ingest-bench executes these runs now"), results.lock():
             pass
-        said.append(subprocess.run(SEEN, capture_output=True, text=True, check=True).stdout)
+        listed.append(subprocess.run(LIST, capture_output=True, text=True, check=True).stdout)
         raise RunFailed("enough")
 
-    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
-    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
-    monkeypatch.setattr(campaign, "carry_out", carried_out)
+    monkeypatch.setattr(campaign, "check_machine", lambda *_: ())
+    monkeypatch.setattr(campaign, "fetch_servers", lambda *_: None)
+    monkeypatch.setattr(campaign, "run_missing", carried_out)
     with pytest.raises(RunFailed, match="enough"):
-        calibrate(out=tmp_path / "out")
+        calibrate(results_folder=tmp_path / "out")
     (folder,) = (tmp_path / "out" / "calibrate").iterdir()
-    assert str(folder)[-40:] in said[0]
-    with layout.Results(folder).held():
+    assert str(folder)[-40:] in listed[0]
+    with layout.Results(folder).lock():
         pass

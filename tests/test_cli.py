@@ -1,4 +1,4 @@
-"""What a user gets for a slip: one message, the right exit code, and nothing started."""
+"""The command line: errors are one message with a remedy, and interrupted experiments can be resumed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import pytest
 from ingest_bench import targets
 from ingest_bench.cli.app import run
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.experiment import order, spec
+from ingest_bench.experiment import spec
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign, find_max
 from ingest_bench.lab.runner import RunOptions
-from ingest_bench.lab.server import attaching
-from ingest_bench.ledger import book, sessions
+from ingest_bench.lab.server import reach
+from ingest_bench.ledger import journal, sessions
 from ingest_bench.load.fleet import keys, roster
-from ingest_bench.load.fleet.roster import Remote
+from ingest_bench.load.fleet.roster import RemoteWorkers
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.results import RunRecord
-from ingest_bench.network.act import box
+from ingest_bench.network.act import link as link_module
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
@@ -43,8 +43,8 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def type_in(line: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["ingest-bench", *line.split()])
         code = run()
-        said = capsys.readouterr()
-        return code, " ".join((said.out + said.err).split())
+        output = capsys.readouterr()
+        return code, " ".join((output.out + output.err).split())
 
     (tmp_path / "empty.ndjson").write_text("")
     (tmp_path / "empty.toml").write_text('[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\n')
@@ -64,21 +64,21 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("run quickstart --set version=1.0", '"1.0"'),
         ("run quickstart --set network.to_server.rate=100 --set network=ethernet", "'100' is not a rate"),
         ("run quickstart --set heap=1g,1g", "is given twice"),
-        ("run quickstart --set heap=9000g", "larger than this machine's memory"),
+        ("run quickstart --set heap=9000g", "exceeds this machine's memory"),
         ("run quickstart --documents empty.ndjson", "empty.ndjson"),
         ("run quickstart --documents bad.ndjson", "line 2"),
         ("run quickstart --documents nothing.ndjson", "nothing.ndjson"),
         ("run quickstart --measure 10", "10"),
         ("run quickstart --documents 0", "--documents 0"),
         (f"run quickstart --documents {'9' * 5000}", "more than thirty digits"),
-        ("run quickstart --documents 1000 --measure 10s", "in place of --measure"),
+        ("run quickstart --documents 1000 --measure 10s", "cannot be combined with --measure"),
         ("run quickstart --documents 1000 --warm-up auto", "from a known start"),
         ("run quickstart --documents 1000 --find-max p99<1s", "not a number of documents"),
         ("run --resume nowhere", "nowhere"),
         ("report nowhere", "no results"),
         ("workload show pmcc", 'did you mean "pmc"?'),
         ("fetch opensearh", 'did you mean "opensearch"?'),
-        (f"run {'x' * 600}.toml", "there is no such file"),
+        (f"run {'x' * 600}.toml", "file not found"),
         (f"run --track {'x' * 600}", "is not a file's path"),
         (f"run quickstart --out {'x' * 600}", "File name too long"),
         (f"run --resume {'x' * 600}", "File name too long"),
@@ -87,147 +87,146 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (f"gate nothing.csv --thresholds {'x' * 600}.toml", "File name too long"),
     ],
 )
-def test_a_slip_gets_one_message_with_the_remedy_and_nothing_starts(typed: Typed, line: str, message: str) -> None:
-    code, said = typed(line)
-    assert code == 2, said
-    assert message in said
-    assert "Traceback" not in said
+def test_mistake_gets_one_message_with_a_remedy_and_starts_nothing(typed: Typed, line: str, message: str) -> None:
+    code, text = typed(line)
+    assert code == 2, text
+    assert message in text
+    assert "Traceback" not in text
     assert not Path("results").exists()
 
 
-def test_nobody_records_in_a_jvm_that_is_only_an_address(typed: Typed) -> None:
-    code, said = typed("run --url http://127.0.0.1:9 --jfr profile")
+def test_profile_cannot_be_recorded_in_a_jvm_known_by_its_url(typed: Typed) -> None:
+    code, text = typed("run --url http://127.0.0.1:9 --jfr profile")
     assert code == 2
-    assert "--jfr profile: nobody can record in the JVM at http://127.0.0.1:9 from outside" in " ".join(said.split())
+    assert "--jfr profile: cannot record in the JVM at http://127.0.0.1:9 by its URL" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
-def test_a_java_without_settings_for_profiling_is_told_of_before_anything_starts(
+def test_java_without_profiling_settings_is_refused_before_the_first_run(
     is_attached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jdk = Java(home=tmp_path / "java", version=17, source="--java-home")
     jvm = SimpleNamespace(jcmd=jdk.home / "bin" / "jcmd")
     monkeypatch.setattr(targets, "fetch", lambda *_: jdk)
-    monkeypatch.setattr(attaching, "jvm_of", lambda *_: jvm)
-    monkeypatch.setattr(campaign, "reader", lambda *_: jdk)
-    monkeypatch.setattr(recording, "reader", lambda _: ())
-    ordered = order.order(spec.load("running", ["attach=7"]) if is_attached else spec.load("quickstart"))
-    campaign.fetch(ordered, RunOptions(), lambda *_: None)
-    with pytest.raises(MissingCapability, match="--jfr profile: the settings of this Java cannot be read"):
-        campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
-    recording.profile(jdk.home).parent.mkdir(parents=True)
-    recording.profile(jdk.home).write_text("<configuration/>")
-    campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
+    monkeypatch.setattr(reach, "attach_jvm", lambda *_: jvm)
+    monkeypatch.setattr(campaign, "find_reader", lambda *_: jdk)
+    monkeypatch.setattr(recording, "reader_command", lambda _: ())
+    ordered = spec.build_plan(
+        spec.load_experiment("running", ["attach=7"]) if is_attached else spec.load_experiment("quickstart")
+    )
+    campaign.fetch_servers(ordered, RunOptions(), lambda *_: None)
+    with pytest.raises(MissingCapability, match="--jfr profile: cannot read the profiling settings"):
+        campaign.fetch_servers(ordered, RunOptions(jfr="profile"), lambda *_: None)
+    recording.profile_path(jdk.home).parent.mkdir(parents=True)
+    recording.profile_path(jdk.home).write_text("<configuration/>")
+    campaign.fetch_servers(ordered, RunOptions(jfr="profile"), lambda *_: None)
 
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is to be carried out is interrupted as it begins."""
+    """Interrupt every execution at its beginning."""
 
-    def carry_out(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
-    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
-    monkeypatch.setattr(campaign, "carry_out", carry_out)
-    monkeypatch.setattr(find_max, "carry_out", carry_out)
+    monkeypatch.setattr(campaign, "check_machine", lambda *_: ())
+    monkeypatch.setattr(campaign, "fetch_servers", lambda *_: None)
+    monkeypatch.setattr(campaign, "run_missing", interrupt)
+    monkeypatch.setattr(find_max, "run_search", interrupt)
 
 
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("option", ["", " --jfr profile"])
-def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(option: str, typed: Typed) -> None:
-    code, said = typed(f"run quickstart{option}")
+def test_resumed_experiment_must_record_like_its_first_runs(option: str, typed: Typed) -> None:
+    code, text = typed(f"run quickstart{option}")
     assert code == 130
     (folder,) = Path("results/quickstart").iterdir()
-    assert said.endswith(f"The rest: ingest-bench run --resume {folder}{option}")
+    assert text.endswith(f"To resume: ingest-bench run --resume {folder}{option}")
     assert typed(f"run --resume {folder}{option}")[0] == 130
-    code, said = typed(f"run --resume {folder}{'' if option else ' --jfr profile'}")
+    code, text = typed(f"run --resume {folder}{'' if option else ' --jfr profile'}")
     assert code == 2
-    assert f"give --jfr {'profile' if option else 'default'}" in said
-    # compare and gate name what differs of this.
-    assert layout.facts(folder)["jfr"] == ("profile" if option else "default")
+    assert f"give --jfr {'profile' if option else 'default'}" in text
+    assert layout.read_facts(folder)["jfr"] == ("profile" if option else "default")
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_out(typed: Typed) -> None:
+def test_resume_command_has_every_folder_and_option(typed: Typed) -> None:
     Path("one.toml").write_text('[target]\nname = "sink"\n')
     Path("two.toml").write_text('[target]\nname = "sink"\n')
     Path("both.toml").write_text('includes = ["one.toml", "two.toml"]\n')
     how = "--netem uml --java-home /some/jdk --allow-delete --last-frames"
-    code, said = typed(f"run both.toml {how}")
+    code, text = typed(f"run both.toml {how}")
     assert code == 130
-    (one,), (two,) = Path("results/one").iterdir(), Path("results/two").iterdir()
-    rest = "; ".join(f"ingest-bench run --resume {folder} {how}" for folder in (one, two))
-    assert said.endswith(f"The rest: {rest}")
+    (first,), (second,) = Path("results/one").iterdir(), Path("results/two").iterdir()
+    commands = "; ".join(f"ingest-bench run --resume {folder} {how}" for folder in (first, second))
+    assert text.endswith(f"To resume: {commands}")
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_the_rest_of_an_experiment_with_workers_is_the_command_that_goes_on(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Remote] = []
+def test_resume_command_of_workers_can_be_typed_as_printed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[RemoteWorkers] = []
 
-    def joined(remote: Remote, *_: object) -> contextlib.AbstractContextManager[SimpleNamespace]:
-        asked.append(remote)
+    def joined(remote: RemoteWorkers, *_: object) -> contextlib.AbstractContextManager[SimpleNamespace]:
+        requested.append(remote)
         return contextlib.nullcontext(SimpleNamespace(joined=remote.workers))
 
-    monkeypatch.setattr(roster, "joined", joined)
+    monkeypatch.setattr(roster, "open_fleet", joined)
     keys.write_new(Path("my keys"), 2)
     monkeypatch.setenv("INGEST_BENCH_KEYS", "my keys/run.key")
     how = "--workers 2 --bind 127.0.0.1:7001 --locust-web 127.0.0.1:8089"
-    code, said = typed(f"run --url http://127.0.0.1:9 {how}")
+    code, text = typed(f"run --url http://127.0.0.1:9 {how}")
     assert code == 130
-    rest = said.partition("The rest: ")[2]
-    assert "--keys 'my keys/run.key'" in rest
+    resume = text.partition("To resume: ")[2]
+    assert "--keys 'my keys/run.key'" in resume
     monkeypatch.delenv("INGEST_BENCH_KEYS")
     # Typed as it was printed.
-    monkeypatch.setattr("sys.argv", shlex.split(rest))
+    monkeypatch.setattr("sys.argv", shlex.split(resume))
     assert run() == 130
-    assert asked[0] == asked[1]
-    assert asked[0].bind.port == 7001
+    assert requested[0] == requested[1]
+    assert requested[0].bind.port == 7001
 
 
 def begun(typed: Typed, options: str = "") -> tuple[Path, Results]:
-    """The folder of a quickstart that was interrupted at once, and what is in it."""
+    """Return the folder of a quickstart that was interrupted at once, and its results."""
     assert typed(f"run quickstart {options}")[0] == 130
     (folder,) = Path("results/quickstart").iterdir()
     return folder, layout.open_results(folder)
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_conflict_with_resume_are_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = begun(typed)
     before = sorted(Path().rglob("*"))
     for option, message in {
-        "--out elsewhere": f"--resume {folder}: what is measured goes there, too; leave --out elsewhere out",
-        "--out results": "leave --out results out",
-        "--most-runs 20": f"--most-runs 20: only a search takes it, and {folder} is none",
-        "--find-max=": "--resume takes its plan from the folder",
-        "--aa 5": "--resume takes its plan from the folder",
-        "--bind 127.0.0.1": "--bind is where --workers N join; how many?",
-        "--keys keys/run.key": "--keys says which of --workers N may join; how many?",
+        "--out elsewhere": f"--resume {folder} cannot be combined with --out: results go to the resumed folder",
+        "--out results": "remove --out results",
+        "--max-runs 20": f"--max-runs 20 applies to searches only, and {folder} is not a search",
+        "--find-max=": "--resume cannot be combined with an experiment",
+        "--aa 5": "--resume cannot be combined with an experiment",
+        "--bind 127.0.0.1": "--bind requires --workers N",
+        "--keys keys/run.key": "--keys requires --workers N",
     }.items():
-        code, said = typed(f"run --resume {folder} {option}")
-        assert (code, message in said) == (2, True), said
+        code, text = typed(f"run --resume {folder} {option}")
+        assert (code, message in text) == (2, True), text
     monkeypatch.setenv("INGEST_BENCH_KEYS", "keys/run.key")
-    # The environment names it for other commands, too.
+    # The environment may set it for other commands.
     assert typed(f"run --resume {folder}")[0] == 130
-    code, said = typed("run quickstart --most-runs 20")
-    assert (code, "only a search takes it; add --find-max GOAL" in said) == (2, True), said
+    code, text = typed("run quickstart --max-runs 20")
+    assert (code, "--max-runs 20 requires --find-max GOAL" in text) == (2, True), text
     assert sorted(Path().rglob("*")) == before
 
 
 @pytest.fixture
 def both_netems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has the kernel's netem, and User-Mode Linux."""
-    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
+    """Pretend that this machine has the kernel's netem and User-Mode Linux."""
+    monkeypatch.setattr(link_module, "NETEM_CHECKS", {"kernel": lambda: "", "uml": lambda: ""})
 
 
 def finished(results: Results, network: str, netem: str, replicates: int = 1) -> None:
-    """The records of so many runs on that network at most."""
-    for planned in [each for each in results.plan.runs if each.cell.levels["network"] == network][:replicates]:
-        results.run(planned).create()
-        results.run(planned).write(
+    """Write the records of at most that many runs on that network."""
+    for planned in [item for item in results.plan.runs if item.cell.levels["network"] == network][:replicates]:
+        results.run_folder(planned).create()
+        results.run_folder(planned).write_record(
             RunRecord(
                 run=planned.id,
                 replicate=planned.replicate,
@@ -242,36 +241,34 @@ def finished(results: Results, network: str, netem: str, replicates: int = 1) ->
 
 @pytest.mark.usefixtures("interrupted", "both_netems")
 @pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
-def test_no_experiment_is_resumed_with_another_netem(typed: Typed, began: str, others: str) -> None:
+def test_experiment_cannot_be_resumed_with_another_netem(typed: Typed, began: str, others: str) -> None:
     folder, results = begun(typed, f"--replicates 2 --set network=loopback,wan-50ms {began}")
     used = "uml" if began else "kernel"
     finished(results, "loopback", "plain")
     assert typed(f"run --resume {folder} {others}")[0] == 130
     finished(results, "wan-50ms", used)
     assert typed(f"run --resume {folder} --netem {used}")[0] == typed(f"run --resume {folder} {began}")[0] == 130
-    code, said = typed(f"run --resume {folder} {others}")
+    code, text = typed(f"run --resume {folder} {others}")
     assert code == 2
-    assert f"by netem {used}" in said
-    assert said.endswith(f"give --netem {used}")
+    assert f"by netem {used}" in text
+    assert f"--netem {used}" in text
 
 
 @pytest.mark.usefixtures("interrupted", "both_netems")
-def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_none(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remaining_runs_without_netem_can_be_resumed_anywhere(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, results = begun(typed, "--replicates 2 --set network=loopback,wan-50ms --netem uml")
     checked: list[list[str]] = []
 
-    def preflight(plan: Plan, _options: object) -> tuple[str, ...]:
+    def check_machine(plan: Plan, _options: object) -> tuple[str, ...]:
         checked.append(sorted({run.cell.levels["network"] for run in plan.runs}))
         return ()
 
-    monkeypatch.setattr(campaign, "preflight", preflight)
+    monkeypatch.setattr(campaign, "check_machine", check_machine)
     finished(results, "wan-50ms", "uml")
-    assert typed(f"run --resume {folder}")[0] == 2, "a replicate of it is left"
+    assert typed(f"run --resume {folder}")[0] == 2, "a replicate remains"
     finished(results, "wan-50ms", "uml", replicates=99)
-    # Nor is netem needed on this machine.
-    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "none", "uml": lambda: "none"})
+    # This machine needs no netem for the others.
+    monkeypatch.setattr(link_module, "NETEM_CHECKS", {"kernel": lambda: "none", "uml": lambda: "none"})
     assert typed(f"run --resume {folder}")[0] == 130
     finished(results, "loopback", "plain", replicates=99)
     assert typed(f"run --resume {folder}")[0] == 130
@@ -279,57 +276,58 @@ def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_no
 
 
 @pytest.mark.usefixtures("interrupted", "both_netems")
-def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(typed: Typed) -> None:
+def test_runs_with_both_netems_are_advised_to_start_again(typed: Typed) -> None:
     folder, results = begun(typed, "--replicates 2 --set network=wan-50ms,satellite")
     finished(results, "wan-50ms", "uml")
     finished(results, "satellite", "kernel")
-    code, said = typed(f"run --resume {folder}")
-    assert (code, said.endswith("no --netem does both; begin anew, without --resume")) == (2, True), said
+    code, text = typed(f"run --resume {folder}")
+    assert (code, text.endswith("Start a new experiment without --resume.")) == (2, True), text
 
 
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("command", ["report", "recommend"])
-def test_of_an_experiment_that_was_not_begun_there_is_nothing_to_say(command: str, typed: Typed) -> None:
+def test_results_without_any_run_cannot_be_reported(command: str, typed: Typed) -> None:
     folder, _ = begun(typed)
     before = sorted(Path().rglob("*"))
-    code, said = typed(f"{command} {folder}")
+    code, text = typed(f"{command} {folder}")
     assert code == 2
-    assert said == f"error: {folder}: none of its runs was carried out yet; `run --resume {folder}` does them"
+    assert text.startswith(f"error: {folder}: ")
+    assert f"`run --resume {folder}`" in text
     assert sorted(Path().rglob("*")) == before
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_a_search_is_resumed_with_more_runs(typed: Typed) -> None:
+def test_search_is_resumed_with_more_runs(typed: Typed) -> None:
     folder, results = begun(typed, "--find-max p99<1s")
     assert results.plan.search is not None
-    assert results.plan.search.most_runs == 16
-    assert typed(f"run --resume {folder} --most-runs 30")[0] == 130
-    assert results.plan.search == Search(goal="p99<1s, errors < 0.1%", most_runs=30)
+    assert results.plan.search.max_runs == 16
+    assert typed(f"run --resume {folder} --max-runs 30")[0] == 130
+    assert results.plan.search == Search(goal="p99<1s, errors < 0.1%", max_runs=30)
 
 
-def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_one_message_with_a_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("ingest_bench.experiment.catalog.table", full)
-    code, said = typed("plan quickstart")
+    monkeypatch.setattr("ingest_bench.experiment.catalog.read_table", full)
+    code, text = typed("plan quickstart")
     assert code == 3
-    assert said == (
-        "error: No space left on device. Make room where results go (--out) and in the temporary folder; "
-        "`run --resume` goes on"
+    assert text == (
+        "error: No space left on device. Make room in the folder of results (--out) and in the temporary folder; "
+        "`run --resume` continues"
     )
 
 
-def test_a_program_can_read_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_as_json_has_every_kind_of_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"experiments", "network profiles", "workloads", "targets", "protocols", "probes"}
-    assert found["experiments"]["quickstart"]
-    assert set(found["probes"]) == set(PROBES)
+    parts = json.loads(capsys.readouterr().out)
+    assert set(parts) == {"experiments", "network profiles", "workloads", "targets", "protocols", "probes"}
+    assert parts["experiments"]["quickstart"]
+    assert set(parts["probes"]) == set(PROBES)
 
 
-def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_and_compares() -> None:
-    code = "import sys, ingest_bench.cli.measure; print(*sys.modules)"
+def test_run_does_not_import_drawing_statistics_and_load_libraries() -> None:
+    code = "import sys, ingest_bench.cli.run; print(*sys.modules)"
     argv = [sys.executable, "-c", code]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     assert "ingest_bench.lab.campaign" in loaded
@@ -337,7 +335,7 @@ def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         (
             "quickstart",
@@ -349,35 +347,35 @@ def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_
             "server sink java17 / opensearch 2.19.6 heap 1GiB / 2GiB",
         ),
         ("quickstart --set nodes=3 --set network=ethernet", "server opensearch 2.19.6, 3 nodes"),
-        # Without users and a bulk of its own the workload's.
+        # Users and bulk default to those of the workload.
         ("quickstart --set workload=pmc --set users=3,3000", "workload pmc users 3 / 3,000 bulk"),
         ("quickstart --set users=1,2,3,4,5,6,7", "users 1 / 2 / 3 / 4 / 5 / 2 more bulk"),
         ("kafka --set bulk=1MiB", "bulk at most 1MiB"),
         ("quickstart --documents 9000", "warm-up 5s measured 9,000 documents"),
-        ("--url http://127.0.0.1:1", "server http://127.0.0.1:1 network as it is workload nyc_taxis"),
+        ("--url http://127.0.0.1:1", "server http://127.0.0.1:1 network unchanged workload nyc_taxis"),
         ("quickstart --set network=jumbo --set receive_predictor=32KiB --measure 9s", "1 run, about 29 s."),
         ("quickstart --replicates 3", "12 runs, about 6 min."),
         ("quickstart --measure 24h", "4 runs, about 96.0 h."),
     ],
 )
-def test_a_plan_says_what_its_runs_have_in_common_and_how_long_they_take(typed: Typed, line: str, said: str) -> None:
-    code, told = typed(f"plan {line}")
-    assert code == 0, told
-    assert said in told
+def test_plan_prints_settings_and_durations(typed: Typed, line: str, expected: str) -> None:
+    code, text = typed(f"plan {line}")
+    assert code == 0, text
+    assert expected in text
 
 
-def test_net_show_names_a_file_that_it_cannot_read_and_shows_the_rest(
+def test_net_show_names_an_unreadable_journal_and_shows_the_others(
     typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
-    bad = sessions.file_of("bad")
+    bad = sessions.locate_journal("bad")
     bad.write_text('{"header": {"schema": 2}}\n')
-    book.Ledger.create(sessions.file_of("good"), book.new_header("shaped eth7", 60)).close()
-    code, said = typed("net show")
+    journal.Journal.create(sessions.locate_journal("good"), journal.create_header("shaped eth7", 60)).close()
+    code, text = typed("net show")
     assert code == RunFailed.exit_code
-    assert "shaped eth7" in said
-    assert f"{bad}: what a session has changed cannot be read" in said
-    sessions.file_of("good").unlink()
-    code, said = typed("net show")
+    assert "shaped eth7" in text
+    assert f"{bad}: " in text
+    sessions.locate_journal("good").unlink()
+    code, text = typed("net show")
     assert code == RunFailed.exit_code
-    assert "nothing is applied" not in said
+    assert "no changes are applied" not in text

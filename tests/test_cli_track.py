@@ -1,4 +1,4 @@
-"""`run --track` and `plan --track` as a user types them: what is told, and what is refused with exit code 2."""
+"""`run` and `plan` with a track, and options that are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.cli import app, what
-from ingest_bench.experiment import fingerprints
+from ingest_bench.cli import app, experiment_options
+from ingest_bench.experiment import catalog
 
 TRACK = str(Path(__file__).parent / "data" / "track")
 
@@ -17,36 +17,35 @@ def typed(*words: str) -> int:
     return app.run(list(words))
 
 
-def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_a_track_names_skipped_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
-    # A narrow terminal breaks lines.
-    said = " ".join(capsys.readouterr().out.split())
-    assert "skipped: recent (search) skipped: sleep" in said
-    assert "2 runs, each as long as its documents take. Nothing was started." in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "skipped: recent (search) skipped: sleep" in text
+    assert "2 runs, as long as their documents take. Nothing was started." in text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "--track", "/nowhere"), "/nowhere: is no track: neither track.json nor workload.json is in it"),
+        (("run", "--track", "/nowhere"), "/nowhere: not a track: it contains neither track.json nor workload.json"),
         (("run", "--track", TRACK, "--challenge", "apend"), 'no procedure "apend"; did you mean "append"?'),
         (("run", "--track", TRACK, "--track-params", "bulk_sise:5"), 'no parameter "bulk_sise"; did you mean'),
         (("run", "--track", TRACK, "--track-params", "bulk_size"), "'bulk_size' is not NAME:VALUE"),
-        (("run", "--track", TRACK, "--documents", "x.json"), "load.documents: the track says it"),
-        (("run", "--track", TRACK, "--measure", "5s"), "load.measure: the track says it"),
-        (("run", "--track", TRACK, "--set", "users=5"), "load.users: the track says it"),
-        (("run", "quickstart", "--challenge", "append"), "belong to --track DIR: which track?"),
-        (("run", "quickstart", "--test-mode"), "belong to --track DIR: which track?"),
-        (("run", "--resume", "results", "--track", TRACK), "--resume takes its plan from the folder"),
-        (("run", "--resume", "results", "--test-mode"), "--resume takes its plan from the folder"),
-        (("run", "track"), "give it by --track DIR"),
-        (("run", "quickstart", "--documents", "-"), "write it to a file first"),
-        (("net", "exec", "ethernet", "--server", 'sleep "1', "--", "true"), "a shell could not read it"),
-        (("run",), "which experiment?"),
-        (("run", "quickstart", "--set", "query_arrivals=5/s"), "nobody sends queries"),
+        (("run", "--track", TRACK, "--documents", "x.json"), "load.documents conflicts with a track"),
+        (("run", "--track", TRACK, "--measure", "5s"), "load.measure conflicts with a track"),
+        (("run", "--track", TRACK, "--set", "users=5"), "load.users conflicts with a track"),
+        (("run", "quickstart", "--challenge", "append"), "require --track DIR"),
+        (("run", "quickstart", "--test-mode"), "require --track DIR"),
+        (("run", "--resume", "results", "--track", TRACK), "--resume cannot be combined with an experiment"),
+        (("run", "--resume", "results", "--test-mode"), "--resume cannot be combined with an experiment"),
+        (("run", "track"), "requires --track DIR"),
+        (("run", "quickstart", "--documents", "-"), "standard input can be read only once"),
+        (("net", "exec", "ethernet", "--server", 'sleep "1', "--", "true"), "it is not a valid shell command"),
+        (("run",), "no experiment given"),
+        (("run", "quickstart", "--set", "query_arrivals=5/s"), "requires query users"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(
+def test_impossible_options_are_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -60,26 +59,23 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("path", ["~/my track, v2", "~/my track, v2/track.json"])
-def test_a_track_is_found_below_a_tilde_and_with_a_space_in_its_path(
+def test_path_of_a_track_may_have_a_tilde_and_spaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     folder = shutil.copytree(TRACK, tmp_path / "my track, v2")
     monkeypatch.setenv("HOME", str(tmp_path))
-    (plan,) = what.plans(what.What(track=Path(path), documents=None))
+    (plan,) = experiment_options.build_plans(experiment_options.ExperimentOptions(track=Path(path), documents=None))
     track = plan.runs[0].cell.load.track
     assert track is not None
     assert Path(track.path) in (folder, folder / "track.json")
     assert plan.experiment == ("my_track_v2" if path.endswith("v2") else "track")
-    assert len(fingerprints.of(plan)) == sum(
+    assert len(catalog.compute_fingerprints(plan)) == sum(
         1 for file in folder.rglob("*") if file.is_file() and (".json" in file.name or path.endswith("v2"))
     )
 
 
-def test_a_corpus_that_is_missing_is_named_with_where_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_corpus_is_named_with_its_address(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TRACK, tmp_path / "track"))
     (folder / "rides.json").unlink()
     assert typed("run", "--track", str(folder)) == 2
-    assert (
-        "say --download to fetch it into the cache (of unknown size, from https://example.org/corpora/)"
-        in capsys.readouterr().err
-    )
+    assert "(unknown size, from https://example.org/corpora/)" in capsys.readouterr().err

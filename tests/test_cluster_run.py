@@ -1,4 +1,4 @@
-"""A whole run of a real cluster: two nodes of OpenSearch, each in a namespace of its own, and faults of one of them."""
+"""A run of a real cluster: two OpenSearch nodes in their own namespaces, and faults of one of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def number(values: dict[str, Any], name: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
     results, (summary,) = carried_out(tmp_path_factory.mktemp("cluster"), CLUSTER)
     return results.path, summary
 
@@ -59,8 +59,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
 @pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
-def test_a_cluster_is_measured_and_everything_is_counted_exactly(ran: tuple[Path, Summary]) -> None:
-    _, summary = ran
+def test_cluster_is_measured_and_counted_exactly(run: tuple[Path, Summary]) -> None:
+    _, summary = run
     assert summary.state == "measured", summary.reason
     values = summary.values
     assert number(values, "documents_counted") == number(values, "documents_acked") > 0
@@ -72,12 +72,12 @@ def test_a_cluster_is_measured_and_everything_is_counted_exactly(ran: tuple[Path
         assert sum(number(node, name) for node in summary.nodes) == pytest.approx(number(values, name))
 
 
-# The oldest and the newest find each other in different ways (discovery.zen, cluster.initial_master_nodes).
+# The oldest and the newest have different discovery settings (discovery.zen, cluster.initial_master_nodes).
 @pytest.mark.nightly
 @pytest.mark.elasticsearch
 @pytest.mark.netns
 @pytest.mark.parametrize("version", ["5.6.16", "8.19.21"])
-def test_a_cluster_of_elasticsearch_is_counted_exactly(tmp_path: Path, version: str) -> None:
+def test_elasticsearch_cluster_is_counted_exactly(tmp_path: Path, version: str) -> None:
     plain = CLUSTER.partition("[[fault]]")[0].replace(
         "[target]", f'[target]\nname = "elasticsearch"\nversion = "{version}"'
     )
@@ -90,29 +90,29 @@ def test_a_cluster_of_elasticsearch_is_counted_exactly(tmp_path: Path, version: 
 @pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
-def test_the_node_that_stood_still_was_waited_for(ran: tuple[Path, Summary]) -> None:
-    _, summary = ran
+def test_peers_waited_for_the_paused_node(run: tuple[Path, Summary]) -> None:
+    _, summary = run
     assert [(fault.kind, fault.node, fault.link) for fault in summary.faults] == [
         ("pause", 2, ""),
         ("throttle", 2, "peers"),
     ]
     _, second = summary.nodes
-    # Looks are each 250 ms, and a bulk may have been sent late within the pause.
-    assert number(second, "waited_for_ms_max") >= 500
+    # Snapshots are every 250 ms, and a bulk may have been sent late in the pause.
+    assert number(second, "peer_wait_ms_max") >= 500
 
 
 @pytest.mark.opensearch
 @pytest.mark.netns
-def test_the_files_of_each_node_lie_in_its_folder(ran: tuple[Path, Summary]) -> None:
-    path, summary = ran
+def test_each_node_has_its_own_folder(run: tuple[Path, Summary]) -> None:
+    path, summary = run
     folder = path / summary.run
     assert [len(list(folder.glob(name))) for name in ("raw/wire.json", "node-2/raw/wire.json")] == [1, 1]
-    assert {one.name for one in (folder / "node-2").iterdir()} == {"raw", "server.log"}
-    crossed = wire.seen(folder / "raw" / "wire-peers-1-2.json")["to-server"]
-    assert crossed is not None
-    # Every document goes to the copy on the second node, in a form that is not much shorter.
-    bytes_crossed = sum(size * count for size, count in crossed.frames.items())
-    assert bytes_crossed > 0.4 * number(summary.values, "bytes_sent")
+    assert {path_.name for path_ in (folder / "node-2").iterdir()} == {"raw", "server.log"}
+    record = wire.read_wire(folder / "raw" / "wire-peers-1-2.json")["to-server"]
+    assert record is not None
+    # Every document is sent to the replica on the second node, in a form that is not much shorter.
+    replicated_bytes = sum(size * count for size, count in record.frames.items())
+    assert replicated_bytes > 0.4 * number(summary.values, "bytes_sent")
     with (path / "nodes.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["run"], row["node"]) for row in rows] == [(summary.run, "1"), (summary.run, "2")]

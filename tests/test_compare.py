@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.comparison import Comparison
-from ingest_bench.analysis.run.columns import COLUMNS, COUNTS
-from ingest_bench.report.tables import changes_table
+from ingest_bench.analysis.run.columns import COLUMNS, EVENT_COUNTS
+from ingest_bench.report import change_tables
 
 _RUN = made.summary({})
 
@@ -19,30 +19,30 @@ _RUN = made.summary({})
 def compared(
     ones: list[float], others: list[float], *, paired: bool = False, column: str = "docs_per_s_mean"
 ) -> Comparison:
-    """Of two cells whose runs have these values, as they are in a table."""
+    """Return the comparison of two cells whose runs have these values."""
     sides = [
         cells.CellRuns(
             name,
             {},
-            tuple(dataclasses.replace(_RUN, replicate=at, values={column: each}) for at, each in enumerate(values)),
+            tuple(dataclasses.replace(_RUN, replicate=at, values={column: value}) for at, value in enumerate(values)),
         )
         for name, values in (("a", ones), ("b", others))
     ]
-    found = comparison.of_cells(column, *sides, paired=paired)
-    assert found is not None
-    return found
+    result = comparison.compare_cells(column, *sides, paired=paired)
+    assert result is not None
+    return result
 
 
 def test_welch_agrees_with_a_worked_example() -> None:
     # scipy.stats.ttest_ind([90, 95, 92], [100, 102, 104, 98], equal_var=False).confidence_interval()
-    found = compared([100, 102, 104, 98], [90, 95, 92])
-    assert found.difference == pytest.approx(-8.6667, abs=1e-4)
-    assert found.interval == pytest.approx((-13.825136, -3.508197), abs=1e-3)
-    assert found.is_distinct
+    result = compared([100, 102, 104, 98], [90, 95, 92])
+    assert result.difference == pytest.approx(-8.6667, abs=1e-4)
+    assert result.interval == pytest.approx((-13.825136, -3.508197), abs=1e-3)
+    assert result.is_distinct
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss occurred in moment calculation")
-def test_both_ends_of_a_relative_change_are_where_scipy_sees_no_difference() -> None:
+def test_ends_of_a_relative_change_match_scipy() -> None:
     from scipy import stats  # noqa: PLC0415
 
     before: list[float] = [70, 100, 130]
@@ -58,7 +58,7 @@ def test_both_ends_of_a_relative_change_are_where_scipy_sees_no_difference() -> 
     assert compared(before, [10] * 3).relative_interval == pytest.approx((-0.943, -0.607), abs=0.001)
 
 
-def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> None:
+def test_ends_of_a_paired_change_match_scipy() -> None:
     from scipy import stats  # noqa: PLC0415
 
     before: list[float] = [100, 90, 80, 120]
@@ -68,11 +68,11 @@ def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> No
 
 
 @pytest.mark.parametrize(("runs", "noise"), [(3, 0.02), (3, 0.3), (5, 0.1), (10, 0.3)])
-def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, noise: float) -> None:
+def test_relative_interval_has_95_percent_coverage(runs: int, noise: float) -> None:
     factors, random = (0.2, 0.5, 1, 2, 5, 10), np.random.default_rng(runs)
     held = dict.fromkeys(factors, 0)
     for factor in factors:
-        # Runs of its own: the interval of scaled runs is the scaled interval.
+        # The interval of scaled runs is the scaled interval.
         for ones, others in random.normal(0, noise, (250, 2, runs)):
             sides = (100 * np.exp(ones)).tolist(), (100 * factor * np.exp(others)).tolist()
             low, high = compared(*sides).relative_interval or (0, 0)
@@ -83,7 +83,7 @@ def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, n
 
 
 @pytest.mark.parametrize(("mean", "factor"), [(5, 0.2), (5, 10), (50, 1)])
-def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, factor: float) -> None:
+def test_relative_interval_of_counts_has_95_percent_coverage(mean: int, factor: float) -> None:
     random, held = np.random.default_rng(mean), 0
     for _ in range(500):
         sides = random.poisson(mean, 3).tolist(), random.poisson(factor * mean, 3).tolist()
@@ -104,13 +104,13 @@ def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, f
 @example(ones=[0, 1], others=[0, 1e-200], paired=False, event=0.0)
 @example(ones=[0, 1e-200], others=[0, 1], paired=False, event=0.0)
 @example(ones=[113365, 132922], others=[0, 1], paired=False, event=0.0)
-# Neither mean can be told from 0, and they differ: a ratio is inside from 0 to 0.06, and from 42,000 on.
+# Neither mean is distinguishable from 0, and they differ: ratios from 0 to 0.06 and from 42,000 on are inside.
 @example(ones=[2, 0], others=[535206, 457109], paired=True, event=0.0)
-def test_a_relative_interval_agrees_with_the_verdict_and_stays_above_minus_100_percent(
+def test_relative_interval_agrees_with_the_verdict(
     ones: list[float], others: list[float], paired: bool, event: float
 ) -> None:
     sides = (("a", dict(enumerate(ones))), ("b", dict(enumerate(others))))
-    change = comparison.numbers("x", *sides, paired=paired, floor=comparison.Floor(event=event))
+    change = comparison.compare_numbers("x", *sides, paired=paired, floor=comparison.VarianceFloor(event=event))
     assert change is not None
     if change.relative_interval is None:
         assert change.first_mean <= change.second_mean * 1e-12
@@ -123,26 +123,25 @@ def test_a_relative_interval_agrees_with_the_verdict_and_stays_above_minus_100_p
         assert change.is_distinct == (not low <= 0 <= high)
 
 
-def test_a_baseline_that_may_be_nothing_has_no_upper_end() -> None:
+def test_baseline_indistinguishable_from_zero_has_no_upper_end() -> None:
     change = compared([10, 100, 300], [100_000, 100_100, 99_900])
     low, high = change.relative_interval or (0, 0)
     assert 100 < low < high == float("inf")
-    assert changes_table.interval(change).endswith("% or more")
-    assert changes_table.ends(change) == (low, "")
+    assert change_tables.format_interval(change).endswith("% or more")
 
 
 @pytest.mark.parametrize("now", [[-5.2, -5.1], [1.0, 1e30]])
-def test_a_negative_mean_or_a_baseline_next_to_nothing_has_no_relative_interval(now: list[float]) -> None:
+def test_negative_mean_or_zero_baseline_has_no_relative_interval(now: list[float]) -> None:
     change = compared([1e-13, 1.1e-13], now)
     assert change.interval is not None
-    assert (change.relative_interval, changes_table.interval(change)) == (None, "")
+    assert (change.relative_interval, change_tables.format_interval(change)) == (None, "")
 
 
-def test_a_number_whose_square_overflows_counts_as_not_measured() -> None:
+def test_number_whose_square_overflows_is_not_measured() -> None:
     assert compared([1e300, 7.0, -1e300, 8.0], [1.0, 2.0]).first_mean == 7.5
 
 
-def test_runs_of_the_same_cell_are_rarely_called_distinct() -> None:
+def test_runs_of_one_cell_are_rarely_distinct() -> None:
     random = np.random.default_rng(1)
     draws = random.normal(21_000, 400, (200, 6))
     wrong = sum(bool(compared(list(row[:3]), list(row[3:])).is_distinct) for row in draws)
@@ -150,18 +149,18 @@ def test_runs_of_the_same_cell_are_rarely_called_distinct() -> None:
     assert wrong <= 20
 
 
-def test_counts_that_happen_to_agree_are_not_certain() -> None:
-    """22 and 22 collections beside 23 and 23: chance."""
+def test_equal_counts_are_not_certain() -> None:
+    """22 and 22 collections compared with 23 and 23 are chance."""
     for paired in (False, True):
         assert compared([22, 22], [23, 23], paired=paired, column="gc_pauses").is_distinct is False
-    # What has a unit may be exact: the size of a segment.
+    # A number with a unit may be exact, such as a segment size.
     assert compared([1448, 1448], [8948, 8948], column="read_bytes_p50").is_distinct
 
 
 @pytest.mark.parametrize(
     ("column", "values", "is_distinct"),
     [
-        # One collection in each run of one side, none on the other: of sides that are alike, one in 32 has that.
+        # One collection in each run of one side, none on the other: 1 in 32 equal sides has that.
         ("gc_pause_ms_total", [(2047, 0), (2028, 0), (1796, 0)], False),
         # A third of a request of 156 in each of three pairs.
         ("docs_per_s_mean", [(3811.5, 3813.9), (3823.4, 3825.6), (3841.6, 3843.6)], False),
@@ -169,7 +168,7 @@ def test_counts_that_happen_to_agree_are_not_certain() -> None:
         ("docs_per_s_mean", [(3811.5, 3430.9), (3823.4, 3440.6), (3841.6, 3457.6)], True),
     ],
 )
-def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
+def test_uncertainty_is_at_least_that_of_events_and_requests(
     column: str, values: list[tuple[float, float]], is_distinct: bool
 ) -> None:
     runs = []
@@ -177,48 +176,48 @@ def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
         for side, value in zip("AB", pair, strict=True):
             numbers = {"requests_answered": 156, "gc_pauses": int(value > 0), column: value}
             runs.append(made.changed(made.summary({"side": side}, replicate), values=numbers))
-    (found,) = comparison.table(runs, [column])
-    assert found.is_distinct == is_distinct
-    # Without what it is made of, all four are certain.
-    (found,) = comparison.table(
+    (result,) = comparison.compare_pairs(runs, [column])
+    assert result.is_distinct == is_distinct
+    # Without the counts behind it, all four are certain.
+    (result,) = comparison.compare_pairs(
         [made.changed(run, values={"requests_answered": None, "gc_pauses": None}) for run in runs], [column]
     )
-    assert found.is_distinct
+    assert result.is_distinct
 
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize(("runs", "mean"), [(2, 20), (3, 3), (5, 300)])
-def test_counts_of_the_same_cell_are_rarely_called_distinct(mean: int, runs: int, paired: bool) -> None:
+def test_counts_of_one_cell_are_rarely_distinct(mean: int, runs: int, paired: bool) -> None:
     draws = np.random.default_rng(mean + runs).poisson(mean, (500, 2, runs)).tolist()
     wrong = sum(compared(ones, others, paired=paired, column="gc_pauses").is_distinct is True for ones, others in draws)
     assert wrong <= 33
 
 
-def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None:
-    """Twenty columns of two cells of three runs each, as `noise` has them: most tables had one false yes before."""
+def test_tables_without_differences_rarely_have_a_distinct_one() -> None:
+    """Tables have twenty columns of two cells of three runs each, as in `noise`."""
     random, columns = np.random.default_rng(3), [column.name for column in COLUMNS if column.name.endswith("_ms_p99")]
     counts = [column.name for column in COLUMNS if column.is_count][:16]
     columns += counts
     tables = []
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"])
     for _ in range(100):
-        found = [
+        result = [
             dataclasses.replace(
                 run,
                 values={
-                    name: int(random.poisson(20)) if name in COUNTS else float(random.normal(100, 5))
+                    name: int(random.poisson(20)) if name in EVENT_COUNTS else float(random.normal(100, 5))
                     for name in columns
                 },
             )
             for run in runs
         ]
-        tables.append(comparison.table(found, columns))
+        tables.append(comparison.compare_pairs(result, columns))
     assert all(len(table) == len(columns) >= 20 for table in tables)
-    assert sum(any(each.is_distinct for each in table) for table in tables) <= 5
+    assert sum(any(value.is_distinct for value in table) for table in tables) <= 5
 
 
-def test_a_table_finds_what_differs_beside_what_does_not() -> None:
-    random, found = np.random.default_rng(4), 0
+def test_table_finds_a_difference_among_equal_columns() -> None:
+    random, result = np.random.default_rng(4), 0
     runs = made.experiment(replicates=5, network=["loopback", "ethernet"])
     for _ in range(50):
         rows = [
@@ -232,42 +231,42 @@ def test_a_table_finds_what_differs_beside_what_does_not() -> None:
             )
             for run in runs
         ]
-        names = [each.column for each in comparison.table(rows, list(rows[0].values)) if each.is_distinct]
-        found += "docs_per_s_mean" in names
-    assert found >= 48
+        names = [value.column for value in comparison.compare_pairs(rows, list(rows[0].values)) if value.is_distinct]
+        result += "docs_per_s_mean" in names
+    assert result >= 48
 
 
-def test_a_real_difference_is_called_distinct() -> None:
+def test_real_difference_is_distinct() -> None:
     random = np.random.default_rng(2)
     draws = random.normal(21_000, 400, (50, 6))
-    found = sum(bool(compared(list(row[:3]), list(row[3:] * 0.8)).is_distinct) for row in draws)
-    assert found >= 47
+    result = sum(bool(compared(list(row[:3]), list(row[3:] * 0.8)).is_distinct) for row in draws)
+    assert result >= 47
 
 
-def test_blocks_take_the_drift_of_the_machine_away() -> None:
+def test_blocks_cancel_the_drift_of_the_machine() -> None:
     drift = [1.0, 0.9, 0.8]
     ones, others = [20_000 * slow for slow in drift], [19_000 * slow for slow in drift]
     assert not compared(ones, others).is_distinct
     assert compared(ones, others, paired=True).is_distinct
 
 
-def test_one_run_a_side_has_no_interval() -> None:
-    found = compared([100], [50], paired=True)
-    assert (found.interval, found.p_value, found.is_distinct) == (None, None, None)
-    assert found.relative == -0.5
+def test_single_runs_have_no_interval() -> None:
+    result = compared([100], [50], paired=True)
+    assert (result.interval, result.p_value, result.is_distinct) == (None, None, None)
+    assert result.relative == -0.5
 
 
-def test_a_change_from_nothing_has_no_share() -> None:
+def test_change_from_zero_has_no_relative_value() -> None:
     assert compared([0, 0], [3, 3]).relative is None
     assert compared([0, 0], [0, 0]).relative == 0.0
 
 
-def test_cells_are_compared_when_one_factor_differs_and_never_across_two() -> None:
+def test_cells_are_compared_only_if_one_factor_differs() -> None:
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
-    found = comparison.table(runs, ["read_bytes_mean"])
-    assert len(found) == 4
-    assert all(item.paired and item.first_runs == 3 for item in found)
-    first = found[0]
+    result = comparison.compare_pairs(runs, ["read_bytes_mean"])
+    assert len(result) == 4
+    assert all(item.paired and item.first_runs == 3 for item in result)
+    first = result[0]
     assert first.first == "network=loopback,receive_predictor=32KiB"
     assert first.second == "network=loopback,receive_predictor=512KiB"
 
@@ -275,6 +274,6 @@ def test_cells_are_compared_when_one_factor_differs_and_never_across_two() -> No
 def test_invalid_runs_are_not_compared() -> None:
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"])
     runs[0] = made.changed(runs[0], state="invalid", values={"docs_per_s_mean": 1.0})
-    (found,) = comparison.table(runs, ["docs_per_s_mean"])
-    assert found.first_runs == 2
-    assert found.first_mean > 10_000
+    (result,) = comparison.compare_pairs(runs, ["docs_per_s_mean"])
+    assert result.first_runs == 2
+    assert result.first_mean > 10_000

@@ -12,12 +12,12 @@ import gevent
 import pytest
 from bulk_server import BulkServer, answer, bulk_server
 
-from ingest_bench.model.target import Endpoint, Place
+from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.connection import Connection
 from ingest_bench.protocols.deadlines import Deadlines
-from ingest_bench.protocols.http1.framing import AnswerBuffer
+from ingest_bench.protocols.http1.framing import HttpResponseReader
 from ingest_bench.protocols.verdict import ConnectionBrokenError
-from ingest_bench.protocols.way import Traffic, Way, way_to
+from ingest_bench.protocols.way import Traffic, Upstream, resolve_upstream
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
 LONG_NS = 60 * 10**9
@@ -38,12 +38,12 @@ def traffic() -> Traffic:
     return Traffic()
 
 
-def opened(way: Way) -> Connection:
-    return Connection(way, AnswerBuffer())
+def opened(way: Upstream) -> Connection:
+    return Connection(way, HttpResponseReader())
 
 
 def connected(server: BulkServer, traffic: Traffic) -> Connection:
-    return opened(way_to(Place(endpoint=server.address), traffic=traffic))
+    return opened(resolve_upstream(ServerAddress(endpoint=server.address), traffic=traffic))
 
 
 def exchanged(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
@@ -151,11 +151,11 @@ def test_a_server_that_says_close_is_connected_to_again(traffic: Traffic) -> Non
     ("reply", "outcome", "said"),
     [
         (None, "connection-error", "closed the connection before it answered"),
-        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "broken-answer", "not an HTTP answer"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabcd", "broken-answer", "2 bytes more"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: four\r\n\r\nabcd", "broken-answer", "content-length"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "broken-answer", "chunk size"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "broken-answer", "has no end"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "invalid-response", "not an HTTP answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabcd", "invalid-response", "2 bytes more"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: four\r\n\r\nabcd", "invalid-response", "content-length"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "invalid-response", "chunk size"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "invalid-response", "has no end"),
     ],
 )
 def test_each_broken_answer_has_its_outcome_and_the_next_request_works(
@@ -189,7 +189,7 @@ def test_a_server_that_closes_in_the_middle_of_the_body_is_a_connection_error(tr
 
 def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
+    connection = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
     sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
     gevent.sleep(0)
     accepted = listener.accept()[0]
@@ -202,7 +202,7 @@ def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> 
 
 def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traffic) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
+    connection = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
     sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
     gevent.sleep(0)
     accepted = listener.accept()[0]
@@ -219,7 +219,9 @@ class ByHand:
     def __init__(self, traffic: Traffic, body: bytes = BODY) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._opened: list[socket.socket] = []
-        self.connection = opened(way_to(Place(endpoint=Endpoint(*self._listener.getsockname())), traffic=traffic))
+        self.connection = opened(
+            resolve_upstream(ServerAddress(endpoint=Endpoint(*self._listener.getsockname())), traffic=traffic)
+        )
         self.ask(body)
 
     def ask(self, body: bytes = BODY) -> None:
@@ -341,7 +343,7 @@ def test_a_server_that_drips_is_given_the_time_of_one_exchange(traffic: Traffic)
 def test_nobody_listening_is_a_connection_error(traffic: Traffic) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        connection = opened(way_to(Place(endpoint=Endpoint(*unused.getsockname())), traffic=traffic))
+        connection = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*unused.getsockname())), traffic=traffic))
         with pytest.raises(ConnectionBrokenError, match=r"connect to .*refused"):
             connection.exchange(head(BODY), BODY, LONG_NS)
     assert connection.sent_ns == 0
@@ -359,7 +361,9 @@ def expired(deadlines: Deadlines, connection: Connection) -> str:
 
 def test_a_server_that_never_answers_times_out(traffic: Traffic) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
+        connection = opened(
+            resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic)
+        )
         assert expired(Deadlines(), connection) == "timeout"
         assert connection.bytes_sent == len(head(BODY) + BODY)
 
@@ -372,7 +376,9 @@ def test_a_server_that_never_takes_the_connection_times_out(traffic: Traffic) ->
             one.setblocking(False)
             one.connect_ex(listener.getsockname())
             waiting.append(one)
-        connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
+        connection = opened(
+            resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic)
+        )
         assert expired(Deadlines(), connection) == "timeout"
         assert connection.sent_ns == 0
         for one in waiting:
@@ -385,7 +391,7 @@ def test_at_the_end_only_requests_that_wait_are_cut_off(traffic: Traffic) -> Non
         idle = connected(server, traffic)
         deadlines.watch(idle)
         assert exchanged(idle)[0] == 200
-        stuck = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
+        stuck = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
         deadlines.watch(stuck)
         sender = gevent.spawn(exchanged, stuck)
         sender.link_exception(lambda _: None)

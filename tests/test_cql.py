@@ -15,20 +15,20 @@ from test_protocols import Sent, Spoken, replies, sent, ticket, whole
 from ingest_bench import idl
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.idl import cql
-from ingest_bench.model.load import LoadOptions, Wire
-from ingest_bench.model.target import Endpoint, Place, Tls
-from ingest_bench.protocols import spoken
-from ingest_bench.protocols.cql import insert
+from ingest_bench.model.load import LoadOptions, ProtocolOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, Tls
+from ingest_bench.protocols import create_protocol
+from ingest_bench.protocols.cql import insert_statement
 from ingest_bench.protocols.cql.cql_frames import Frames, known
-from ingest_bench.protocols.verdict import BrokenAnswerError
-from ingest_bench.protocols.way import way_to
+from ingest_bench.protocols.verdict import BrokenResponseError
+from ingest_bench.protocols.way import resolve_upstream
 
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import tries
+    from ingest_bench.load import users
 
-WIRE = Wire(protocol="cql", keys={"keyspace": "k"})
+WIRE = ProtocolOptions(protocol="cql", keys={"keyspace": "k"})
 SPEECH = Spoken(WIRE, lambda body: [*rows(body).values()], lambda _: done(), server=cql_server)
 TIMED_OUT = raised(0x1100, "Operation timed out", struct.pack(">Hii", 5, 0, 1))
 OVERLOADED = raised(0x1001, "Query timed out before it could start")
@@ -36,7 +36,7 @@ OVERLOADED = raised(0x1001, "Query timed out before it could start")
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 def answered(*answers: bytes | None, retries: int = 5) -> Sent:
@@ -44,22 +44,24 @@ def answered(*answers: bytes | None, retries: int = 5) -> Sent:
 
 
 def protocol(**options: Any) -> Any:
-    return spoken(WIRE, "nyc_taxis", LoadOptions(**options))
+    return create_protocol(WIRE, "nyc_taxis", LoadOptions(**options))
 
 
 def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     with pytest.raises(SpecError, match="at most 65,535 rows, and these are 65,536"):
         protocol(bulk_documents=65_536)
     with pytest.raises(SpecError, match="at most 65,535 rows"):
-        protocol().body([b""] * 65_536, 1)
+        protocol().build_body([b""] * 65_536, 1)
     body = whole(protocol(), [b""] * 65_535)
     assert len(rows(bytes(body.data))) == 65_535
 
 
 def test_an_encrypted_way_is_refused() -> None:
-    made = protocol().user()
+    made = protocol().user_class()
     there = Endpoint("127.0.0.1", 1)
-    user = type("One", (made,), {"way": way_to(Place(endpoint=there, tls=Tls(name="localhost")))})
+    user = type(
+        "One", (made,), {"upstream": resolve_upstream(ServerAddress(endpoint=there, tls=Tls(name="localhost")))}
+    )
     with pytest.raises(RunFailed, match="cql: this protocol has no TLS here"):
         user(SimpleNamespace()).on_start()
 
@@ -166,7 +168,7 @@ def test_a_warning_stands_before_what_is_said() -> None:
         frame(cql.READY, b""),
         # To another request than ours, and what a connection was answered at its beginning.
         frame(cql.RESULT, cql.VOID.to_bytes(4, "big"), stream=7),
-        frame(cql.RESULT, cql.prepared(insert("k", "i")) + b"metadata"),
+        frame(cql.RESULT, cql.prepared_prefix(insert_statement("k", "i")) + b"metadata"),
         frame(cql.ERROR, b"\0\0"),
         frame(cql.ERROR, b"\0\0\0\0\xff\xffx"),
         done() + b"\0",
@@ -175,7 +177,7 @@ def test_a_warning_stands_before_what_is_said() -> None:
 )
 def test_what_is_no_answer_is_a_broken_one(broken: bytes) -> None:
     found = answered(broken)
-    assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("broken-answer", 0, 1)
+    assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("invalid-response", 0, 1)
 
 
 @given(data=st.binary(max_size=200), opcode=st.integers(0, 255), flags=st.integers(0, 255))
@@ -183,13 +185,13 @@ def test_what_is_no_answer_is_a_broken_one(broken: bytes) -> None:
 def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes, opcode: int, flags: int) -> None:
     frames = Frames()
     for answer in (data, frame(opcode, data, flags), frame(cql.ERROR, data), frame(cql.RESULT, data)):
-        frames.begin()
-        frames.room()[: len(answer)] = answer
+        frames.reset()
+        frames.free_space()[: len(answer)] = answer
         try:
-            frames.came(len(answer))
-        except BrokenAnswerError:
+            frames.feed(len(answer))
+        except BrokenResponseError:
             continue
-        assert not frames.is_whole or frames.head is not None
+        assert not frames.is_complete or frames.head is not None
 
 
 @given(data=st.binary(max_size=100))
@@ -197,27 +199,27 @@ def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes, opcode:
 def test_no_bytes_of_a_server_do_more_than_break_its_rows(data: bytes) -> None:
     for body in (data, cql.ROWS.to_bytes(4, "big") + data):
         try:
-            cql.rows(body)
+            cql.parse_rows(body)
         except idl.BrokenMessageError:
             continue
 
 
 def test_answers_may_come_in_any_order_and_byte_by_byte() -> None:
-    statements = [insert("k", index) for index in INDICES]
+    statements = [insert_statement("k", index) for index in INDICES]
     frames = Frames()
     frames.wanted = tuple(known(stream, text) for stream, text in enumerate(statements))
     asked = reversed([*enumerate(statements)])
-    answer = b"".join(frame(cql.RESULT, cql.prepared(text) + b"meta", stream=stream) for stream, text in asked)
+    answer = b"".join(frame(cql.RESULT, cql.prepared_prefix(text) + b"meta", stream=stream) for stream, text in asked)
     for place in range(len(answer)):
-        assert not frames.is_whole
-        frames.room()[:1] = answer[place : place + 1]
-        frames.came(1)
-        assert frames.is_whole == (place == len(answer) - 1)
+        assert not frames.is_complete
+        frames.free_space()[:1] = answer[place : place + 1]
+        frames.feed(1)
+        assert frames.is_complete == (place == len(answer) - 1)
     assert frames.head is not None
     assert frames.head.status == 200
     # One of them twice is not all of them.
-    twice = frame(cql.RESULT, cql.prepared(statements[0])) * len(statements)
-    frames.begin()
-    frames.room()[: len(twice)] = twice
-    with pytest.raises(BrokenAnswerError, match="no answer to this"):
-        frames.came(len(twice))
+    twice = frame(cql.RESULT, cql.prepared_prefix(statements[0])) * len(statements)
+    frames.reset()
+    frames.free_space()[: len(twice)] = twice
+    with pytest.raises(BrokenResponseError, match="no answer to this"):
+        frames.feed(len(twice))

@@ -1,8 +1,7 @@
-"""A results folder may come from anybody: its names lead nowhere else, and a damaged file is one sentence."""
+"""Results folders are untrusted: names never lead outside, and a damaged file is named in one line."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import json
@@ -22,25 +21,23 @@ from ingest_bench import system
 from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import order, spec
+from ingest_bench.experiment import spec
 from ingest_bench.inputs import records
 from ingest_bench.lab import buffer_advice, campaign, evaluation
 from ingest_bench.lab.runner import RunOptions
-from ingest_bench.load import reports
+from ingest_bench.load import supervisor
 from ingest_bench.model.experiment import Run
-from ingest_bench.model.results import FileMark, Reading, Summary
-from ingest_bench.model.samples import STANDSTILL
-from ingest_bench.model.schemas import OLDEST, SCHEMAS
+from ingest_bench.model.results import SCHEMAS, FileDigest, Reading, Summary
+from ingest_bench.model.samples import EVENT_LOOP_STALL
 from ingest_bench.network.measure import wire
-from ingest_bench.probes import host, nodestats, proc, recording
+from ingest_bench.probes import gc, host, node_stats, proc, recording
 from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.kernel import tap
-from ingest_bench.probes.pauses import gc
-from ingest_bench.report import REPORTS
+from ingest_bench.report.reports import REPORTS
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 
-Said = Callable[..., tuple[int, str]]
+Messages = Callable[..., tuple[int, str]]
 Path_ = tuple[str | int, ...]
 
 
@@ -49,13 +46,15 @@ def results(tmp_path: Path) -> Results:
     """Two runs of the same cell, both measured."""
     experiment = tmp_path / "x.toml"
     experiment.write_text("replicates = 2\n")
-    made = layout.create(tmp_path / "results", order.order(spec.load(str(experiment))), {})
+    results_made = layout.create_results(
+        tmp_path / "results", spec.build_plan(spec.load_experiment(str(experiment))), {}
+    )
     report = made_runs.report()
     offset_ns = report.realtime_minus_monotonic_ns
-    for run in made.plan.runs:
-        folder = made.run(run)
+    for run in results_made.plan.runs:
+        folder = results_made.run_folder(run)
         folder.create()
-        folder.write(
+        folder.write_record(
             made_runs.record(
                 run=run.id,
                 cell=run.cell.name,
@@ -66,21 +65,21 @@ def results(tmp_path: Path) -> Results:
                 measure_end_realtime_ns=report.measure_end_ns + offset_ns,
             )
         )
-        reports.write(report, folder.load)
+        supervisor.write_report(report, folder.load)
         made_runs.steady().tofile(folder.load / "samples-0.bin")
-    return made
+    return results_made
 
 
 @pytest.fixture
-def typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+def typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Messages:
     """Exit code and output of a command; it must leave every file below the test's folder as it was."""
 
     def type_in(*words: str) -> tuple[int, str]:
         before = everything(tmp_path)
         code = app.run(list(words))
-        said = capsys.readouterr()
+        message = capsys.readouterr()
         assert everything(tmp_path) == before
-        return code, " ".join((said.out + said.err).split())
+        return code, " ".join((message.out + message.err).split())
 
     return type_in
 
@@ -98,15 +97,15 @@ def changed(table: Any, keys: Path_, value: Any) -> Any:
     """The same with another value at that place; `...` takes it out."""
     if not keys:
         return value
-    made = copy.deepcopy(table)
-    inner = made
+    results_made = copy.deepcopy(table)
+    inner = results_made
     for key in keys[:-1]:
         inner = inner[key]
     if value is ...:
         del inner[keys[-1]]
     else:
         inner[keys[-1]] = value
-    return made
+    return results_made
 
 
 def places(value: Any, above: Path_ = ()) -> Iterator[Path_]:
@@ -117,11 +116,11 @@ def places(value: Any, above: Path_ = ()) -> Iterator[Path_]:
 
 
 @pytest.mark.parametrize("files", [5, ["a"], {"/etc/hosts": 5}, None])
-def test_fingerprints_that_facts_cannot_have_are_one_sentence(results: Results, typed: Said, files: Any) -> None:
+def test_impossible_fingerprints_are_refused(results: Results, typed: Messages, files: Any) -> None:
     change(results.path / "facts.json", ("files",), files)
-    code, said = typed("run", "--resume", str(results.path))
+    code, message = typed("run", "--resume", str(results.path))
     assert code == SpecError.exit_code
-    assert f"{results.path / 'facts.json'}: this file is damaged, or of another version: " in said
+    assert f"{results.path / 'facts.json'}: this file is damaged, or of another version: " in message
 
 
 @pytest.mark.parametrize(
@@ -139,82 +138,74 @@ def test_fingerprints_that_facts_cannot_have_are_one_sentence(results: Results, 
         ("only/" + "x" * 300, "longer than 235 bytes"),
         ("only/" + "ä" * 200, "longer than 235 bytes"),
         ("a,filename=x/1", "a comma, colon, quote or space"),
-        ("other/1", "of a cell with another name"),
+        ("other/1", "to a cell with another name"),
         ("only/2", "there are two runs"),
     ],
 )
-def test_a_run_whose_name_is_no_folder_of_its_own_is_refused(
-    results: Results, typed: Said, name: str, trouble: str
-) -> None:
+def test_run_name_that_is_not_a_folder_is_refused(results: Results, typed: Messages, name: str, trouble: str) -> None:
     cell = name.partition("/")[0] if name != "other/1" else "only"
     first = [run["id"] for run in json.loads((results.path / "plan.json").read_text())["runs"]].index("only/1")
     change(results.path / "plan.json", ("runs", first, "id"), name)
     change(results.path / "plan.json", ("runs", first, "cell", "name"), cell)
     for command in (("run", "--resume"), ("report",), ("recommend",)):
-        code, said = typed(*command, str(results.path))
-        assert (code, trouble in said, "plan.json" in said) == (2, True, True), said
-        assert "\x1b" not in said
+        code, message = typed(*command, str(results.path))
+        assert (code, trouble in message, "plan.json" in message) == (2, True, True), message
+        assert "\x1b" not in message
 
 
 @pytest.mark.parametrize("name", ["...toml", "..toml", "my experiment.toml", "a,b.toml", "x" * 240 + ".toml"])
-def test_an_experiment_whose_name_is_no_folder_is_refused_before_anything_runs(
-    tmp_path: Path, typed: Said, name: str
-) -> None:
+def test_experiment_name_that_is_not_a_folder_is_refused(tmp_path: Path, typed: Messages, name: str) -> None:
     (tmp_path / name).write_text('[target]\nname = "sink"\n')
     for command in (("plan",), ("run", "--out", str(tmp_path / "results"))):
-        code, said = typed(*command, str(tmp_path / name))
-        assert code == 2, said
-        assert "the experiment" in said
-        assert "cannot be a folder" in said
+        code, message = typed(*command, str(tmp_path / name))
+        assert code == 2, message
+        assert "the experiment" in message
+        assert "cannot be a folder" in message
 
 
 @pytest.mark.parametrize(
     "link", ["only", "only/1", "report", "summary.csv", "only/1/raw/reads.bin", "only/1/raw", "only/1/load/load.json"]
 )
-def test_a_link_that_leads_out_of_the_folder_is_refused(
-    results: Results, typed: Said, tmp_path: Path, link: str
-) -> None:
+def test_link_out_of_the_folder_is_refused(results: Results, typed: Messages, tmp_path: Path, link: str) -> None:
     place, elsewhere = results.path / link, tmp_path / "elsewhere"
     if place.exists():
         place.rename(elsewhere)
     place.symlink_to(elsewhere)
     for command in (("run", "--resume"), ("report",), ("recommend",)):
-        code, said = typed(*command, str(results.path))
-        assert code == 2, said
-        assert f"{place}: this is a link that leads out" in said
+        code, message = typed(*command, str(results.path))
+        assert code == 2, message
+        assert f"{place}: this is a link that leads out" in message
 
 
-def test_a_link_in_the_place_of_a_file_that_is_being_written_is_not_followed(results: Results, tmp_path: Path) -> None:
+def test_link_is_not_followed_when_a_file_is_written(results: Results, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (results.path / f".{os.getpid()}.new").symlink_to(victim)
-    results.write({"summary.csv": b"new"})
+    results.write_files({"summary.csv": b"new"})
     assert victim.read_text() == "mine"
     assert (results.path / "summary.csv").read_text() == "new"
 
 
-def test_a_folder_that_no_jvm_can_be_told_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_that_jvm_options_cannot_contain_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.toml").write_text('probes = ["gc"]\n[target]\nname = "sink"\n')
-    for out in ("a b", "a,b", "a:b"):
-        assert app.run(["run", str(tmp_path / "x.toml"), "--out", str(tmp_path / out)]) == 2
-        assert f"{tmp_path / out}: the JVM's options take no path" in capsys.readouterr().err
-        assert not (tmp_path / out).exists()
+    for target_folder in ("a b", "a,b", "a:b"):
+        assert app.run(["run", str(tmp_path / "x.toml"), "--out", str(tmp_path / target_folder)]) == 2
+        assert f"{tmp_path / target_folder}: JVM options accept no path" in capsys.readouterr().err
+        assert not (tmp_path / target_folder).exists()
 
 
-def test_a_probe_that_there_is_not_is_named(results: Results, typed: Said) -> None:
+def test_unknown_probe_of_a_plan_is_named(results: Results, typed: Messages) -> None:
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reeds"])
     for command in (("run", "--resume"), ("report",)):
-        code, said = typed(*command, str(results.path))
-        assert code == 2, said
-        assert 'there is no probe "reeds"; did you mean "reads"?' in said
+        code, message = typed(*command, str(results.path))
+        assert code == 2, message
+        assert 'unknown probe "reeds"; did you mean "reads"?' in message
 
 
-def test_a_report_is_never_written_outside(results: Results) -> None:
+def test_report_is_never_written_outside_of_the_folder(results: Results) -> None:
     for name in ("../x", "/etc/x", "report/../../x", "report/\0"):
         with pytest.raises(SpecError, match="cannot be a folder"):
-            results.write({name: b""})
+            results.write_files({name: b""})
 
 
 DAMAGED = (
@@ -225,19 +216,19 @@ DAMAGED = (
 
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:20]))
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
-def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: Said, file: str, content: bytes) -> None:
+def test_damaged_file_is_named_in_one_line(results: Results, typed: Messages, file: str, content: bytes) -> None:
     (results.path / file).write_bytes(content)
     for command in (("report",), ("recommend",)):
-        code, said = typed(*command, str(results.path))
-        assert code == 2, said
-        assert said.startswith(f"error: {results.path / file}: ")
-        assert len(said) < len(str(results.path / file)) + 150
+        code, message = typed(*command, str(results.path))
+        assert code == 2, message
+        assert message.startswith(f"error: {results.path / file}: ")
+        assert len(message) < len(str(results.path / file)) + 150
 
 
 @pytest.mark.parametrize(
     ("file", "keys", "value", "sentence"),
     [
-        ("plan.json", ("surprise",), 1, 'the key "surprise" is not known here'),
+        ("plan.json", ("surprise",), 1, 'unknown key "surprise"'),
         ("plan.json", ("seed",), "1", 'seed: "1" is not a whole number'),
         ("plan.json", ("seed",), True, "seed: true is not a whole number"),
         ("plan.json", ("seed",), 2**64, "seed: a number of more than 64 bits"),
@@ -249,59 +240,57 @@ def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: S
         ("only/1/run.json", ("link", "surprise"), 1, "link: there is no column 'surprise'"),
         ("only/1/run.json", ("run",), "only/2", "is of another run than only/1"),
         ("only/1/run.json", ("counters",), {"by_peer_port": [1]}, 'counters["by_peer_port"]: a list is not an object'),
-        ("only/1/run.json", ("faults",), [{"kind": "pause"}], 'faults[0]: the key "started" is missing'),
-        ("only/1/run.json", ("measure_start_realtime_ns",), 0, "its measurement does not lie within the load's time"),
-        ("only/1/run.json", ("measure_end_realtime_ns",), 1, "its measurement does not lie within the load's time"),
-        ("only/1/run.json", ("measure_end_realtime_ns",), 2**62, "its measurement does not lie within the load's time"),
+        ("only/1/run.json", ("faults",), [{"kind": "pause"}], 'faults[0]: the key "start_ns" is missing'),
+        ("only/1/run.json", ("measure_start_realtime_ns",), 0, "its measurement is not within the load's time"),
+        ("only/1/run.json", ("measure_end_realtime_ns",), 1, "its measurement is not within the load's time"),
+        ("only/1/run.json", ("measure_end_realtime_ns",), 2**62, "its measurement is not within the load's time"),
         ("only/1/load/load.json", ("local_ports",), [0], "local_ports: a port is a number from 1 to 65535"),
         ("only/1/load/load.json", ("local_ports",), ["x"], 'local_ports[0]: "x" is not a whole number'),
         ("only/1/load/load.json", ("measure_end_ns",), 2**62, "no load starts and ends at such times"),
         ("only/1/load/load.json", ("errors",), "x" * 600, "is not a list"),
     ],
 )
-def test_what_a_file_cannot_hold_is_named_with_its_place(
-    results: Results, typed: Said, file: str, keys: Path_, value: Any, sentence: str
+def test_impossible_value_is_named_with_its_key(
+    results: Results, typed: Messages, file: str, keys: Path_, value: Any, sentence: str
 ) -> None:
     change(results.path / file, keys, value)
-    code, said = typed("report", str(results.path))
-    assert code == 2, said
-    assert f"{results.path / file}" in said or "only/1" in said
-    assert sentence in said
+    code, message = typed("report", str(results.path))
+    assert code == 2, message
+    assert f"{results.path / file}" in message or "only/1" in message
+    assert sentence in message
 
 
 @pytest.mark.parametrize("runtime", [..., 7, {"home": 1}], ids=["none", "a number", "half"])
-def test_a_recording_whose_java_is_not_known_is_named_with_its_place(
-    results: Results, typed: Said, runtime: Any
-) -> None:
-    folder = results.run(results.plan.runs[0])
+def test_unknown_java_of_a_recording_is_named_with_its_key(results: Results, typed: Messages, runtime: Any) -> None:
+    folder = results.run_folder(results.plan.runs[0])
     (folder.raw / "recording.jfr").write_bytes(b"x")
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reads"])
     server = {"version": "2.19.6"} | ({} if runtime is ... else {"runtime": runtime})
     change(folder.path / "run.json", ("server",), server)
-    code, said = typed("report", str(results.path))
-    assert code == 2, said
-    assert f"{folder.path / 'run.json'}: this file is damaged: server: runtime: " in said
+    code, message = typed("report", str(results.path))
+    assert code == 2, message
+    assert f"{folder.path / 'run.json'}: this file is damaged: server: runtime: " in message
 
 
 ROW = (
-    b'{"to-server": {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1, '
+    b'{"to-server": {"frames": {}, "sampled_frames": 0, "lost": 0, "seconds": 1, '
     b'"tcp": [{"at_ns": 1, "connections": [{}]}]}}'
 )
 RAW = (ROW, b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server": {"frames": [1]}}', b"[" * 10_000)
 
 
 @pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
-def test_what_a_watched_wire_cannot_have_left_is_one_sentence(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / wire.WIRE
+def test_impossible_wire_file_is_named_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / wire.WIRE_FILE
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"^{path}: this file is damaged: "):
-        wire.frame_sizes(tmp_path)
+        wire.read_frame_sizes(tmp_path)
     path.unlink()
-    assert wire.frame_sizes(tmp_path) == ()
+    assert wire.read_frame_sizes(tmp_path) == ()
 
 
 @pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
-def test_a_damaged_copy_of_what_a_recording_said_is_made_anew(
+def test_damaged_cache_of_a_recording_is_rebuilt(
     tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is kept beside the recording, and the recording is still there."""
@@ -310,93 +299,74 @@ def test_a_damaged_copy_of_what_a_recording_said_is_made_anew(
     anew = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
     monkeypatch.setattr(system, "run", lambda *_, **__: anew)
     context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
-    assert recording.load(context).content == json.loads(anew)
+    assert recording.load_recording(context).content == json.loads(anew)
     assert json.loads((tmp_path / "recording.json").read_text())["content"] == json.loads(anew)
 
 
 @pytest.mark.parametrize("old", ['"pauses": [1]', '"last_ns": 1'])
-def test_a_copy_of_what_a_recording_said_that_was_changed_is_made_anew(
-    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_cache_of_a_recording_is_rebuilt(old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recording.jfr").write_bytes(b"x")
-    said = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": [], "pauses": [1]}'
-    asked: list[Any] = []
+    message = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": [], "pauses": [1]}'
+    arguments: list[Any] = []
 
     def run(*argv: Any, **_: Any) -> str:
-        asked.append(argv)
-        return said
+        arguments.append(argv)
+        return message
 
     monkeypatch.setattr(system, "run", run)
     context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
     kept = tmp_path / "recording.json"
-    assert recording.load(context).content == recording.load(context).content == json.loads(said)
-    assert len(asked) == 1
+    assert recording.load_recording(context).content == recording.load_recording(context).content == json.loads(message)
+    assert len(arguments) == 1
     assert old in kept.read_text()
     kept.write_text(kept.read_text().replace(old, old.replace("1", "7").replace("[7]", "7")))
-    assert recording.load(context).content == json.loads(said)
-    assert len(asked) == 2
+    assert recording.load_recording(context).content == json.loads(message)
+    assert len(arguments) == 2
 
 
 @pytest.mark.parametrize("line", ["7", "null", '"text"', '["a"]', "[" * 10_000, "{}"])
-def test_a_line_of_the_host_that_cannot_be_one_is_left_out(tmp_path: Path, line: str) -> None:
+def test_impossible_line_of_the_host_probe_is_skipped(tmp_path: Path, line: str) -> None:
     good = json.dumps([1] * len(proc.FIELDS))
     (tmp_path / "host.jsonl").write_text(f"{good}\n{line.replace('a', 'a' * len(proc.FIELDS))}\n{good}\n")
-    assert {len(column) for column in host._table(tmp_path / "host.jsonl").values()} == {2}
+    assert {len(column) for column in host._load_table(tmp_path / "host.jsonl").values()} == {2}
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["at_ns", "run_queue", "server_rss_bytes", "cpu_busy_ticks", "at_monotonic_ns"])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, 1e300, -1, 1 << 62])
-def test_a_sample_of_the_host_that_nobody_can_have_counted_is_left_out(
-    tmp_path: Path, name: str, value: float | None
-) -> None:
+def test_impossible_sample_of_the_host_probe_is_skipped(tmp_path: Path, name: str, value: float | None) -> None:
     lines = [[at] * len(proc.FIELDS) for at in range(10, 14)]
     odd: list[Any] = [value if field == name else 14 for field in proc.FIELDS]
     (tmp_path / "host.jsonl").write_text("\n".join(map(json.dumps, [*lines, odd])))
     raw = ReadContext(raw=tmp_path, start_ns=10, end_ns=20, ports=frozenset(), reader=tuple)
-    values = {seen.name: seen.value for seen in host.HOST.read(raw) if isinstance(seen, Reading)}
+    values = {values.name: values.value for values in host.HOST.read(raw) if isinstance(values, Reading)}
     # Lines of before have no such clock, and count.
     counts = (name, value) == ("at_monotonic_ns", None)
     assert values["run_queue_max"] == (14 if counts else 13)
 
 
 @pytest.mark.parametrize("line", ["7", "null", "[]", '{"at_ns": 1}', '{"at_ns": 1, "nodes": []}'])
-def test_what_the_stats_api_cannot_have_said_is_one_sentence(tmp_path: Path, line: str) -> None:
-    (tmp_path / nodestats.FILE).write_text(f"{line}\n")
-    with pytest.raises(SpecError, match=f"^{tmp_path / nodestats.FILE}: this file is damaged: "):
-        nodestats._samples(tmp_path / nodestats.FILE)
+def test_impossible_line_of_node_stats_is_named_in_one_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / node_stats.FILE).write_text(f"{line}\n")
+    with pytest.raises(SpecError, match=f"^{tmp_path / node_stats.FILE}: this file is damaged: "):
+        node_stats._load_samples(tmp_path / node_stats.FILE)
 
 
-def test_a_gc_log_with_a_hole_of_a_hundred_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
+def test_sparse_gc_log_of_100_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "gc.log"
     path.write_text("[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n")
     os.truncate(path, 100 << 30)
     context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
-    with pytest.raises(SpecError, match=f"^{path}: this is no GC log: it has a line of 65,536 characters or more$"):
-        list(gc.Gc().read(context))
+    with pytest.raises(SpecError, match=f"^{path}: this is not a GC log: it has a line of 65,536 characters or more$"):
+        list(gc.GC.read(context))
 
 
 NUMBERS = (-1, 0, 2**62, -(2**62), 10**30, 1e308, -1.5, True)
 ODD: tuple[Any, ...] = (None, [], {}, "", "../../x", *NUMBERS, "\ud800", "\x1b[31m", [1], {"a": 1})
 
 
-def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
-    """A sample: all places with all values were tried once, which takes a minute."""
-    chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
-    for file in ("plan.json", "only/1/run.json", "only/1/load/load.json"):
-        path = results.path / file
-        whole = json.loads(path.read_text())
-        tries = [(keys, value) for keys in places(whole) for value in ((..., *ODD) if keys else ODD)]
-        for keys, value in chosen.sample(tries, 60):
-            path.write_text(json.dumps(changed(whole, keys, value)))
-            with contextlib.suppress(SpecError):
-                opened = layout.open_results(results.path)
-                REPORTS["tables"](cells.in_order(evaluation.summaries(opened), opened.plan.factors))
-        path.write_text(json.dumps(whole))
-
-
 @pytest.mark.parametrize(
-    ("file", "change_it", "said"),
+    ("file", "change_it", "message"),
     [
         ("load/samples-0.bin", lambda path: path.write_bytes(path.read_bytes()[:-1000]), "bytes, and"),
         (
@@ -404,22 +374,22 @@ def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
             lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
             "was changed after the run",
         ),
-        ("raw/gc.log", Path.unlink, "is gone since the run"),
+        ("raw/gc.log", Path.unlink, "was deleted after the run"),
     ],
 )
-def test_a_raw_file_that_is_not_what_the_run_left_makes_it_invalid_by_name(
-    results: Results, file: str, change_it: Callable[[Path], None], said: str
+def test_changed_raw_file_invalidates_the_run(
+    results: Results, file: str, change_it: Callable[[Path], None], message: str
 ) -> None:
     run = results.plan.runs[0]
-    folder = results.run(run)
+    folder = results.run_folder(run)
     (folder.raw / "gc.log").write_text("what a JVM wrote")
-    record = dataclasses.replace(made_runs.record(), files=folder.marks())
-    assert "files" not in evaluation.run_summary(results.plan, run, folder, record).invalid_for
+    record = dataclasses.replace(made_runs.record(), files=folder.digest_files())
+    assert "files" not in evaluation.summarise_run(results.plan, run, folder, record).invalid_for
     change_it(folder.path / file)
-    found = evaluation.run_summary(results.plan, run, folder, record)
-    assert (found.state, found.invalid_for[0]) == ("invalid", "files")
-    assert f"{file} " in found.reason
-    assert said in found.reason
+    rows = evaluation.summarise_run(results.plan, run, folder, record)
+    assert (rows.state, rows.invalid_for[0]) == ("invalid", "files")
+    assert f"{file} " in rows.reason
+    assert message in rows.reason
 
 
 @pytest.fixture
@@ -428,21 +398,21 @@ def watched(results: Results) -> Results:
     run = next(run for run in results.plan.runs if run.id == "only/1")
     change(results.path / "plan.json", ("runs",), [json.loads(json.dumps(records.to_json(run)))])
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["gc", "host", "kernel-reads"])
-    folder, report = results.run(run), made_runs.report()
+    folder, report = results.run_folder(run), made_runs.report()
     start_ns, ahead_ns = report.started_monotonic_ns, report.realtime_minus_monotonic_ns
     rows = [made_runs.sample(at / 10, at / 10 + 0.01) for at in range(70)]
     made_runs.samples([*rows, made_runs.sample(3.0, 5.0)]).tofile(folder.load / "samples-0.bin")
     made_runs.samples([made_runs.sample(at, at + 0.01) for at in range(7)]).tofile(folder.load / "queries-0.bin")
     made_runs.cpu(0.5, 0.5, 0.5).tofile(folder.load / "cpu-0.bin")
-    stood = np.array([(start_ns + 3 * 10**9, start_ns + 5 * 10**9)], dtype=STANDSTILL)
-    stood.tofile(folder.load / "standstills-0.bin")
+    stood = np.array([(start_ns + 3 * 10**9, start_ns + 5 * 10**9)], dtype=EVENT_LOOP_STALL)
+    stood.tofile(folder.load / "loop_stalls-0.bin")
     again = {"local_port": 40000, "remote_port": 9200, "send_mss_bytes": 1448, "rtt_us": 300, "sent_ms_ago": 900}
     again |= {"received_ms_ago": 950, "receiver_full_us": 0, "send_buffer_full_us": 0}
     tcp = [
         {"at_ns": start_ns + ahead_ns + at * 250_000_000, "connections": [again | {"retransmits": at, "timeouts": 1}]}
         for at in range(28)
     ]
-    end = {"frames": {"1514": 70}, "looked_at": 70, "lost": 0, "seconds": 7.0, "tcp": tcp}
+    end = {"frames": {"1514": 70}, "sampled_frames": 70, "lost": 0, "seconds": 7.0, "tcp": tcp}
     (folder.raw / "wire.json").write_text(json.dumps({"to-server": end, "to-client": end}))
     (folder.raw / "gc.log").write_text(
         "[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n"
@@ -481,10 +451,10 @@ def damages(content: bytes, chosen: random.Random) -> Iterator[bytes]:
 
 def look(folder: Path) -> list[Summary]:
     opened = layout.open_results(folder)
-    rows = evaluation.summaries(opened)
-    REPORTS["tables"](cells.in_order(rows, opened.plan.factors))
-    evaluation.predicted(opened, rows)
-    list(buffer_advice.advice(opened, rows))
+    rows = evaluation.summarise_runs(opened)
+    REPORTS["tables"](cells.in_factor_order(rows, opened.plan.factors))
+    evaluation.prediction_table(opened, rows)
+    list(buffer_advice.advise_cells(opened, rows))
     return rows
 
 
@@ -497,70 +467,67 @@ def trouble(folder: Path) -> str:
     return ""
 
 
-def test_each_file_with_any_damage_is_read_or_named_in_one_sentence(watched: Results) -> None:
+def test_file_with_any_damage_is_read_or_named_in_one_line(watched: Results) -> None:
     (row,) = look(watched.path)
     assert (row.values["stalls"], row.values["kernel_reads"], row.values["requests"]) == (1, 70, 51)
     chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
     paths = [path for path in (watched.path / "only" / "1").rglob("*") if path.is_file()]
     assert len(paths) == 11
-    for path in paths:
+    plan = watched.path / "plan.json"
+    for path in (plan, *paths):
         intact = path.read_bytes()
         for content in damages(intact, chosen):
             path.write_bytes(content)
             message = trouble(watched.path)
-            assert not message or str(path) in message or "or load/load.json" in message
+            is_named = str(path) in message or "or load/load.json" in message
+            # A damaged plan may differ from its runs, which are named then.
+            assert not message or is_named or path == plan
             assert len(message.splitlines()) <= 1
         path.write_bytes(intact)
 
 
-@pytest.mark.parametrize("name", ["standstills-0.bin", "cpu-0.bin", "samples-0.bin", "queries-0.bin"])
-def test_a_time_that_no_clock_shows_is_named_with_its_file(watched: Results, name: str) -> None:
-    path = watched.run(watched.plan.runs[0]).load / name
+@pytest.mark.parametrize("name", ["loop_stalls-0.bin", "cpu-0.bin", "samples-0.bin", "queries-0.bin"])
+def test_impossible_time_is_named_with_its_file(watched: Results, name: str) -> None:
+    path = watched.run_folder(watched.plan.runs[0]).load / name
     path.write_bytes(b"\x7f" * path.stat().st_size)
-    with pytest.raises(SpecError, match=rf"^{path}: this file is damaged: no clock shows what stands there as \w+_ns$"):
+    with pytest.raises(SpecError, match=rf"^{path}: this file is damaged: \w+_ns holds an impossible time$"):
         look(watched.path)
 
 
-def test_marks_lead_nowhere_else(results: Results) -> None:
-    folder = results.run(results.plan.runs[0])
+def test_digests_do_not_lead_out_of_the_folder(results: Results) -> None:
+    folder = results.run_folder(results.plan.runs[0])
     with pytest.raises(SpecError, match="cannot be a folder"):
-        folder.changed({"../../../etc/passwd": FileMark(bytes=1, sha256="")})
+        folder.describe_changes({"../../../etc/passwd": FileDigest(bytes=1, sha256="")})
 
 
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
-def test_a_newer_file_is_refused_and_one_without_a_number_is_as_old_as_can_be(
-    results: Results, typed: Said, file: str
-) -> None:
+def test_newer_schema_is_refused(results: Results, typed: Messages, file: str) -> None:
     path = results.path / file
     table = json.loads(path.read_text())
-    known = SCHEMAS[path.name]
-    assert table["schema"] == known
-    path.write_text(json.dumps(table | {"schema": known + 1}))
-    code, said = typed("report", str(results.path))
-    assert (code, f"a newer ingest-bench wrote it (schema {known + 1}, this one reads {known})" in said) == (2, True), (
-        said
-    )
+    formats = SCHEMAS[path.name]
+    assert table["schema"] == formats
+    path.write_text(json.dumps(table | {"schema": formats + 1}))
+    code, message = typed("report", str(results.path))
+    assert (code, f"a newer ingest-bench wrote it (schema {formats + 1}, this one reads {formats})" in message) == (
+        2,
+        True,
+    ), message
     del table["schema"]
     path.write_text(json.dumps(table))
-    if OLDEST.get(path.name, 1) == 1:
-        assert results.plan.runs[0].id == "only/1"
-        assert results.run(results.plan.runs[0]).load_report() is not None
-    else:
-        code, said = typed("report", str(results.path))
-        assert (code, "is too old" in said) == (2, True), said
+    if formats > 1:
+        code, message = typed("report", str(results.path))
+        assert (code, "an older ingest-bench wrote it" in message) == (2, True), message
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "added"])
-def test_reads_that_are_not_those_of_the_recording_are_read_anew(
-    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_reads_are_extracted_again(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made from the recording after the run, so its record knows no checksum of them."""
     (tmp_path / "recording.jfr").write_bytes(b"x")
     reads = tmp_path / "reads.bin"
-    asked = []
+    arguments = []
 
     def read(*argv: object, **_: object) -> str:
-        asked.append(argv)
+        arguments.append(argv)
         if damage != "added":
             reads.write_bytes(b"reads" * 100)
         return '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
@@ -568,44 +535,44 @@ def test_reads_that_are_not_those_of_the_recording_are_read_anew(
     monkeypatch.setattr(system, "run", read)
     context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
     for _ in range(2):
-        recording.load(context)
-    assert len(asked) == 1
+        recording.load_recording(context)
+    assert len(arguments) == 1
     if damage == "gone":
         reads.unlink()
     else:
         reads.write_bytes({"cut": b"reads", "changed": b"raeds" * 100, "added": b"more"}[damage])
-    recording.load(context)
-    assert len(asked) == 2
+    recording.load_recording(context)
+    assert len(arguments) == 2
 
 
-def test_what_a_run_left_that_is_done_anew_is_not_read(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, cut = results.plan.runs
-    (whole_row,) = (row for row in evaluation.summaries(results) if row.run == whole.id)
-    folder = results.run(cut)
-    folder.write(made_runs.record(run=cut.id, cell=cut.cell.name, replicate=cut.replicate, state="started"))
+def test_files_of_a_repeated_run_are_not_read(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete, cut = results.plan.runs
+    (whole_row,) = (row for row in evaluation.summarise_runs(results) if row.run == complete.id)
+    folder = results.run_folder(cut)
+    folder.write_record(made_runs.record(run=cut.id, cell=cut.cell.name, replicate=cut.replicate, state="started"))
     (folder.load / "load.json").write_bytes(b"")
     done = dataclasses.replace(whole_row, run=cut.id, replicate=cut.replicate)
     carried_out = []
 
-    def one(_results: Results, planned: Run, *_: object) -> Summary:
+    def run_once(_results: Results, planned: Run, *_: object) -> Summary:
         carried_out.append(planned)
         return done
 
-    monkeypatch.setattr(campaign, "one", one)
-    watcher: Any = SimpleNamespace(begin=lambda *_, **__: None)
-    found = campaign.carry_out(results, RunOptions(), watcher)
+    monkeypatch.setattr(campaign, "run_once", run_once)
+    watcher: Any = SimpleNamespace(begin_run=lambda *_, **__: None)
+    rows = campaign.run_missing(results, RunOptions(), watcher)
     assert carried_out == [cut]
-    assert {row.run for row in found} == {whole.id, cut.id}
+    assert {row.run for row in rows} == {complete.id, cut.id}
 
 
-def test_a_report_of_a_load_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_a_load_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", killed)
         with pytest.raises(KeyboardInterrupt):
-            reports.write(made_runs.report(), tmp_path)
+            supervisor.write_report(made_runs.report(), tmp_path)
     assert not (tmp_path / "load.json").exists()
-    reports.write(made_runs.report(), tmp_path)
+    supervisor.write_report(made_runs.report(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["load.json"]

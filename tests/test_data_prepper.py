@@ -1,4 +1,4 @@
-"""A Data Prepper of the user's own: what its nodes are told, what they say, and what a real one loses."""
+"""Target `data-prepper`: configuration, accounts of documents, and losses of a real installation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.network.plan import places
+from ingest_bench.network.plan import link_plan
 from ingest_bench.protocols.json_array import JsonArray
-from ingest_bench.protocols.verdict import Answer
-from ingest_bench.targets import counting
-from ingest_bench.targets.data_prepper import DataPrepper, account
-from ingest_bench.targets.server_capabilities import capabilities
+from ingest_bench.protocols.verdict import Response
+from ingest_bench.targets import counting, data_prepper
+from ingest_bench.targets.base import NodeStart, check_targets
+from ingest_bench.targets.data_prepper import DataPrepper
 
-# A whole one, unpacked; no package has it.
+# The folder of an installation; no package has it.
 REAL = os.environ.get("INGEST_BENCH_DATA_PREPPER_HOME", "")
 TWO = """
 probes = []
@@ -56,7 +56,7 @@ buffer_size = "20000"
 forwarding_batch_size = "500"
 forwarding_batch_timeout = "100ms"
 """
-# A forwarded batch is never smaller than what a peer has room for.
+# A forwarded batch never fits into the buffer of a peer.
 TOO_LARGE = """
 batch_delay = "100ms"
 delay = "100ms"
@@ -66,21 +66,21 @@ forwarding_batch_timeout = "1s"
 """
 
 
-def home(folder: Path, version: str = "2.15.0") -> Path:
-    """What is looked at of a distribution."""
-    made = folder / "data-prepper"
+def make_home(folder: Path, version: str = "2.15.0") -> Path:
+    """Make the files of a distribution that are checked."""
+    home = folder / "data-prepper"
     for file in ("bin/data-prepper", f"lib/data-prepper-main-{version}.jar", "config/log4j2-rolling.properties"):
-        (made / file).parent.mkdir(parents=True, exist_ok=True)
-        (made / file).touch()
-    return made
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).touch()
+    return home
 
 
-def asked(**setting: str) -> TargetOptions:
+def data_prepper_options(**setting: str) -> TargetOptions:
     return TargetOptions(name="data-prepper", nodes=2, setting=setting)
 
 
-def test_a_node_is_started_as_its_own_script_does_with_what_was_asked_for_in_its_files(tmp_path: Path) -> None:
-    installed = home(tmp_path)
+def test_a_node_is_started_with_the_chosen_settings_in_its_files(tmp_path: Path) -> None:
+    installed = make_home(tmp_path)
     options = TargetOptions(
         name="data-prepper",
         nodes=2,
@@ -92,10 +92,10 @@ def test_a_node_is_started_as_its_own_script_does_with_what_was_asked_for_in_its
             "bounded_blocking.buffer_size": "300",
         },
     )
-    assert targets.of(options).requirements(options).java_version == 17
-    java = Java(home=tmp_path / "java", version=17, source="a test")
+    assert targets.resolve(options).requirements(options).java_version == 17
+    java = Java(home=tmp_path / "java", version=17, source="test")
     nodes = (Endpoint("198.18.0.1", 2021), Endpoint("198.18.1.1", 2021))
-    plan = DataPrepper().launch_plan(options, java, tmp_path / "node", 1, nodes, ("-Dours=1",))
+    plan = DataPrepper().launch_plan(NodeStart(options, java, tmp_path / "node", 1, nodes, ("-Dours=1",)))
     main = plan.argv.index("org.opensearch.dataprepper.DataPrepperExecute")
     pipelines, configuration = (json.loads(Path(file).read_text()) for file in plan.argv[main + 1 :])
     assert plan.argv[main - 2 : main] == ("-cp", f"{installed}/lib/*")
@@ -113,58 +113,64 @@ def test_a_node_is_started_as_its_own_script_does_with_what_was_asked_for_in_its
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
-        ({}, 'data-prepper needs the home that you give: where its archive is unpacked, such as home = "/opt/'),
-        ({"home": "data-prepper"}, "target.setting.home: 'data-prepper' is no absolute path"),
-        ({"home": "/nowhere"}, "target.setting.home: /nowhere is no home of Data Prepper: /nowhere/lib cannot be read"),
-        ({"batch_delay": "1500us"}, "target.setting.batch_delay: '1500us' is no whole number of milliseconds"),
+        ({}, 'data-prepper requires the folder where its archive is unpacked, such as home = "/opt/'),
+        ({"home": "data-prepper"}, "target.setting.home: 'data-prepper' is not an absolute path"),
+        (
+            {"home": "/nowhere"},
+            "target.setting.home: /nowhere is not a home of Data Prepper: /nowhere/lib cannot be read",
+        ),
+        ({"batch_delay": "1500us"}, "target.setting.batch_delay: '1500us' is not a whole number of milliseconds"),
         ({"forwarding_batch_size": "15001"}, "target.setting.forwarding_batch_size: '15001' is not between 1 and"),
         ({"waiting": "blocking"}, 'target.setting: data-prepper has no "waiting"'),
     ],
 )
-def test_what_it_cannot_have_is_one_sentence(setting: dict[str, str], said: str) -> None:
+def test_wrong_settings_are_refused_in_one_sentence(setting: dict[str, str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
-        targets.of(asked()).requirements(asked(**setting))
-    assert str(refused.value).startswith(said)
+        targets.resolve(data_prepper_options()).requirements(data_prepper_options(**setting))
+    assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("version", ["1.5.1", "2.0.1", "3.0.0"])
-def test_another_version_than_those_whose_settings_are_known_is_refused(tmp_path: Path, version: str) -> None:
-    installed = home(tmp_path, version)
+def test_an_unsupported_version_is_refused(tmp_path: Path, version: str) -> None:
+    installed = make_home(tmp_path, version)
     with pytest.raises(SpecError, match=f"has Data Prepper {version}; give one of 2.1 or later, before 3"):
-        DataPrepper().requirements(asked(home=str(installed)))
+        DataPrepper().requirements(data_prepper_options(home=str(installed)))
 
 
-def test_a_folder_without_its_jar_and_one_with_two_of_them_are_no_home(tmp_path: Path) -> None:
-    installed = home(tmp_path)
+def test_a_home_must_have_exactly_one_main_jar(tmp_path: Path) -> None:
+    installed = make_home(tmp_path)
     (installed / "lib" / "data-prepper-main-2.16.0.jar").touch()
-    with pytest.raises(SpecError, match=r"lib/data-prepper-main-\*\.jar cannot be read \(2 of them are there\)"):
-        DataPrepper().requirements(asked(home=str(installed)))
+    with pytest.raises(SpecError, match=r"lib/data-prepper-main-\*\.jar cannot be read \(found 2 instead of one\)"):
+        DataPrepper().requirements(data_prepper_options(home=str(installed)))
     for jar in installed.joinpath("lib").iterdir():
         jar.unlink()
-    with pytest.raises(SpecError, match=r"\(0 of them are there\)"):
-        DataPrepper().requirements(asked(home=str(installed)))
+    with pytest.raises(SpecError, match=r"\(found 0 instead of one\)"):
+        DataPrepper().requirements(data_prepper_options(home=str(installed)))
 
 
-def test_its_nodes_get_no_address_that_it_takes_for_its_own() -> None:
-    listens = DataPrepper().listens(asked())
-    for ends in (places.to_node(2, seen_as_local=listens.seen_as_local), places.between(1, 2, seen_as_local=False)):
+def test_nodes_get_no_loopback_addresses() -> None:
+    listens = DataPrepper().listens(data_prepper_options())
+    for ends in (
+        link_plan.client_link_names(2, in_loopback_range=listens.accepts_loopback_peers),
+        link_plan.peer_link_names(1, 2, in_loopback_range=False),
+    ):
         assert ip_address(ends.server_address) in ip_network("198.18.0.0/15")
         assert ends.server_address == "198.19.2.2"
-    assert ip_address(places.node_address(2)).is_loopback
+    assert ip_address(link_plan.node_address(2)).is_loopback
 
 
-def test_doctor_says_that_it_needs_a_home() -> None:
-    (line,) = capabilities({"data-prepper": DataPrepper()})
+def test_doctor_reports_a_missing_home() -> None:
+    (line,) = check_targets({"data-prepper": DataPrepper()})
     assert not line.present
-    assert "data-prepper needs the home that you give" in line.detail
+    assert "data-prepper requires the folder" in line.detail
 
 
-# 400 documents: 190 of its own, 210 for the peer. Of these 10 found no room in the queue, 100 were taken, 60 refused
-# and then taken back, 40 refused and dropped. 130 came from the peer.
-SAID = """
+# 400 documents: 190 of its own, 210 for the peer. Of these, 10 did not fit into the queue, 100 were accepted, 60 were
+# refused and returned, 40 were refused and dropped. 130 came from the peer.
+METRICS = """
 # TYPE ingest_BlockingBuffer_recordsWritten_total counter
 ingest_BlockingBuffer_recordsWritten_total{serviceName="dataprepper",} 400.0
 ingest_BlockingBuffer_recordsInBuffer{serviceName="dataprepper",} 7.0
@@ -178,27 +184,30 @@ core_peerForwarder_ingest_trace_peer_forwarder_recordsInBuffer{serviceName="data
 """
 
 
-def test_what_it_dropped_and_what_is_inside_follow_from_its_metrics() -> None:
-    found = account.of(counting.totals(SAID), delivered=380)
-    told = {name: found[name] for name in ("accepted", "delivered", "dropped", "inside", "unsure", "returned")}
-    assert told == {"accepted": 400, "delivered": 380, "dropped": 40, "inside": 10, "unsure": 30, "returned": 70}
-    queued = account.of(
-        counting.totals(SAID.replace('Forwarded_total{serviceName="dataprepper",} 210', "Forwarded_total{} 230")), 0
+def test_documents_are_accounted_for_by_metrics() -> None:
+    account = data_prepper.account_documents(counting.sum_metrics(METRICS), delivered=380)
+    values = {name: account[name] for name in ("accepted", "delivered", "dropped", "inside", "unsure", "returned")}
+    assert values == {"accepted": 400, "delivered": 380, "dropped": 40, "inside": 10, "unsure": 30, "returned": 70}
+    queued = data_prepper.account_documents(
+        counting.sum_metrics(
+            METRICS.replace('Forwarded_total{serviceName="dataprepper",} 210', "Forwarded_total{} 230")
+        ),
+        0,
     )
     assert queued["inside"] == 30
 
 
-def test_counts_without_seconds_are_columns_and_rates_are_none() -> None:
+def test_counts_become_columns() -> None:
     record = RunRecord(
         run="only/1",
         replicate=1,
         cell="only",
         levels={},
         state="measured",
-        counters={**account.of(counting.totals(SAID), delivered=380)},
+        counters={**data_prepper.account_documents(counting.sum_metrics(METRICS), delivered=380)},
         server={"workers": 1, "batch_delay_ns": 100_000_000},
     )
-    assert delivery.own(record, 2, 0, 10**10) == {
+    assert delivery.server_columns(record, 2, 0, 10**10) == {
         "forwards_cap_per_s": 20,
         "forwarded_documents": 100,
         "dropped_documents": 40,
@@ -207,53 +216,53 @@ def test_counts_without_seconds_are_columns_and_rates_are_none() -> None:
     }
 
 
-def test_after_a_408_nobody_knows_and_a_body_that_is_too_large_was_not_taken() -> None:
-    wire = DataPrepper().wire(asked(), catalog.workload("geonames"))
-    protocol = JsonArray.on(wire, "", LoadOptions())
+def test_documents_are_unknown_after_a_408_and_refused_after_a_413() -> None:
+    wire = DataPrepper().wire(data_prepper_options(), catalog.load_workload("geonames"))
+    protocol = JsonArray.from_wire(wire, "", LoadOptions())
     body = Body(b"[{}]", 1, sizes=np.array([4]))
 
-    def judged(status: int) -> tuple[int, int]:
-        found = protocol.judge(Answer(status, b"", 0, 0), body)
-        return found.acked, found.failed
+    def judge(status: int) -> tuple[int, int]:
+        verdict = protocol.judge(Response(status, b"", 0, 0), body)
+        return verdict.acked, verdict.failed
 
-    assert [judged(status) for status in (200, 408, 413)] == [(1, 0), (0, 0), (0, 1)]
+    assert [judge(status) for status in (200, 408, 413)] == [(1, 0), (0, 0), (0, 1)]
 
 
-def test_its_sink_is_read_back_by_the_numbers_in_front(tmp_path: Path) -> None:
+def test_the_sink_is_read_back_by_document_numbers(tmp_path: Path) -> None:
     sink = tmp_path / "delivered.ndjson"
     sink.write_text(
         '{"traceId":"0000000003","traceId2":1}\n{"traceId":"0000000000"}\n{"traceId":"0000000003","a":{}}\n'
     )
     node: Any = SimpleNamespace(home=tmp_path)
-    back = delivery.read([account.delivered(node)])
+    back = delivery.parse_delivered([data_prepper.pack_delivered(node)])
     assert [*back.delivered.nonzero()[0]] == [0, 3]
-    assert [*back.again.nonzero()[0]] == [3]
+    assert [*back.repeated.nonzero()[0]] == [3]
     sink.write_text('{"traceId":"0000000003"}\n{"other":1}\n')
-    with pytest.raises(RunFailed, match="has no number of ours in front"):
-        account.delivered(node)
+    with pytest.raises(RunFailed, match="does not begin with our number"):
+        data_prepper.pack_delivered(node)
 
 
 def run(folder: Path, settings: str) -> Summary:
     if not REAL:
         pytest.skip("INGEST_BENCH_DATA_PREPPER_HOME names no Data Prepper")
-    _, (found,) = carried_out(folder, TWO.format(home=REAL, settings=settings))
-    assert found.state == "measured", found.reason
-    names = ("delivered_documents", "inside_documents", "lost_documents")
-    assert sum(number(found, name) for name in names) == number(found, "documents_acked") > 1000
-    return found
+    _, (summary,) = carried_out(folder, TWO.format(home=REAL, settings=settings))
+    assert summary.state == "measured", summary.reason
+    names = ("delivered_documents", "pending_documents", "lost_documents")
+    assert sum(number(summary, name) for name in names) == number(summary, "documents_acked") > 1000
+    return summary
 
 
-# Without markers that are promised: no machine has it by itself.
+# With a marker of its own: no machine has an installation by default.
 @pytest.mark.data_prepper
-def test_with_batches_that_fit_a_real_one_delivers_each_document_once(tmp_path: Path) -> None:
-    found = run(tmp_path, FITS)
-    assert number(found, "forwarded_documents") > 0
+def test_batches_that_fit_are_delivered_once(tmp_path: Path) -> None:
+    summary = run(tmp_path, FITS)
+    assert number(summary, "forwarded_documents") > 0
     for column in ("lost_documents", "delivered_twice", "dropped_documents"):
-        assert number(found, column) == 0
+        assert number(summary, column) == 0
 
 
 @pytest.mark.data_prepper
-def test_a_real_one_drops_what_a_peer_has_no_room_for_and_the_row_says_so(tmp_path: Path) -> None:
-    found = run(tmp_path, TOO_LARGE)
-    assert number(found, "lost_documents") == number(found, "dropped_documents") > 0
-    assert any("acknowledged documents are lost" in remark.text for remark in found.remarks)
+def test_batches_that_do_not_fit_are_dropped_and_reported(tmp_path: Path) -> None:
+    summary = run(tmp_path, TOO_LARGE)
+    assert number(summary, "lost_documents") == number(summary, "dropped_documents") > 0
+    assert any("acknowledged documents are lost" in note.text for note in summary.notes)

@@ -1,4 +1,4 @@
-"""Values of JSON that become those of a type, or are refused with their place."""
+"""JSON values that are converted to a type, or refused with their place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ingest_bench.inputs import decoding
+from ingest_bench.inputs import records
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Outer:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "made"),
+    ("kind", "value", "result"),
     [
         (Outer, {"number": 1}, Outer(1)),
         (
@@ -45,16 +45,16 @@ class Outer:
         (dict[int, int], {"9" * 18: 1}, {10**18 - 1: 1}),
     ],
 )
-def test_what_a_type_holds_comes_out_as_it_was(kind: Any, value: Any, made: Any) -> None:
-    assert decoding.decoded(kind, value) == made
+def test_a_value_of_a_type_is_decoded(kind: Any, value: Any, result: Any) -> None:
+    assert records.decode(kind, value) == result
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "said"),
+    ("kind", "value", "message"),
     [
         (Outer, {}, 'the key "number" is missing'),
         (Outer, [], "a list is not an object"),
-        (Outer, {"number": 0, "other": 0}, 'the key "other" is not known here'),
+        (Outer, {"number": 0, "other": 0}, 'unknown key "other"'),
         (Outer, {"number": True}, "number: true is not a whole number"),
         (Outer, {"number": 1.0}, "number: 1.0 is not a whole number"),
         (Outer, {"number": 2**63}, "number: a number of more than 64 bits"),
@@ -74,6 +74,6 @@ def test_what_a_type_holds_comes_out_as_it_was(kind: Any, value: Any, made: Any)
         (int, "x" * 99, f'"{"x" * 59}… is not a whole number'),
     ],
 )
-def test_what_a_type_does_not_hold_is_refused_with_its_place(kind: Any, value: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        decoding.decoded(kind, value)
+def test_a_value_of_another_type_is_refused_with_its_place(kind: Any, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        records.decode(kind, value)

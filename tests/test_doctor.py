@@ -1,4 +1,4 @@
-"""What `doctor` says of a machine that lacks something: whatever is hidden, every other line is there."""
+"""`doctor` on a machine without some programs: all other lines are still shown."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import pytest
 
 from ingest_bench import system, targets
 from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.host.capability_checks import PACKAGES, CapabilityCheck, run_check
 from ingest_bench.jvm import java
-from ingest_bench.model.capability import Capability
-from ingest_bench.network.act import box, uml
+from ingest_bench.model.experiment import Capability
+from ingest_bench.network.act import link as link_module
+from ingest_bench.network.act import uml
 from ingest_bench.network.link_capabilities import capabilities
 from ingest_bench.probes.kernel import kernel_reads
-from ingest_bench.targets.server_capabilities import capabilities as server_capabilities
-from ingest_bench.trials import PACKAGES, Trial, tried
+from ingest_bench.targets.base import check_targets
 
 LINES = (
     "programs",
@@ -36,7 +37,7 @@ LINES = (
     "congestion control",
 )
 IN_NAMESPACES = LINES[2:-1]
-# What cannot be tried without the program; all the rest is as ever.
+# The lines that need a program.
 NEEDED_BY = {
     "ip": ("veth pairs", "links"),
     "tc": ("token bucket", "links", "netem by kernel", "queues by kernel"),
@@ -51,19 +52,19 @@ def raising(error: Exception) -> NoReturn:
     raise error
 
 
-def by_name(found: tuple[Capability, ...]) -> dict[str, Capability]:
-    return {each.name: each for each in found}
+def by_name(capabilities: tuple[Capability, ...]) -> dict[str, Capability]:
+    return {capability.name: capability for capability in capabilities}
 
 
 def forget() -> None:
-    """What was found of this machine is found anew."""
-    box.kernel_complaint.cache_clear()
-    uml.complaint.cache_clear()
+    """Forget cached results."""
+    link_module.find_kernel_netem_problem.cache_clear()
+    uml.find_uml_problem.cache_clear()
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with links to all the programs of this machine, in place of where they are looked for."""
+    """Yield a folder with links to all programs of this machine, which replaces PATH."""
     for folder in reversed(system.PATH.split(":")):
         for program in Path(folder).iterdir():
             (tmp_path / program.name).unlink(missing_ok=True)
@@ -74,9 +75,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def test_what_works_is_told_with_what_was_seen() -> None:
-    found = tried(Trial(name="this", attempt=lambda: "seen", remedy="not needed"))
-    assert found == Capability(name="this", present=True, detail="seen")
+def test_a_successful_check_has_its_detail() -> None:
+    result = run_check(CapabilityCheck(name="this", attempt=lambda: "seen", remedy="not needed"))
+    assert result == Capability(name="this", present=True, detail="seen")
 
 
 @pytest.mark.parametrize(
@@ -86,93 +87,93 @@ def test_what_works_is_told_with_what_was_seen() -> None:
         (MissingCapability("none here\nTry another\nmachine."), "none here", "Try another\nmachine.\nMend it."),
         (
             PermissionError(13, "Permission denied", "/closed"),
-            "not found out, the check itself failed: PermissionError: [Errno 13] Permission denied: '/closed'",
+            "unknown: the check failed: PermissionError: [Errno 13] Permission denied: '/closed'",
             "Mend it.",
         ),
-        (KeyError("x"), "not found out, the check itself failed: KeyError: 'x'", "Mend it."),
+        (KeyError("x"), "unknown: the check failed: KeyError: 'x'", "Mend it."),
     ],
 )
-def test_any_error_of_a_check_is_its_own_line_and_nobody_elses(error: Exception, detail: str, remedy: str) -> None:
-    found = tried(Trial(name="this", attempt=lambda: raising(error), remedy="Mend it."))
-    assert found == Capability(name="this", present=False, detail=detail, remedy=remedy)
+def test_any_error_of_a_check_is_its_detail(error: Exception, detail: str, remedy: str) -> None:
+    result = run_check(CapabilityCheck(name="this", attempt=lambda: raising(error), remedy="Mend it."))
+    assert result == Capability(name="this", present=False, detail=detail, remedy=remedy)
 
 
-def test_what_needs_a_missing_program_is_not_tried_and_says_for_want_of_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_without_its_programs_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "PATH", str(tmp_path))
-    found = tried(Trial(name="this", attempt=lambda: raising(AssertionError()), needs=("tc", "sysctl", "ip")))
-    assert not found.present
-    assert found.detail == "not tried, for want of tc, sysctl, ip"
-    assert found.remedy == "Install iproute2 procps."
+    result = run_check(
+        CapabilityCheck(name="this", attempt=lambda: raising(AssertionError()), programs=("tc", "sysctl", "ip"))
+    )
+    assert not result.present
+    assert result.detail == "skipped: requires tc, sysctl, ip"
+    assert result.remedy == "Install iproute2 procps."
 
 
-def test_a_cache_that_may_not_be_read_and_a_java_that_is_broken_hide_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = [each.name for each in server_capabilities(targets.TARGETS)]
-    monkeypatch.setattr(java, "on_machine", lambda: raising(PermissionError("no")))
-    found = list(server_capabilities(targets.TARGETS))
-    assert [each.name for each in found] == every
-    assert not any(each.present for each in found)
+def test_a_broken_java_hides_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [check.name for check in check_targets(targets.TARGETS)]
+    monkeypatch.setattr(java, "find_installed", lambda: raising(PermissionError("no")))
+    results = list(check_targets(targets.TARGETS))
+    assert [check.name for check in results] == names
+    assert not any(check.present for check in results)
 
 
 @pytest.mark.netns
-def test_every_program_that_is_asked_for_has_its_test_here() -> None:
+def test_all_programs_and_lines_are_tested_here() -> None:
     assert set(NEEDED_BY) == set(PACKAGES)
-    assert tuple(each.name for each in capabilities()) == LINES
+    assert tuple(check.name for check in capabilities()) == LINES
 
 
 @pytest.mark.netns
 @pytest.mark.parametrize("program", NEEDED_BY)
-def test_a_program_that_is_missing_hides_only_what_needs_it(programs: Path, program: str) -> None:
-    whole = by_name(capabilities())
+def test_a_missing_program_hides_only_lines_that_need_it(programs: Path, program: str) -> None:
+    complete = by_name(capabilities())
     forget()
     (programs / program).unlink()
-    found = by_name(capabilities())
-    assert tuple(found) == LINES
-    assert found["programs"].detail == f"{program} not found"
-    assert found["programs"].remedy == f"Install {PACKAGES[program]}."
+    results = by_name(capabilities())
+    assert tuple(results) == LINES
+    assert results["programs"].detail == f"{program} not found"
+    assert results["programs"].remedy == f"Install {PACKAGES[program]}."
     for name in LINES[1:]:
         if name in NEEDED_BY[program]:
             missing = program if name == "namespaces" or "namespaces" not in NEEDED_BY[program] else "namespaces"
-            assert found[name].detail == f"not tried, for want of {missing}"
-            assert not found[name].present
+            assert results[name].detail == f"skipped: requires {missing}"
+            assert not results[name].present
         else:
-            assert found[name] == whole[name]
+            assert results[name] == complete[name]
 
 
 @pytest.mark.netns
-def test_without_tc_a_link_that_needs_netem_says_so_and_blames_no_kernel(programs: Path) -> None:
+def test_without_tc_the_kernel_is_not_blamed_for_netem(programs: Path) -> None:
     (programs / "tc").unlink()
-    assert box.kernel_complaint() == "netem: tc not found. Install iproute2."
+    assert link_module.find_kernel_netem_problem() == "netem: tc not found. Install iproute2."
 
 
 @pytest.mark.processes
-def test_the_probe_of_kernel_reads_is_a_line_where_no_child_can_be_started(programs: Path) -> None:
+def test_kernel_reads_are_a_line_without_setpriv(programs: Path) -> None:
     (programs / "setpriv").unlink()
-    found = kernel_reads.capability()
-    assert (found.name, found.present, found.detail) == ("kernel-reads", False, "not tried, for want of setpriv")
+    result = kernel_reads.check_capability()
+    assert (result.name, result.present, result.detail) == ("kernel-reads", False, "skipped: requires setpriv")
 
 
 @pytest.mark.netns
 @pytest.mark.processes
-def test_doctor_lists_everything_on_a_machine_with_none_of_the_programs() -> None:
+def test_doctor_lists_everything_without_any_program() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to hide programs from one process only")
     command = (sys.executable, "-c", "from ingest_bench.cli import main; main()", "doctor")
-    whole = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    complete = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
     hide = 'for program in ip tc nsenter sysctl; do mount --bind /dev/null "$(command -v $program)"; done; exec "$@"'
     argv = ("unshare", "--mount", "--propagation", "private", "sh", "-ec", hide, "sh", *command)
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert names(done.stdout) == names(whole)
-    assert set(LINES) < set(names(whole))
-    assert "no   namespaces: not tried, for want of nsenter\n" in done.stdout
-    assert "no   veth pairs: not tried, for want of namespaces\n" in done.stdout
-    # What needs none of them is as ever.
-    for line in whole.splitlines():
+    assert names(done.stdout) == names(complete)
+    assert set(LINES) < set(names(complete))
+    assert "no   namespaces: skipped: requires nsenter\n" in done.stdout
+    assert "no   veth pairs: skipped: requires namespaces\n" in done.stdout
+    # Lines that need none of them are unchanged.
+    for line in complete.splitlines():
         if line.startswith("yes  ") and line[5:].partition(":")[0] not in LINES:
             assert line in done.stdout
 
 
-def names(said: str) -> list[str]:
-    return [line[5:].partition(":")[0] for line in said.splitlines() if line.startswith(("yes  ", "no   "))]
+def names(output: str) -> list[str]:
+    return [line[5:].partition(":")[0] for line in output.splitlines() if line.startswith(("yes  ", "no   "))]

@@ -13,43 +13,43 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.documents import export
-from ingest_bench.documents.generate import GENERATORS, zipf_words
-from ingest_bench.documents.lines import chunks
-from ingest_bench.documents.synthetic import BLOCK, KINDS, SPECIAL, Documents, check
+from ingest_bench.documents import export, words
+from ingest_bench.documents.generators import GENERATORS
+from ingest_bench.documents.lines import read_chunks
+from ingest_bench.documents.synthetic import BLOCK_DOCUMENTS, KINDS, SPECIAL, DocumentGenerator, check_workload
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import data, records
-from ingest_bench.model.workload import DocumentField, Workload
+from ingest_bench.inputs import files, records
+from ingest_bench.model.load import DocumentField, Workload
 
-WORKLOADS = sorted(data.files("workloads"))
+WORKLOADS = sorted(files.data_files("workloads"))
 
 
 @cache
 def made(name: str) -> list[bytes]:
     """A thousand documents or more of a shipped workload, made once for all tests."""
-    documents = Documents(catalog.workload(name), 1)
+    documents = DocumentGenerator(catalog.load_workload(name), 1)
     return [text for number in range(-(-1000 // documents.size)) for text in documents.block(number)]
 
 
 def workload(*fields: dict[str, Any]) -> Workload:
-    specs = tuple(DocumentField(**table) for table in catalog.document_fields(list(fields), "test"))
-    return dataclasses.replace(catalog.workload("nyc_taxis"), name="test", fields=specs)
+    specs = tuple(DocumentField(**table) for table in catalog.group_field_options(list(fields), "test"))
+    return dataclasses.replace(catalog.load_workload("nyc_taxis"), name="test", fields=specs)
 
 
 def documents(*fields: dict[str, Any], seed: int = 1, block: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in Documents(workload(*fields), seed).block(block)]
+    return [json.loads(text) for text in DocumentGenerator(workload(*fields), seed).block(block)]
 
 
 def test_the_five_workloads_of_the_issue_are_there() -> None:
     assert {"geonames", "geopoint", "nyc_taxis", "percolator", "pmc"} <= set(WORKLOADS)
-    bulks = {name: catalog.workload(name).bulk_documents for name in WORKLOADS}
+    bulks = {name: catalog.load_workload(name).bulk_documents for name in WORKLOADS}
     assert bulks == {"geonames": 5000, "geopoint": 5000, "nyc_taxis": 10000, "percolator": 5000, "pmc": 500}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> None:
-    found = catalog.workload(name)
+    found = catalog.load_workload(name)
     block = made(name)
     mean = sum(len(text) + 1 for text in block) / len(block)
     assert mean == pytest.approx(found.mean_document_bytes, rel=0.05)
@@ -57,7 +57,7 @@ def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> No
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_document_is_json_in_one_line_with_mapped_fields_only(name: str) -> None:
-    found = catalog.workload(name)
+    found = catalog.load_workload(name)
     for text in made(name)[:500]:
         assert b"\n" not in text
         assert set(json.loads(text)) <= set(found.mapping["mappings"]["properties"])
@@ -65,8 +65,8 @@ def test_every_document_is_json_in_one_line_with_mapped_fields_only(name: str) -
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_names_its_source_and_keeps_its_published_figures(name: str) -> None:
-    found = catalog.workload(name)
-    assert data.files("workloads")[name].read_text().startswith("# ")
+    found = catalog.load_workload(name)
+    assert files.data_files("workloads")[name].read_text().startswith("# ")
     assert found.published_documents > 500_000
     assert found.users == 8
     assert found.source.startswith("https://")
@@ -76,17 +76,17 @@ def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None
     fare = {"name": "fare", "kind": "decimal", "minimum": 1, "maximum": 99, "median": 9}
     spot = {"name": "spot", "kind": "point", "places": [{"latitude": 40, "longitude": -73, "spread": 1}]}
     taxis = workload({"name": "n", "kind": "phrase", "minimum": 1, "maximum": 3}, fare, spot)
-    first, again, other = Documents(taxis, 7), Documents(taxis, 7), Documents(taxis, 8)
+    first, again, other = DocumentGenerator(taxis, 7), DocumentGenerator(taxis, 7), DocumentGenerator(taxis, 8)
     assert first.block(3) == again.block(3)
     assert first.block(3) != other.block(3)
     assert first.block(3) != first.block(4)
 
 
 def test_processes_make_each_block_once() -> None:
-    whole = Documents(workload({"name": "n", "kind": "id"}), 1)
+    whole = DocumentGenerator(workload({"name": "n", "kind": "id"}), 1)
     halves = [whole.blocks(0, 2), whole.blocks(1, 2)]
     numbers = [json.loads(text)["n"] for half in halves for _ in range(2) for text in next(half)]
-    assert sorted(numbers) == list(range(4 * BLOCK))
+    assert sorted(numbers) == list(range(4 * BLOCK_DOCUMENTS))
 
 
 def test_a_choice_comes_as_often_as_its_weight_says() -> None:
@@ -177,14 +177,14 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
         ),
         ({"name": "n", "kind": "integer", "minimum": 0}, 'the key "maximum" is missing'),
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [1]}, "1 weights for 2 choices"),
-        ({"name": "n", "kind": "sum", "of": ["m"]}, '"m" is not a field before it'),
+        ({"name": "n", "kind": "sum", "of": ["m"]}, '"m" is not a preceding field'),
         ({"name": "n", "kind": "date", "start": "spring", "end": "2016-01-01"}, '"spring" is not a date'),
         ({"name": "n", "kind": "date", "start": "2015-01-31T12:00Z", "end": "2016-01-01"}, 'T12:00Z" is not a date'),
         (
             {"name": "n", "kind": "date", "start": "2015-01-01", "end": "2016-01-01", "format": "%Y%n%t"},
             "n: format: '%Y%n%t' is not a format of a date in one line without quotes",
         ),
-        ({"name": "n", "kind": "integer", "minimum": 2, "maximum": 1}, "minimum 2 is more than maximum 1"),
+        ({"name": "n", "kind": "integer", "minimum": 2, "maximum": 1}, "minimum 2 is greater than maximum 1"),
         ({"name": "n", "kind": "integer", "minimum": -2, "maximum": 1, "scale": "log"}, "minimum -2 has no logarithm"),
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [0, 0]}, "all weights are 0"),
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [-1, 2]}, "weights: -1 is not between 0 and"),
@@ -195,7 +195,7 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
 )
 def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        check(workload(field))
+        check_workload(workload(field))
     assert said in str(caught.value)
 
 
@@ -203,7 +203,7 @@ def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str
 @pytest.mark.parametrize("kind", [{"kind": "sum", "of": ["m"]}, {"kind": "after", "of": "m", "median": "60s"}])
 def test_what_is_no_number_is_neither_added_up_nor_a_moment(kind: dict[str, Any], value: Any) -> None:
     with pytest.raises(SpecError, match='fields: n: "m" is not a number or a date in every row'):
-        check(
+        check_workload(
             workload({"name": "m", "kind": "constant", "value": value, "row": "r"}, {"name": "n", "row": "r", **kind})
         )
 
@@ -220,7 +220,7 @@ def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(direc
     for form in (f"%{directive}", f"%-{directive}", f"%1{directive}", f"%E{directive}", f"%_{directive}"):
         taken = {"name": "n", "kind": "date", "start": "2015-01-31", "end": "2015-02-01", "format": form}
         try:
-            check(workload(taken))
+            check_workload(workload(taken))
         except SpecError:
             continue
         assert directive not in "nst"
@@ -230,17 +230,17 @@ def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(direc
 def test_a_text_that_is_longer_than_all_prose_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"name": "n", "kind": "text", "mean": 2**20, "sigma": 3, "vocabulary": 100}
     with pytest.raises(SpecError, match="bytes is longer than the prose that it is cut from"):
-        check(workload(long))
-    monkeypatch.setattr(zipf_words, "prose", lambda *_: pytest.fail("it was made"))
-    check(workload({**long, "mean": 1000, "sigma": 1}))
+        check_workload(workload(long))
+    monkeypatch.setattr(words, "prose", lambda *_: pytest.fail("it was made"))
+    check_workload(workload({**long, "mean": 1000, "sigma": 1}))
 
 
 def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:
     one, other = {"name": "n", "kind": "id"}, {"name": "n", "kind": "constant", "value": 1}
     with pytest.raises(SpecError, match="fields: n: two fields have this name"):
-        check(workload(one, other))
+        check_workload(workload(one, other))
     with pytest.raises(SpecError, match=r"fields: o\.n: two fields have this name"):
-        check(workload(one, {"name": "o", "kind": "object", "fields": [one, other]}))
+        check_workload(workload(one, {"name": "o", "kind": "object", "fields": [one, other]}))
 
 
 @pytest.mark.parametrize(
@@ -260,47 +260,47 @@ def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:
 )
 def test_a_field_that_is_no_number_in_a_few_rows_alone_is_refused_before_a_load(field: dict[str, Any]) -> None:
     made_of = workload({"name": "m", "row": "r", **field}, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"})
-    for act in (check, lambda one: Documents(one, 1)):
+    for act in (check_workload, lambda one: DocumentGenerator(one, 1)):
         with pytest.raises(SpecError, match='"m" is not a number or a date in every row'):
             act(made_of)
 
 
 def test_a_choice_that_is_never_taken_is_no_reason_to_refuse_a_field() -> None:
     field = {"name": "m", "kind": "choice", "choices": [1, "none"], "weights": [1, 0], "row": "r"}
-    check(workload(field, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
+    check_workload(workload(field, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
 
 
 def test_fields_of_one_row_with_other_numbers_of_values_are_refused_before_a_load() -> None:
     fields = [{"name": name, "kind": "constant", "value": 1, "row": "r"} for name in "ab"]
     with pytest.raises(SpecError, match='b: distinct is 20000, but row "r" has 16384'):
-        check(workload(fields[0], fields[1] | {"distinct": 20000}))
+        check_workload(workload(fields[0], fields[1] | {"distinct": 20000}))
 
 
 def test_a_point_is_no_number_either() -> None:
     place = {"latitude": 40, "longitude": -73, "spread": 1}
     point = {"name": "m", "kind": "point", "places": [place], "row": "r"}
     with pytest.raises(SpecError, match='"m" is not a number or a date'):
-        check(workload(point, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
+        check_workload(workload(point, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
 
 
 def test_a_sum_that_json_cannot_say_is_refused() -> None:
     large = {"name": "m", "kind": "constant", "value": 1e308, "row": "r"}
     with pytest.raises(SpecError, match="fields: n: the sum of m, m is too large for a number"):
-        check(workload(large, {"name": "n", "kind": "sum", "of": ["m", "m"], "row": "r"}))
+        check_workload(workload(large, {"name": "n", "kind": "sum", "of": ["m", "m"], "row": "r"}))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_shipped_workloads_pass_their_check(name: str) -> None:
-    check(catalog.workload(name))
+    check_workload(catalog.load_workload(name))
 
 
 def test_an_unknown_workload_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(SpecError, match='did you mean "nyc_taxis"'):
-        catalog.workload("nyc_taxi")
+        catalog.load_workload("nyc_taxi")
 
 
 def test_every_kind_is_used_by_a_workload_or_a_test() -> None:
-    text = "".join(path.read_text() for path in data.files("workloads").values()) + Path(__file__).read_text()
+    text = "".join(path.read_text() for path in files.data_files("workloads").values()) + Path(__file__).read_text()
     assert [kind for kind in KINDS if f'kind = "{kind}"' not in text and f'"kind": "{kind}"' not in text] == []
 
 
@@ -309,45 +309,45 @@ def test_documents_are_written_to_a_device_and_behind_a_link_and_never_take_thei
     device, link, far = tmp_path / "null", tmp_path / "link.ndjson", tmp_path / "far.ndjson"
     device.symlink_to("/dev/null")
     link.symlink_to(far)
-    assert export.write(one, 2, device, 1) == export.write(one, 2, link, 1) == far.stat().st_size
+    assert export.write_documents(one, 2, device, 1) == export.write_documents(one, 2, link, 1) == far.stat().st_size
     assert (device.readlink(), link.readlink()) == (Path("/dev/null"), far)
     assert Path("/dev/null").is_char_device()
     with pytest.raises(SpecError, match=f"^{tmp_path}: cannot be written: it is a folder$"):
-        export.write(one, 2, tmp_path, 1)
+        export.write_documents(one, 2, tmp_path, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ndjson", "link.ndjson", "null"]
 
 
 def test_write_packs_by_suffix_and_writes_exactly_as_many_documents(tmp_path: Path) -> None:
     taxis = workload({"name": "n", "kind": "id"}, {"name": "m", "kind": "constant", "value": "." * 40})
     plain = tmp_path / "a.json"
-    size = export.write(taxis, BLOCK + 3, plain, 1)
+    size = export.write_documents(taxis, BLOCK_DOCUMENTS + 3, plain, 1)
     assert plain.stat().st_size == size
-    assert plain.read_bytes().count(b"\n") == BLOCK + 3
+    assert plain.read_bytes().count(b"\n") == BLOCK_DOCUMENTS + 3
     for suffix in (".gz", ".bz2", ".zst"):
         packed = tmp_path / f"a.json{suffix}"
-        export.write(taxis, BLOCK + 3, packed, 1)
-        assert b"".join(chunks(packed)) == plain.read_bytes()
+        export.write_documents(taxis, BLOCK_DOCUMENTS + 3, packed, 1)
+        assert b"".join(read_chunks(packed)) == plain.read_bytes()
         assert packed.stat().st_size < size / 2
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_describe_shows_type_and_generator_of_each_field() -> None:
-    rows = dict(export.describe(catalog.workload("nyc_taxis")))
+    rows = dict(export.describe_workload(catalog.load_workload("nyc_taxis")))
     assert rows["field pickup_location"].startswith("geo_point: point")
-    assert rows["published size"] == "79.80 GB, 482.6 B a document"
+    assert rows["published size"] == "79.80 GB, 482.6 B per document"
     assert json.loads(rows["example"])["vendor_id"] in ("1", "2")
 
 
 @pytest.mark.parametrize("mapping", [{"mappings": "x"}, {"mappings": {"properties": "x"}}, {}])
 def test_a_mapping_that_means_nothing_is_shown_all_the_same(mapping: dict[str, Any]) -> None:
     found = dataclasses.replace(workload({"name": "n", "kind": "id"}), mapping=mapping)
-    assert dict(export.describe(found))["field n"] == "unmapped: id"
+    assert dict(export.describe_workload(found))["field n"] == "unmapped: id"
 
 
 def test_a_field_whose_mapping_means_nothing_is_shown_all_the_same() -> None:
     properties = {"n": "x", "m": {"type": "text", "fields": "x"}, "o": {"type": "text", "fields": {"raw": 1}}}
     fields = workload(*({"name": name, "kind": "id"} for name in properties))
-    rows = dict(export.describe(dataclasses.replace(fields, mapping={"mappings": {"properties": properties}})))
+    rows = dict(export.describe_workload(dataclasses.replace(fields, mapping={"mappings": {"properties": properties}})))
     assert [rows[f"field {name}"] for name in properties] == ["unmapped: id", "text: id", "text +raw None: id"]
 
 
@@ -358,8 +358,8 @@ def test_papers_pack_as_well_as_the_published_ones() -> None:
 
 
 def test_every_kind_and_option_is_documented_beside_the_workloads() -> None:
-    text = (data.folder("workloads") / "README.md").read_text()
+    text = (files.data_folder("workloads") / "README.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     for kind, record in {**GENERATORS, **SPECIAL}.items():
-        assert [key for key in records.keys(record) if f"`{key}`" not in rows[kind]] == []
-    assert [key for key in records.keys(Workload) if f"`{key}`" not in text and key != "name"] == []
+        assert [key for key in records.fields_by_key(record) if f"`{key}`" not in rows[kind]] == []
+    assert [key for key in records.fields_by_key(Workload) if f"`{key}`" not in text and key != "name"] == []

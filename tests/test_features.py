@@ -4,20 +4,20 @@ import pytest
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.network.act.sandbox import Namespace, sandbox
-from ingest_bench.network.plan import commands, features
-from ingest_bench.network.plan.features import State
+from ingest_bench.network.plan import features, link_plan
+from ingest_bench.network.plan.features import FeatureState
 
-ON, OFF = State(on=True, wanted=True, fixed=False), State(on=False, wanted=False, fixed=False)
-FIXED_ON, FIXED_OFF = State(on=True, wanted=False, fixed=True), State(on=False, wanted=False, fixed=True)
-# Another feature does not allow it.
-HELD_OFF = State(on=False, wanted=True, fixed=False)
+ON, OFF = FeatureState(on=True, wanted=True, fixed=False), FeatureState(on=False, wanted=False, fixed=False)
+FIXED_ON, FIXED_OFF = FeatureState(on=True, wanted=False, fixed=True), FeatureState(on=False, wanted=False, fixed=True)
+# Another feature prevents it.
+PREVENTED = FeatureState(on=False, wanted=True, fixed=False)
 STATES = {
     "tx-checksum-ipv4": FIXED_OFF,
     "tx-checksum-ip-generic": ON,
     "tx-checksum-sctp": OFF,
     "rx-checksum": ON,
     "tx-scatter-gather": FIXED_ON,
-    "tx-tcp-segmentation": HELD_OFF,
+    "tx-tcp-segmentation": PREVENTED,
     "tx-tcp6-segmentation": ON,
     "tx-tcp-mangleid-segmentation": OFF,
     "rx-gro": OFF,
@@ -26,7 +26,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "members"),
     [
         ("tso", {"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-mangleid-segmentation"}),
         ("tcp-segmentation-offload", {"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-mangleid-segmentation"}),
@@ -39,12 +39,12 @@ STATES = {
         ("tsoo", set()),
     ],
 )
-def test_a_name_stands_for_the_features_that_ethtool_means_by_it(name: str, found: set[str]) -> None:
-    assert set(features.members(name, STATES)) == found
+def test_name_stands_for_the_same_features_as_in_ethtool(name: str, members: set[str]) -> None:
+    assert set(features.find_members(name, STATES)) == members
 
 
 @pytest.mark.parametrize(
-    ("asked", "made"),
+    ("requested", "changes"),
     [
         ({"tso": False}, {"tx-tcp-segmentation": False, "tx-tcp6-segmentation": False}),
         ({"tso": True}, {}),
@@ -59,70 +59,69 @@ def test_a_name_stands_for_the_features_that_ethtool_means_by_it(name: str, foun
         ({"gro": True, "generic-receive-offload": False}, {}),
     ],
 )
-def test_only_what_is_not_as_it_shall_be_is_changed(asked: dict[str, bool], made: dict[str, bool]) -> None:
-    assert features.changes(asked, STATES) == made
+def test_only_features_in_another_state_are_changed(requested: dict[str, bool], changes: dict[str, bool]) -> None:
+    assert features.find_changes(requested, STATES) == changes
 
 
 @pytest.mark.parametrize(
-    ("asked", "reasons"),
+    ("requested", "reasons"),
     [
         ({"tx": True, "gro": False, "lro": False, "sg": True}, []),
         ({"lro": True}, ["lro cannot be on: the device's driver fixes it"]),
         ({"sg": False}, ["sg cannot be off: the device's driver fixes it"]),
-        ({"tx-tcp-segmentation": True}, ["tx-tcp-segmentation cannot be on: the kernel did not take it"]),
-        ({"tso": True}, ["tso cannot be on: the kernel did not take it"]),
-        ({"tx": False}, ["tx cannot be off: the kernel did not take it"]),
+        ({"tx-tcp-segmentation": True}, ["tx-tcp-segmentation cannot be on: the kernel did not accept it"]),
+        ({"tso": True}, ["tso cannot be on: the kernel did not accept it"]),
+        ({"tx": False}, ["tx cannot be off: the kernel did not accept it"]),
         ({"tx-checksum-ip-generic": False, "tx": True}, []),
     ],
 )
-def test_what_is_not_as_it_shall_be_is_told_with_its_cause(asked: dict[str, bool], reasons: list[str]) -> None:
-    assert list(features.unmet(asked, STATES)) == reasons
+def test_unmet_request_is_reported_with_its_cause(requested: dict[str, bool], reasons: list[str]) -> None:
+    assert list(features.find_unmet(requested, STATES)) == reasons
 
 
-def test_what_another_feature_held_off_is_expected_to_come_on() -> None:
-    expected = features.changed(STATES, {"rx-gro": True})
+def test_prevented_feature_is_predicted_to_turn_on() -> None:
+    expected = features.predict_states(STATES, {"rx-gro": True})
     assert expected["tx-tcp-segmentation"].on
     assert expected["rx-gro"].on
     assert not expected["rx-lro"].on
 
 
-def applied(place: Namespace, device: str, asked: dict[str, bool]) -> dict[str, bool]:
-    return commands.changed(place.run(commands.offloads(device, asked)), asked)
+def set_offloads(namespace: Namespace, device: str, requested: dict[str, bool]) -> dict[str, bool]:
+    output = namespace.run(link_plan.offloads_argv(device, requested))
+    return link_plan.parse_offload_changes(output, requested)
+
+
+def read_states(namespace: Namespace, device: str) -> features.FeatureStates:
+    return features.parse_reply(namespace.run(link_plan.offloads_argv(device, {}))).before
 
 
 @pytest.mark.netns
-def test_features_are_set_and_read_back_and_put_back_by_what_was_asked_of_them_before() -> None:
+def test_features_are_set_and_restored_to_their_requested_states() -> None:
     with sandbox() as opened:
-        place = opened.add()
-        place.run(("ip", "link", "add", "name", "d", "type", "veth", "peer", "name", "e"))
-        before = features.answer(place.run(commands.offloads("d", {}))).before
+        namespace = opened.add_namespace()
+        namespace.run(("ip", "link", "add", "name", "d", "type", "veth", "peer", "name", "e"))
+        before = read_states(namespace, "d")
         assert before["tx-tcp-segmentation"].on
-        # Without checksums there is no segmentation offload, though nobody asked for that.
-        old = applied(place, "d", {"tx": False, "gro": True})
-        now = features.answer(place.run(commands.offloads("d", {}))).before
+        # Without checksums the kernel disables segmentation offload, though nothing requested that.
+        old = set_offloads(namespace, "d", {"tx": False, "gro": True})
+        now = read_states(namespace, "d")
         assert not now["tx-checksum-ip-generic"].on
         assert now["rx-gro"].on
-        assert now["tx-tcp-segmentation"] == HELD_OFF
+        assert now["tx-tcp-segmentation"] == PREVENTED
         assert "tx-tcp-segmentation" not in old
-        with pytest.raises(MissingCapability, match="on this link tso cannot be on: the kernel did not take it"):
-            applied(place, "d", {"tso": True})
-        applied(place, "d", old)
-        assert features.answer(place.run(commands.offloads("d", {}))).before == before
+        with pytest.raises(MissingCapability, match="on this link tso cannot be on: the kernel did not accept it"):
+            set_offloads(namespace, "d", {"tso": True})
+        set_offloads(namespace, "d", old)
+        assert read_states(namespace, "d") == before
 
 
 @pytest.mark.netns
-def test_a_name_that_means_nothing_changes_nothing() -> None:
+def test_unknown_feature_or_device_is_an_error_and_changes_nothing() -> None:
     with sandbox() as opened:
-        place = opened.add()
+        namespace = opened.add_namespace()
         with pytest.raises(SpecError, match='unknown feature "tsoo"; did you mean "tso"'):
-            applied(place, "lo", {"gro": False, "tsoo": False})
-        assert features.answer(place.run(commands.offloads("lo", {}))).before["rx-gro"].on
-
-
-@pytest.mark.netns
-@pytest.mark.parametrize(
-    ("device", "said"), [("nosuch", "No such device"), ("a-name-that-no-device-has", "cannot be read or set")]
-)
-def test_a_device_that_is_not_there_is_an_error(device: str, said: str) -> None:
-    with sandbox() as opened, pytest.raises(RunFailed, match=said):
-        opened.add().run(commands.offloads(device, {"tso": False}))
+            set_offloads(namespace, "lo", {"gro": False, "tsoo": False})
+        assert read_states(namespace, "lo")["rx-gro"].on
+        for device, message in (("nosuch", "No such device"), ("a-name-that-no-device-has", "cannot be read or set")):
+            with pytest.raises(RunFailed, match=message):
+                set_offloads(namespace, device, {"tso": False})

@@ -10,9 +10,13 @@ import pytest
 from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load.fleet import consent
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.model.target import Endpoint, Place, Tls
+from ingest_bench.model.target import Endpoint, ServerAddress, Tls
+
+with pytest.MonkeyPatch.context() as patched:
+    # Otherwise Locust lets gevent patch the whole process.
+    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
+    from ingest_bench.load.fleet.worker import allow_credentials
 
 HERE = Endpoint("127.0.0.1", 9200)
 URL, NAMED = "https://127.0.0.1:9200", "https://localhost:9200"
@@ -20,32 +24,35 @@ RUNS = Tls(name="127.0.0.1", ca_pem="the CA of the run")
 
 
 def plan(tmp_path: Path, **changes: Any) -> LoadPlan:
-    return dataclasses.replace(plan_for(HERE, tmp_path), **{"credentials": True, "tls": RUNS, **changes})
+    return dataclasses.replace(plan_for(HERE, tmp_path), **{"needs_credentials": True, "tls": RUNS, **changes})
 
 
 def test_ca_host_and_certificate_name_are_the_workers_own(tmp_path: Path) -> None:
     requested = plan(
-        tmp_path, others=(Place(endpoint=HERE, tls=Tls(name="thief", ca_pem="thief", client_cert="/file")),)
+        tmp_path,
+        other_addresses=(ServerAddress(endpoint=HERE, tls=Tls(name="thief", ca_pem="thief", client_cert="/file")),),
     )
-    allowed = consent.with_credentials(requested, NAMED, "the CA of the worker")
-    assert allowed.places == (
-        Place(endpoint=HERE, host_header="localhost:9200", tls=Tls(name="localhost", ca_pem="the CA of the worker")),
-        Place(
+    allowed = allow_credentials(requested, NAMED, "the CA of the worker")
+    assert allowed.server_addresses == (
+        ServerAddress(
+            endpoint=HERE, host_header="localhost:9200", tls=Tls(name="localhost", ca_pem="the CA of the worker")
+        ),
+        ServerAddress(
             endpoint=HERE,
             host_header="localhost:9200",
             tls=Tls(name="localhost", ca_pem="the CA of the worker", client_cert="/file"),
         ),
     )
-    assert consent.with_credentials(requested, URL, "").tls == Tls(name="127.0.0.1")
+    assert allow_credentials(requested, URL, "").tls == Tls(name="127.0.0.1")
 
 
 def test_without_a_url_credentials_go_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"this worker may not send its own; .*--credentials-to"):
-        consent.with_credentials(plan(tmp_path), None, "")
+    with pytest.raises(RunFailed, match=r"this worker may not send its own. .*--credentials-to"):
+        allow_credentials(plan(tmp_path), None, "")
 
 
 def test_headers_that_the_run_adds_are_dropped(tmp_path: Path) -> None:
-    assert consent.with_credentials(plan(tmp_path, headers={"host": "thief"}), URL, "").headers == {}
+    assert allow_credentials(plan(tmp_path, headers={"host": "thief"}), URL, "").headers == {}
 
 
 @pytest.mark.parametrize(
@@ -57,17 +64,17 @@ def test_headers_that_the_run_adds_are_dropped(tmp_path: Path) -> None:
         {"address": Endpoint("127.0.0.1", 9201)},
         {"address": Endpoint("127.0.0.2", 9200)},
         {"resolver": Endpoint("127.0.0.1", 53)},
-        {"others": (Place(endpoint=Endpoint("127.0.0.2", 9200), tls=RUNS),)},
-        {"others": (Place(endpoint=HERE, tls=RUNS, host_header="thief.example:9200"),)},
+        {"other_addresses": (ServerAddress(endpoint=Endpoint("127.0.0.2", 9200), tls=RUNS),)},
+        {"other_addresses": (ServerAddress(endpoint=HERE, tls=RUNS, host_header="thief.example:9200"),)},
     ],
 )
 def test_credentials_go_to_no_other_server(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(RunFailed, match=r"this worker gives its credentials to https://127\.0\.0\.1:9200 alone"):
-        consent.with_credentials(plan(tmp_path, **changes), URL, "")
+    with pytest.raises(RunFailed, match=r"this worker sends its credentials to https://127\.0\.0\.1:9200 only"):
+        allow_credentials(plan(tmp_path, **changes), URL, "")
 
 
 def test_http_url_allows_no_tls_and_https_url_no_plain_http(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="the load goes to https://"):
-        consent.with_credentials(plan(tmp_path), "http://127.0.0.1:9200", "")
+        allow_credentials(plan(tmp_path), "http://127.0.0.1:9200", "")
     with pytest.raises(RunFailed, match="the load goes to http://"):
-        consent.with_credentials(plan(tmp_path, tls=None), URL, "")
+        allow_credentials(plan(tmp_path, tls=None), URL, "")

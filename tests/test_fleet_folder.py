@@ -31,16 +31,16 @@ def left(place: Path, name: str = "ingest-bench-worker-left", mode: int = 0o700)
 
 def test_folder_of_a_killed_worker_is_removed_by_the_next_one(place: Path) -> None:
     folder = left(place)
-    with join.own_folder() as own:
+    with join.worker_folder() as own:
         assert not folder.exists()
         assert own.is_dir()
     assert list(place.iterdir()) == []
 
 
 def test_folder_of_a_living_worker_stays(place: Path) -> None:
-    with join.own_folder() as first:
+    with join.worker_folder() as first:
         (first / "samples").touch()
-        with join.own_folder() as second:
+        with join.worker_folder() as second:
             assert first != second
             assert (first / "samples").exists()
     assert list(place.iterdir()) == []
@@ -65,7 +65,7 @@ def test_folder_that_may_not_be_a_killed_workers_stays(place: Path, spoil: str) 
     if spoil == "a file":
         (place / "ingest-bench-worker-file").touch()
     before = sorted(place.iterdir())
-    with join.own_folder():
+    with join.worker_folder():
         pass
     assert kept.read_text() == "documents"
     assert sorted(place.iterdir()) == before
@@ -74,7 +74,7 @@ def test_folder_that_may_not_be_a_killed_workers_stays(place: Path, spoil: str) 
 HOLDER = """
 import sys
 from ingest_bench.load.fleet import join
-with join.own_folder() as folder:
+with join.worker_folder() as folder:
     (folder / "corpus").write_text("documents")
     print(folder, flush=True)
     sys.stdin.read()

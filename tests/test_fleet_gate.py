@@ -8,7 +8,10 @@ import socket
 import pytest
 from running import free_port
 
-from ingest_bench.load.fleet.gate import Gate
+with pytest.MonkeyPatch.context() as patched:
+    # Otherwise Locust lets gevent patch the whole process.
+    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
+    from ingest_bench.load.fleet.curve import ConnectionGate
 
 
 def connects(port: int) -> bool:
@@ -19,15 +22,15 @@ def connects(port: int) -> bool:
 
 def test_full_gate_takes_no_connection_until_half_of_them_are_settled() -> None:
     port = free_port()
-    gate = Gate("127.0.0.1", port)
+    gate = ConnectionGate("127.0.0.1", port)
     most = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-    assert [gate.accepted(number) for number in range(most)] == [False] * (most - 1) + [True]
-    assert not gate.accepted(most)
+    assert [gate.count_new(number) for number in range(most)] == [False] * (most - 1) + [True]
+    assert not gate.count_new(most)
     assert not connects(port)
     for number in range(most // 2):
-        gate.settled(number)
+        gate.discard(number)
     assert not connects(port)
-    gate.settled(most)
+    gate.discard(most)
     assert connects(port)
     gate.close()
 
@@ -35,7 +38,7 @@ def test_full_gate_takes_no_connection_until_half_of_them_are_settled() -> None:
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
 def test_gate_at_all_addresses_of_ipv6_takes_ipv4_too() -> None:
     port = free_port()
-    gate = Gate("::", port)
+    gate = ConnectionGate("::", port)
     assert connects(port)
     gate.close()
 
@@ -43,18 +46,18 @@ def test_gate_at_all_addresses_of_ipv6_takes_ipv4_too() -> None:
 def test_gate_without_ipv6_in_the_kernel_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with pytest.raises(OSError, match="Address family not supported"):
-        Gate("::", free_port())
+        ConnectionGate("::", free_port())
 
 
 def test_connections_that_stand_are_heard_while_the_gate_is_shut() -> None:
     port = free_port()
-    gate = Gate("127.0.0.1", port)
+    gate = ConnectionGate("127.0.0.1", port)
     with (
         socket.socket(fileno=gate.descriptor()) as listener,
         socket.create_connection(("127.0.0.1", port)) as client,
         listener.accept()[0] as served,
     ):
-        assert any(gate.accepted(number) for number in range(500))
+        assert any(gate.count_new(number) for number in range(500))
         client.sendall(b"x")
         assert served.recv(1) == b"x"
     gate.close()

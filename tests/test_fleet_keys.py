@@ -1,4 +1,4 @@
-"""Who may join a fleet: key files, and what becomes of everybody else at its port."""
+"""Key files of a fleet, the command that creates them, and addresses of the options."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ingest_bench.load.fleet.roster import PORT
 from ingest_bench.model.target import Endpoint
 
 
-def test_new_keys_are_files_that_nobody_else_can_read_and_each_knows_the_others(tmp_path: Path) -> None:
+def test_new_keys_are_private_files_that_match_each_other(tmp_path: Path) -> None:
     run, *workers = keys.write_new(tmp_path / "keys", 3)
     assert [path.name for path in (run, *workers)] == ["run.key", "worker-1.key", "worker-2.key", "worker-3.key"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (run, *workers)} == {0o600}
-    mine, theirs = keys.read_run(run), [keys.read_worker(path) for path in workers]
-    assert [mine.workers[one.own.public] for one in theirs] == [one.name for one in theirs]
-    assert {one.run for one in theirs} == {mine.own.public}
-    secrets = [mine.own.secret, *(one.own.secret for one in theirs)]
+    run_keys, worker_keys = keys.read_run(run), [keys.read_worker(path) for path in workers]
+    assert [run_keys.workers[key.own.public] for key in worker_keys] == [key.name for key in worker_keys]
+    assert {key.run for key in worker_keys} == {run_keys.own.public}
+    secrets = [run_keys.own.secret, *(key.own.secret for key in worker_keys)]
     assert len(set(secrets)) == 4
-    assert not any(secret in repr((mine, theirs)) for secret in secrets)
+    assert not any(secret in repr((run_keys, worker_keys)) for secret in secrets)
 
 
-def test_keys_are_all_there_or_none_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_no_key_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump, count = json.dump, itertools.count()
 
     def full(*values: Any, **more: Any) -> None:
@@ -40,25 +40,25 @@ def test_keys_are_all_there_or_none_where_there_is_no_room(tmp_path: Path, monke
         dump(*values, **more)
 
     monkeypatch.setattr(json, "dump", full)
-    with pytest.raises(SpecError, match=r"new keys cannot be written there \(No space left on device\)"):
+    with pytest.raises(SpecError, match=r"cannot write new keys there \(No space left on device\)"):
         keys.write_new(tmp_path, 3)
     assert list(tmp_path.iterdir()) == []
     keys.write_new(tmp_path, 3)
-    with pytest.raises(SpecError, match="/proc/none: new keys cannot be written there"):
+    with pytest.raises(SpecError, match="/proc/none: cannot write new keys there"):
         keys.write_new(Path("/proc/none"), 3)
 
 
-def test_keys_are_never_written_over(tmp_path: Path) -> None:
+def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     run, *_ = keys.write_new(tmp_path, 1)
     before = run.read_bytes()
-    with pytest.raises(SpecError, match="is there already"):
+    with pytest.raises(SpecError, match="exists already"):
         keys.write_new(tmp_path, 2)
     assert run.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.key", "worker-1.key"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
-def test_a_key_that_others_can_read_is_refused_with_what_to_do(tmp_path: Path, mode: int) -> None:
+def test_a_key_that_other_users_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
     run, *_ = keys.write_new(tmp_path, 1)
     run.chmod(mode)
     with pytest.raises(SpecError, match="chmod 600"):
@@ -68,7 +68,7 @@ def test_a_key_that_others_can_read_is_refused_with_what_to_do(tmp_path: Path, m
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"of": "run"}', '{"of": "run", "public": 1, "secret": 2, "workers": 3}']
 )
-def test_what_is_no_key_is_called_so_and_not_repeated(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.key"
     path.touch(mode=0o600)
     path.write_text(text)
@@ -77,38 +77,38 @@ def test_what_is_no_key_is_called_so_and_not_repeated(tmp_path: Path, text: str)
 
 
 @pytest.mark.parametrize("key", ["~" * 40, "%" * 40, "a" * 39, "\u00e9" * 40])
-@pytest.mark.parametrize("of", ["public", "secret", "run"])
-def test_characters_that_are_no_key_are_refused_and_not_repeated(tmp_path: Path, of: str, key: str) -> None:
+@pytest.mark.parametrize("field", ["public", "secret", "run"])
+def test_an_invalid_key_is_refused_and_not_repeated(tmp_path: Path, field: str, key: str) -> None:
     _, worker = keys.write_new(tmp_path, 1)
-    worker.write_text(json.dumps(json.loads(worker.read_text()) | {of: key}))
-    with pytest.raises(SpecError, match=r"worker-1\.key: this is no whole key file; .*--new-keys") as refused:
+    worker.write_text(json.dumps(json.loads(worker.read_text()) | {field: key}))
+    with pytest.raises(SpecError, match=r"worker-1\.key: the key file is incomplete; .*--new-keys") as refused:
         keys.read_worker(worker)
     assert key not in str(refused.value)
 
 
 def test_a_key_of_the_other_side_is_refused(tmp_path: Path) -> None:
     run, worker = keys.write_new(tmp_path, 1)
-    with pytest.raises(SpecError, match=r"the key of a worker; here a file such as run\.key"):
+    with pytest.raises(SpecError, match=r"the key of a worker. A file such as run\.key"):
         keys.read_run(worker)
-    with pytest.raises(SpecError, match=r"the key of a run; here a file such as worker-1\.key"):
+    with pytest.raises(SpecError, match=r"the key of a run. A file such as worker-1\.key"):
         keys.read_worker(run)
 
 
-def test_the_command_makes_keys_and_prints_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_creates_keys_and_prints_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["worker", "--new-keys", str(tmp_path / "new"), "--count", "2"]) == 0
-    said = "".join(capsys.readouterr())
+    output = "".join(capsys.readouterr())
     for path in (tmp_path / "new").iterdir():
-        assert json.loads(path.read_text())["secret"] not in said
+        assert json.loads(path.read_text())["secret"] not in output
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["worker"], "--connect says where"),
+        (["worker"], "give --connect HOST[:PORT]"),
         (["worker", "--connect", "bench:http", "--keys", "{key}"], "write it like"),
         (["worker", "--connect", "bench"], "--new-keys DIR"),
-        (["worker", "--connect", "bench", "--keys", "/nowhere"], "no key can be read from it"),
+        (["worker", "--connect", "bench", "--keys", "/nowhere"], "cannot read the key"),
         (["worker", "--connect", "bench", "--keys", "{key}", "--credentials-to", "bench"], "write it like https"),
         (["worker", "--connect", "bench", "--keys", "{key}", "--ca-file", "x"], "--ca-file requires --credentials-to"),
         (
@@ -119,22 +119,25 @@ def test_the_command_makes_keys_and_prints_none(tmp_path: Path, capsys: pytest.C
             ],
             "no certificates can be read from it",
         ),
-        (["worker", "--connect", "bench", "--new-keys", "x"], "take out --connect"),
-        (["worker", "--new-keys", "x", "--keys", "{key}", "--credentials-to", "x"], "out --keys, --credentials-to"),
-        (["worker", "--connect", "bench", "--keys", "{key}", "--count", "3"], "--count is how many keys --new-keys"),
+        (["worker", "--connect", "bench", "--new-keys", "x"], "--new-keys cannot be combined with --connect"),
+        (
+            ["worker", "--new-keys", "x", "--keys", "{key}", "--credentials-to", "x"],
+            "--new-keys cannot be combined with --keys, --credentials-to",
+        ),
+        (["worker", "--connect", "bench", "--keys", "{key}", "--count", "3"], "--count requires --new-keys DIR"),
     ],
 )
-def test_a_worker_that_cannot_work_is_refused_at_once(
+def test_wrong_options_of_a_worker_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.delenv("INGEST_BENCH_KEYS", raising=False)
     key = keys.write_new(tmp_path, 1)[1]
     assert app.run([word.format(key=key) for word in arguments]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -148,11 +151,11 @@ def test_a_worker_that_cannot_work_is_refused_at_once(
         ("[2001:db8::7]:9", "2001:db8::7", 9),
     ],
 )
-def test_an_address_is_read_with_or_without_a_port(text: str, host: str, port: int) -> None:
-    assert join.endpoint(text) == Endpoint(host, port)
+def test_an_address_is_parsed_with_or_without_a_port(text: str, host: str, port: int) -> None:
+    assert join.parse_endpoint(text) == Endpoint(host, port)
 
 
 @pytest.mark.parametrize("text", ["", ":9", "bench:", "bench:0", "bench:65536", "bench:http", "bench:²", "bench:٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_wrong_address_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="write it like"):
-        join.endpoint(text)
+        join.parse_endpoint(text)

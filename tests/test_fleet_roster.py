@@ -1,9 +1,9 @@
-"""A fleet as `run` sees it, with many workers: what a line of one of them costs. Its master is a pipe."""
+"""The fleet as `run` sees it, with many workers and a pipe instead of a master: lost workers, work per message."""
 
 from __future__ import annotations
 
+import json
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,101 +13,92 @@ from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import supervisor
-from ingest_bench.load.fleet.member import Member
-from ingest_bench.load.fleet.roster import Fleet
-from ingest_bench.load.supervisor import LoadProcess
+from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet.roster import Fleet, FleetWorker, FleetWorkers, RemoteWorkers
+from ingest_bench.load.supervisor import RunningLoad
 from ingest_bench.model.target import Endpoint
 
 WORKERS = 300
 
 
-class Lines:
-    """In place of a master: it says one line after the other, whoever reads."""
+class FakeMaster:
+    """Sends one line after the other, at each read."""
+
+    has_ended = False
 
     def __init__(self, *lines: dict[str, Any]) -> None:
-        reading, writing = os.pipe()
-        # There is something to read, for ever.
-        os.write(writing, b"\n")
-        self.stdout = os.fdopen(reading, "rb")
-        self._writing = writing
+        read_end, self._write_end = os.pipe()
+        # So that there is always something to read.
+        os.write(self._write_end, b"\n")
+        self.stdout = os.fdopen(read_end, "rb")
         self._lines = iter(lines)
-        self.heard: list[dict[str, Any]] = []
 
-    def read(self) -> list[dict[str, Any]]:
-        return [next(self._lines)]
+    def read_lines(self) -> list[str]:
+        return [json.dumps(next(self._lines))]
 
-    def write(self, line: dict[str, Any]) -> None:
-        self.heard.append(line)
+    def write_line(self, line: str) -> None:
+        """Ignore commands."""
 
-    def close(self) -> None:
-        os.close(self._writing)
+    def close(self, grace_s: float) -> None:
+        del grace_s
+        os.close(self._write_end)
         self.stdout.close()
 
 
-class Counted(Member):
-    """Counts how often it was looked at."""
-
-    looks = 0
-
-    @property
-    def is_over(self) -> bool:
-        Counted.looks += 1
-        return super().is_over
-
-
-@pytest.fixture(autouse=True)
-def not_looked_at() -> None:
-    Counted.looks = 0
-
-
-def said(phase: str, **more: Any) -> list[dict[str, Any]]:
+def statuses(phase: str, **more: Any) -> list[dict[str, Any]]:
     return [{"worker": f"w{number}", "phase": phase, "documents": 1, **more} for number in range(WORKERS)]
 
 
-def fleet_of(tmp_path: Path, *lines: dict[str, Any]) -> tuple[Fleet, list[Member]]:
-    """A fleet whose workers are at a load, and will say this."""
-    master: Any = Lines(*lines)
-    fleet = Fleet(master, lambda _: None, joined=0, shows_figures=False)
-    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path)
-    members: list[Member] = []
-    for number in range(WORKERS):
-        member = Counted(plan)
-        member.who = f"machine-{number}"
-        member.id = f"w{number}"
-        fleet._active[member.id] = member
-        members.append(member)
-    return fleet, members
+def fleet_with(tmp_path: Path, *lines: dict[str, Any]) -> tuple[Fleet, FleetWorkers]:
+    """Return a fleet whose workers are at a load, and whose master will send *lines*."""
+    run_keys, _ = keys.generate(("worker",))
+    bind = Endpoint("127.0.0.1", 1)
+    options = RemoteWorkers(bind=bind, workers=WORKERS, keys=run_keys)
+    master: Any = FakeMaster(*lines)
+    fleet = Fleet(master, lambda _: None, options, shows_page=False)
+    plan = plan_for(bind, tmp_path)
+    workers = [FleetWorker(plan, f"w{number}", f"machine-{number}") for number in range(WORKERS)]
+    fleet._load = FleetWorkers(fleet, workers)
+    fleet._active = {worker.id: worker for worker in workers}
+    return fleet, fleet._load
 
 
-def test_a_line_of_one_worker_is_a_look_at_that_worker_alone(tmp_path: Path) -> None:
-    fleet, members = fleet_of(tmp_path, *said("ready"))
-    fleet.until(lambda: members[-1].said["phase"] == "ready", 60, members)
-    fleet.close(well=True)
-    assert Counted.looks <= WORKERS
+def test_a_message_of_a_worker_updates_that_worker_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[str] = []
+    update = FleetWorker.update
+
+    def count_update(worker: FleetWorker, status: dict[str, Any]) -> bool:
+        updates.append(worker.id)
+        return update(worker, status)
+
+    monkeypatch.setattr(FleetWorker, "update", count_update)
+    fleet, workers = fleet_with(tmp_path, *statuses("ready"))
+    workers.wait_until(lambda: workers.workers[-1].phase == "ready", 60)
+    fleet.close(has_succeeded=False)
+    assert updates == [f"w{number}" for number in range(WORKERS)]
 
 
 @pytest.mark.parametrize("phase", ["lost", "failed"])
-def test_a_worker_that_is_lost_is_named_by_who_waits_for_it_also_later(tmp_path: Path, phase: str) -> None:
-    gone = {"worker": "w7", "phase": phase, "error": "is gone: it was not heard for 4.2 s"}
-    fleet, members = fleet_of(tmp_path, gone, *said("ready")[8:])
-    # Somebody who waits for others does not mind.
-    fleet.until(lambda: members[8].said["phase"] == "ready", 60, members[8:])
-    with pytest.raises(RunFailed, match=r"machine-7\): is gone: it was not heard for 4.2 s"):
-        fleet.until(lambda: False, 60, members)
-    fleet.close(well=True)
+def test_a_failed_worker_is_named_by_the_next_wait_also_later(tmp_path: Path, phase: str) -> None:
+    failure = {"worker": "w7", "phase": phase, "error": "no heartbeat for 4.2 s"}
+    fleet, workers = fleet_with(tmp_path, failure, *statuses("ready")[8:])
+    workers.wait_until(lambda: workers.workers[8].phase == "ready", 60, ignore_failures=True)
+    with pytest.raises(RunFailed, match=r"machine-7\): no heartbeat for 4.2 s"):
+        workers.wait_until(lambda: False, 60)
+    fleet.close(has_succeeded=False)
 
 
-def test_the_state_of_all_workers_is_not_put_together_for_each_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [line for phase in ("warm-up", "measure", "drain", "done") for line in said(phase)]
-    fleet, members = fleet_of(tmp_path, *lines)
+def test_progress_is_not_merged_for_each_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line for phase in ("warm-up", "measure", "drain", "done") for line in statuses(phase)]
+    fleet, workers = fleet_with(tmp_path, *lines)
+    monkeypatch.setattr(workers, "begin", lambda: 0)
+    monkeypatch.setattr(workers, "collect", lambda: [None] * WORKERS)
     # No time passes.
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic_ns=lambda: 10**12))
-    load = LoadProcess(members[0].plan, fleet, ExitStack())
-    load._members, load._is_ready = members, True
-    shown: list[str] = []
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic_ns=lambda: 10**12, monotonic=lambda: 1e3))
+    load = RunningLoad(plan_for(Endpoint("127.0.0.1", 1), tmp_path), workers)
+    load._is_ready = True
+    phases: list[str] = []
     with pytest.raises(RunFailed, match="left no report"):
-        load.wait(lambda progress: shown.append(progress.phase))
-    fleet.close(well=True)
-    assert shown == ["prepare", "done"]
+        load.wait(lambda progress: phases.append(progress.phase))
+    fleet.close(has_succeeded=False)
+    assert phases == ["prepare", "done"]

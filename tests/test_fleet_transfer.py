@@ -1,4 +1,4 @@
-"""What workers on other machines measured, on its way to the disk of `run`."""
+"""Transfer of the files of remote workers to the disk of `run`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_load_process import plan_for, samples_of
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet.roster import Fleet
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.supervisor import Progress, start
+from ingest_bench.load.supervisor import Progress, start_load
 from ingest_bench.model.samples import SAMPLE
 
 pytestmark = pytest.mark.processes
@@ -44,7 +44,7 @@ def child(module: str) -> int:
                 return int(path.name)
         except OSError:
             continue
-    raise AssertionError(f"no child of ours runs {module}")
+    raise AssertionError(f"none of our children runs {module}")
 
 
 def peak_bytes(pid: int) -> int:
@@ -59,18 +59,18 @@ def test_the_master_holds_no_more_than_some_pieces_while_500_mb_of_samples_come(
     peaks: list[int] = []
 
     def grow() -> None:
-        # Of nobody: a sample without any time.
+        # Samples without any time.
         os.truncate(tmp_path / "machine-0" / "load-1" / "samples-0.bin", LARGE_BYTES)
         peaks.append(peak_bytes(child("ingest_bench.load.fleet.master")))
 
     with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
         plan = plan_for(server.address, tmp_path)
-        report = start(plan, fleet=there).wait(before_they_come(grow))
+        report = start_load(plan, fleet=there).wait(before_they_come(grow))
         peaks.append(peak_bytes(child("ingest_bench.load.fleet.master")))
-    assert plan.samples.stat().st_size == LARGE_BYTES
-    samples = np.memmap(plan.samples, dtype=SAMPLE, mode="r")[: server.requests]
+    assert plan.sample_file.stat().st_size == LARGE_BYTES
+    samples = np.memmap(plan.sample_file, dtype=SAMPLE, mode="r")[: server.requests]
     assert samples["documents_acked"].sum() == server.documents > 0
-    assert report.longest_silence_ns < 4e9
+    assert report.longest_heartbeat_gap_ns < 4e9
     # The pieces under way have 2 MB together; Python gives memory back late.
     assert peaks[1] - peaks[0] < 30e6
 
@@ -84,15 +84,15 @@ def test_a_full_disk_here_fails_the_run_with_the_files_name_and_frees_the_worker
             # It sends the next load.
             (tmp_path / "next").mkdir()
             plan = plan_for(server.address, tmp_path / "next")
-            start(plan, fleet=there).wait(lambda _: None)
+            start_load(plan, fleet=there).wait(lambda _: None)
             assert len(samples_of(plan))
         assert ends(started) == [(0, "")]
 
 
 def fills_up(plan: LoadPlan, there: Fleet) -> None:
-    full = before_they_come(lambda: plan.samples.symlink_to("/dev/full"))
+    full = before_they_come(lambda: plan.sample_file.symlink_to("/dev/full"))
     with pytest.raises(RunFailed, match=r"out/samples-0\.bin: cannot be written \(No space left on device\)"):
-        start(plan, fleet=there).wait(full)
+        start_load(plan, fleet=there).wait(full)
 
 
 @pytest.mark.parametrize("kept", [0, 3 * SAMPLE.itemsize, 3 * SAMPLE.itemsize + 7], ids=["none", "three", "broken"])
@@ -101,5 +101,5 @@ def test_samples_that_end_early_come_as_far_as_they_are_whole(tmp_path: Path, ke
     with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
         plan = plan_for(server.address, tmp_path)
         theirs = tmp_path / "machine-0" / "load-1" / "samples-0.bin"
-        start(plan, fleet=there).wait(before_they_come(lambda: os.truncate(theirs, kept)))
+        start_load(plan, fleet=there).wait(before_they_come(lambda: os.truncate(theirs, kept)))
         assert len(samples_of(plan)) == kept // SAMPLE.itemsize

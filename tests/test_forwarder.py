@@ -1,4 +1,4 @@
-"""A forwarder between nodes: what it cannot have, its account on real JVMs, its cap, and what it loses."""
+"""Target `forwarder`: refusals, accounts of documents on real JVMs, its rate limit, and its losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from running import free_port
 from test_run import carried_out
 
 from ingest_bench import targets
-from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.analysis.run import delivery
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import spec
@@ -23,8 +23,9 @@ from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.model.results import Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.report import gate
-from ingest_bench.targets.http import ask
-from ingest_bench.targets.small.forwarder import Forwarder
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.builtin.forwarder import Forwarder
+from ingest_bench.targets.http import open_http
 
 FORWARDER = Forwarder()
 
@@ -43,7 +44,7 @@ bulk_documents = 100
 warm_up = "1s"
 {load}
 """
-# A round lasts 200 ms: of two nodes that forward to each other 10 a second together.
+# A round lasts 200 ms: two nodes forward to each other 10 times a second together.
 CAPPED = """
 batch_delay = "200ms"
 batch_size = "80"
@@ -53,7 +54,7 @@ waiting = "asynchronous"
 "bounded_blocking.buffer_size" = "300"
 "bounded_blocking.batch_size" = "100"
 """
-# A round sends about a hundred documents and reads ten: what a peer does not take finds no room where it was.
+# A round sends about a hundred documents and reads ten: refused ones do not fit into the sender's buffer again.
 NARROW = """
 batch_delay = "100ms"
 batch_size = "10"
@@ -80,38 +81,39 @@ for = "1s"
 
 
 def run(folder: Path, settings: str, load: str) -> list[Summary]:
-    _, found = carried_out(folder, TWO.format(settings=settings, load=load))
-    for one in found:
-        assert one.state == "measured", one.reason
-    return found
+    _, summaries = carried_out(folder, TWO.format(settings=settings, load=load))
+    for summary in summaries:
+        assert summary.state == "measured", summary.reason
+    return summaries
 
 
-def number(found: Summary, name: str) -> float:
-    value = found.values[name]
+def number(summary: Summary, name: str) -> float:
+    value = summary.values[name]
     assert isinstance(value, (int, float)), (name, value)
     return value
 
 
-def accounted(found: Summary) -> float:
-    names = ("delivered_documents", "inside_documents", "lost_documents")
-    assert number(found, "documents_counted") == number(found, "documents_acked") > 1000
-    assert sum(number(found, name) for name in names) == number(found, "documents_acked")
-    return number(found, "lost_documents")
+def check_account(summary: Summary) -> float:
+    """Check that all acknowledged documents are accounted for; return the number of lost ones."""
+    names = ("delivered_documents", "pending_documents", "lost_documents")
+    assert number(summary, "documents_counted") == number(summary, "documents_acked") > 1000
+    assert sum(number(summary, name) for name in names) == number(summary, "documents_acked")
+    return number(summary, "lost_documents")
 
 
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
-def test_its_batch_delay_is_a_cap_unless_it_is_skipped_and_each_document_is_accounted_for(tmp_path: Path) -> None:
+def test_the_batch_delay_limits_the_rate_unless_it_is_adaptive(tmp_path: Path) -> None:
     factor = 'measure = "3s"\n[factors]\n"setting.receive_delay" = ["fixed", "adaptive"]\n'
     fixed, adaptive = run(tmp_path, CAPPED, factor)
-    for found in (fixed, adaptive):
-        assert accounted(found) == 0
-        assert number(found, "forwards_cap_per_s") == 10
+    for summary in (fixed, adaptive):
+        assert check_account(summary) == 0
+        assert number(summary, "forwards_cap_per_s") == 10
         for column in ("dropped_documents", "delivered_twice", "delivered_unacknowledged", "forwards_failed"):
-            assert number(found, column) == 0
-        assert number(found, "forwarded_documents") > 0
-        assert number(found, "delivery_ms_p99") >= number(found, "delivery_ms_p50") > 0
+            assert number(summary, column) == 0
+        assert number(summary, "forwarded_documents") > 0
+        assert number(summary, "delivery_ms_p99") >= number(summary, "delivery_ms_p50") > 0
     assert 0 < number(fixed, "forwards_per_s") <= 11
     assert number(adaptive, "forwards_per_s") > 2 * number(fixed, "forwards_per_s")
 
@@ -119,32 +121,32 @@ def test_its_batch_delay_is_a_cap_unless_it_is_skipped_and_each_document_is_acco
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
-def test_with_its_defaults_it_loses_each_full_batch_and_a_gate_fails_on_it(tmp_path: Path) -> None:
-    (found,) = run(tmp_path, 'batch_delay = "10ms"', 'measure = "2s"')
-    lost = accounted(found)
-    # A batch of 1,500 finds no room in a peer's buffer of 512, nor does one that was not full after its time.
+def test_default_settings_lose_full_batches_and_a_gate_fails(tmp_path: Path) -> None:
+    (summary,) = run(tmp_path, 'batch_delay = "10ms"', 'measure = "2s"')
+    lost = check_account(summary)
+    # A full batch of 1,500 does not fit into a buffer of 512, nor do most of the partial ones.
     assert lost >= 1500
-    assert number(found, "dropped_documents") == lost
-    (said,) = [remark.text for remark in found.remarks if "acknowledged documents are lost" in remark.text]
-    assert said.startswith(f"{lost:,} of {found.values['documents_acked']:,} acknowledged documents are lost")
-    wanted = gate.thresholds({"threshold": [{"column": "lost_documents", "at_most": 0}]}, "gate.toml")
-    assert gate.judge(Results(summaries=[found]), wanted).outcome == "fail"
+    assert number(summary, "dropped_documents") == lost
+    (text,) = [note.text for note in summary.notes if "acknowledged documents are lost" in note.text]
+    assert text.startswith(f"{lost:,} of {summary.values['documents_acked']:,} acknowledged documents are lost")
+    thresholds = gate.parse_thresholds({"threshold": [{"column": "lost_documents", "at_most": 0}]}, "gate.toml")
+    assert gate.judge(Results(summaries=[summary]), thresholds).outcome == "fail"
 
 
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
-def test_what_a_peer_that_is_gone_does_not_take_is_lost_or_there_twice(tmp_path: Path) -> None:
-    (found,) = run(tmp_path, NARROW, BREAKS)
-    assert accounted(found) > 0
-    assert number(found, "dropped_documents") >= number(found, "lost_documents")
-    # The peer stood still with a batch in its socket, and took it when it went on.
-    assert number(found, "delivered_twice") > 0
-    assert number(found, "forwards_failed") > 0
+def test_documents_for_a_missing_peer_are_lost_or_duplicated(tmp_path: Path) -> None:
+    (summary,) = run(tmp_path, NARROW, BREAKS)
+    assert check_account(summary) > 0
+    assert number(summary, "dropped_documents") >= number(summary, "lost_documents")
+    # The peer was paused with a batch in its socket, and accepted it afterwards.
+    assert number(summary, "delivered_twice") > 0
+    assert number(summary, "forwards_failed") > 0
 
 
 class Peer(socketserver.StreamRequestHandler):
-    """Takes each batch, and answers what its server says."""
+    """Accepts each batch, with the response of its server."""
 
     def handle(self) -> None:
         while self.rfile.readline():
@@ -156,48 +158,48 @@ class Peer(socketserver.StreamRequestHandler):
             while at < len(body):
                 number, _, length = struct.unpack_from(">qqi", body, at)
                 at += 20 + length
-                self.server.taken.append(number)  # type: ignore[attr-defined]
-            self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
+                self.server.numbers.append(number)  # type: ignore[attr-defined]
+            self.wfile.write(self.server.response)  # type: ignore[attr-defined]
 
 
 @pytest.mark.jvm
 @pytest.mark.parametrize(
     "nonsense", [b"this is not HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\n"], ids=["text", "length"]
 )
-def test_a_peer_that_answers_nonsense_may_have_taken_its_batch(tmp_path: Path, nonsense: bytes) -> None:
+def test_a_batch_is_unsure_after_an_invalid_response(tmp_path: Path, nonsense: bytes) -> None:
     settings = {"batch_delay": "20ms", "batch_size": "100", "buffer_size": "5000", "forwarding_batch_timeout": "0ms"}
-    asked = TargetOptions(name="forwarder", nodes=2, heap_bytes=64 << 20, setting=settings)
+    options = TargetOptions(name="forwarder", nodes=2, heap_bytes=64 << 20, setting=settings)
     with ExitStack() as stack:
         peer = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Peer))
-        peer.daemon_threads, peer.taken, peer.answer = True, [], nonsense  # type: ignore[attr-defined]
+        peer.daemon_threads, peer.numbers, peer.response = True, [], nonsense  # type: ignore[attr-defined]
         threading.Thread(target=peer.serve_forever, daemon=True).start()
         stack.callback(peer.shutdown)
         nodes = (Endpoint("127.0.0.1", free_port()), Endpoint("127.0.0.1", peer.server_address[1]))
-        java = targets.fetch(FORWARDER.requirements(asked), None)
-        plan = FORWARDER.launch_plan(asked, java, tmp_path, 0, nodes, ())
-        http = stack.enter_context(ask(tuple, nodes[0]))
+        java = targets.fetch(FORWARDER.requirements(options), None)
+        plan = FORWARDER.launch_plan(NodeStart(options, java, tmp_path, 0, nodes))
+        http = stack.enter_context(open_http(tuple, nodes[0]))
         launch = Launch(
             plan=plan,
             enter=tuple,
             log=tmp_path / "server.log",
             listen=nodes[0],
-            ready=lambda _: FORWARDER.is_ready(0, (http,)),
+            is_ready=lambda _: FORWARDER.is_ready(0, (http,)),
         )
         stack.enter_context(serve(launch, timeout_s=30))
         for first in range(0, 2000, 100):
             documents = [{"sequence": f"{first + number:010}"} for number in range(100)]
             assert http.request("POST", "/records", json.dumps(documents).encode()).status == 200
-        found = FORWARDER.counters((http,))
-    assert found["accepted"] == 2000
-    # Nobody knows that of those which the peer has: they are here once more.
-    taken = len(peer.taken)  # type: ignore[attr-defined]
-    assert found["unsure"] >= taken > 0
-    assert found["delivered"] + found["inside"] + found["dropped"] == 2000
-    assert delivery.complaints(found | {"delivered": found["delivered"] + taken}) == []
+        account = FORWARDER.read_counters((http,))
+    assert account["accepted"] == 2000
+    # The sender does not know that the peer has these, and keeps them.
+    at_peer = len(peer.numbers)  # type: ignore[attr-defined]
+    assert account["unsure"] >= at_peer > 0
+    assert account["delivered"] + account["inside"] + account["dropped"] == 2000
+    assert delivery.find_account_errors(account | {"delivered": account["delivered"] + at_peer}) == []
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("key", "message"),
     [
         ("setting.waiting=both", "target.setting.waiting: 'both' is not one of blocking, asynchronous"),
         ("setting.receive_delay=none", "target.setting.receive_delay: 'none' is not one of fixed, adaptive"),
@@ -206,35 +208,35 @@ def test_a_peer_that_answers_nonsense_may_have_taken_its_batch(tmp_path: Path, n
         ("setting.batch_delay=2h", "target.setting.batch_delay: '2h' is not between 0ns and 1h"),
         ("setting.batch_delay=100", "target.setting.batch_delay: "),
         ("setting.client_timeout=0ms", "target.setting.client_timeout: '0ms' is not between 1ms and"),
-        ("setting.key=a.b", "target.setting.key: 'a.b' is no name of a field"),
+        ("setting.key=a.b", "target.setting.key: 'a.b' is not the name of a field"),
         ("setting.batchsize=3", 'target.setting: forwarder has no "batchsize"; did you mean "batch_size"'),
-        ("allocator=pooled", "target.allocator: forwarder has no such choice"),
-        ("receive_predictor=64KiB", "target.receive_predictor: forwarder has no such choice"),
+        ("allocator=pooled", "target.allocator: forwarder has no such option"),
+        ("receive_predictor=64KiB", "target.receive_predictor: forwarder has no such option"),
         ("version=java8", 'target.version: forwarder has no "java8"'),
     ],
 )
-def test_what_it_cannot_have_is_one_sentence(chosen: str, said: str) -> None:
-    (cell, *_) = spec.cells(spec.load("peer-forwarding-cap", [chosen]))
+def test_wrong_settings_are_refused_in_one_sentence(key: str, message: str) -> None:
+    (cell, *_) = spec.build_cells(spec.load_experiment("peer-forwarding-cap", [key]))
     with pytest.raises(SpecError) as refused:
-        targets.of(cell.target).requirements(cell.target)
-    assert said in str(refused.value)
+        targets.resolve(cell.target).requirements(cell.target)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-class Told:
-    """A node that says which peers it has not found."""
+class CannedNode:
+    """A node without these peers."""
 
     def __init__(self, missing: list[int]) -> None:
         self.missing = missing
 
-    def expect(self, method: str, path: str, timeout_s: float = 60) -> Any:
+    def request_json(self, method: str, path: str, timeout_s: float = 60) -> Any:
         assert (method, path) == ("GET", "/_peers")
         assert timeout_s < 60
         return {"missing": self.missing}
 
 
-def test_a_node_that_is_not_found_is_named() -> None:
-    nodes: Any = (Told([]), Told([1, 3]), Told([]))
-    assert Forwarder().is_ready(0, nodes)
-    with pytest.raises(RunFailed, match="it has not found node 1, node 3"):
-        Forwarder().is_ready(1, nodes)
+def test_missing_peers_are_named() -> None:
+    nodes: Any = (CannedNode([]), CannedNode([1, 3]), CannedNode([]))
+    assert FORWARDER.is_ready(0, nodes)
+    with pytest.raises(RunFailed, match="it is not connected to node 1, node 3"):
+        FORWARDER.is_ready(1, nodes)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest_bench.protocols.http1.framing import AnswerBuffer, parse_head
-from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.http1.framing import HttpResponseReader, parse_response_head
+from ingest_bench.protocols.verdict import BrokenResponseError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -21,48 +21,50 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 def heard(*parts: bytes, closed: bool = False) -> tuple[int, bytes] | None:
     """Status and body of an answer that comes in these parts; None while something is missing."""
-    answer = AnswerBuffer()
+    answer = HttpResponseReader()
     for part in parts:
-        room = answer.room()
+        room = answer.free_space()
         assert len(room) >= len(part)
         room[: len(part)] = part
-        answer.came(len(part))
+        answer.feed(len(part))
     if closed:
-        answer.closed()
-    if not answer.is_whole:
+        answer.feed_eof()
+    if not answer.is_complete:
         return None
     assert answer.head is not None
     return answer.head.status, bytes(answer.buffer[answer.start : answer.end])
 
 
 def test_a_head_says_how_long_its_body_is_in_any_case_of_letters() -> None:
-    head = parse_head(OK + b"Content-Type: application/json\r\nContent-LENGTH:  12 \t\r\n\r\n")
+    head = parse_response_head(OK + b"Content-Type: application/json\r\nContent-LENGTH:  12 \t\r\n\r\n")
     assert (head.status, head.length_bytes, head.chunked, head.close) == (200, 12, False, False)
 
 
 def test_an_empty_answer_leaves_its_connection_open() -> None:
-    assert [parse_head(OK + head + b"content-length: 0\r\n\r\n").close for head in (b"", b"connection: close\r\n")] == [
+    assert [
+        parse_response_head(OK + head + b"content-length: 0\r\n\r\n").close for head in (b"", b"connection: close\r\n")
+    ] == [
         False,
         True,
     ]
 
 
 def test_a_chunked_head_has_no_length_and_close_is_noticed() -> None:
-    head = parse_head(OK + b"Transfer-Encoding: CHUNKED\r\nConnection: Close\r\n\r\n")
+    head = parse_response_head(OK + b"Transfer-Encoding: CHUNKED\r\nConnection: Close\r\n\r\n")
     assert (head.length_bytes, head.chunked, head.close) == (None, True, True)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_an_answer_without_a_length_ends_with_its_connection(version: bytes) -> None:
     raw = b"HTTP/%s 200 OK\r\n\r\nall of it" % version
-    assert parse_head(raw[:-9]).close
+    assert parse_response_head(raw[:-9]).close
     assert heard(raw) is None
     assert heard(raw, closed=True) == (200, b"all of it")
 
 
 def test_an_answer_of_http_1_0_with_a_length_closes_unless_it_says_otherwise() -> None:
-    assert parse_head(b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\n").close
-    assert not parse_head(b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 3\r\n\r\n").close
+    assert parse_response_head(b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\n").close
+    assert not parse_response_head(b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 3\r\n\r\n").close
 
 
 @pytest.mark.parametrize("head", [b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b""])
@@ -112,22 +114,22 @@ def test_204_and_304_have_no_body_whatever_their_head_says(status: int, head: by
     ],
 )
 def test_what_can_be_read_in_two_ways_or_not_at_all_is_refused(raw: bytes, said: str) -> None:
-    with pytest.raises(BrokenAnswerError, match=said):
+    with pytest.raises(BrokenResponseError, match=said):
         heard(raw)
 
 
 @pytest.mark.parametrize("part", [b"5;" + b"x" * 50_000, b"0\r\nt: " + b"x" * 50_000])
 def test_a_chunk_extension_or_a_trailer_without_end_is_refused(part: bytes) -> None:
-    with pytest.raises(BrokenAnswerError, match="more than 65536 bytes"):
+    with pytest.raises(BrokenResponseError, match="more than 65536 bytes"):
         heard(CHUNKED, part, b"x" * 50_000)
 
 
 def test_an_answer_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingest_bench.protocols.http1.framing._ANSWER_LIMIT_BYTES", 1_000_000)
     chunk = b"%x\r\n%s\r\n" % (50_000, b"x" * 50_000)
-    with pytest.raises(BrokenAnswerError, match="more than 1000000 bytes"):
+    with pytest.raises(BrokenResponseError, match="more than 1000000 bytes"):
         heard(CHUNKED, *[chunk] * 30)
-    with pytest.raises(BrokenAnswerError, match="more than 1000000 bytes"):
+    with pytest.raises(BrokenResponseError, match="more than 1000000 bytes"):
         heard(OK + b"\r\n", *[b"x" * 50_000] * 30)
 
 
@@ -230,7 +232,7 @@ def test_what_is_accepted_of_a_damaged_answer_is_what_the_standard_library_reads
     raw = answer[0][:place] + put + answer[0][place + removed :]
     try:
         ours = heard(raw)
-    except BrokenAnswerError:
+    except BrokenResponseError:
         return
     if ours is not None and b" 103 " not in raw:
         theirs = standard_library(raw)
@@ -246,5 +248,5 @@ def test_what_is_accepted_of_a_damaged_answer_is_what_the_standard_library_reads
 def test_any_bytes_are_an_answer_or_a_part_of_one_or_refused(parts: list[bytes]) -> None:
     try:
         heard(*parts, closed=True)
-    except BrokenAnswerError:
+    except BrokenResponseError:
         return

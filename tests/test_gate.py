@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ingest_bench.analysis.compare import comparison
-from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.errors import SpecError
 from ingest_bench.model.results import Summary
 from ingest_bench.report import gate
@@ -27,14 +27,14 @@ may_rise = "20%"
 """
 
 
-ONE = made.summary({"network": "ethernet"})
+FIRST = made.summary({"network": "ethernet"})
 
 
 def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 5) -> list[Summary]:
-    """Replicates of one cell with 1% noise between runs."""
+    """Return replicates of one cell with 1% noise between runs."""
     random = np.random.default_rng(seed)
     made_runs = [
-        dataclasses.replace(ONE, run=f"{ONE.cell}/{replicate}", replicate=replicate)
+        dataclasses.replace(FIRST, run=f"{FIRST.cell}/{replicate}", replicate=replicate)
         for replicate in range(1, replicates + 1)
     ]
     return [
@@ -51,9 +51,11 @@ def judged(
     baseline: Sequence[Summary] | None = None,
     facts: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
 ) -> Verdict:
-    """The facts of the baseline come first."""
+    """Return the verdict; the baseline's facts come first."""
     before = None if baseline is None else Results(summaries=baseline, facts=facts[0])
-    return gate.judge(Results(summaries=now, facts=facts[1]), gate.thresholds(tomllib.loads(text), "gate.toml"), before)
+    return gate.judge(
+        Results(summaries=now, facts=facts[1]), gate.parse_thresholds(tomllib.loads(text), "gate.toml"), before
+    )
 
 
 def with_docs(*values: float) -> list[Summary]:
@@ -66,58 +68,58 @@ def test_two_runs_of_the_same_cell_pass() -> None:
         assert judged(runs(seed=seed), baseline=runs(seed=100 + seed)).exit_code == 0
 
 
-def test_an_injected_difference_is_caught() -> None:
+def test_injected_difference_fails() -> None:
     for seed in range(1, 20):
         verdict = judged(runs(0.85, seed=seed), baseline=runs(seed=100 + seed))
         assert verdict.exit_code == 1
         assert [check.column for check in verdict.checks if check.outcome == "fail"] == ["docs_per_s_mean"]
 
 
-def test_an_improvement_does_not_fail() -> None:
+def test_improvement_passes() -> None:
     assert judged(runs(1.3), baseline=runs(seed=2)).outcome == "pass"
 
 
 @pytest.mark.parametrize("now", [(60, 112, 101), (101, 112, 60)])
-def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates(now: tuple[float, ...]) -> None:
+def test_interval_across_the_limit_is_no_verdict_and_suggests_replicates(now: tuple[float, ...]) -> None:
     """A mean of -9%, and an interval of -77% to +59%: it passed `may_fall = "10%"`."""
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
     verdict = judged(with_docs(*now), text, with_docs(100, 100, 100))
     assert verdict.exit_code == 3
-    # It is 1% from the limit, and the runs differ by 27%.
-    assert re.search(r"-9\.0% .* interval -7\d\.\d% to \+5\d\.\d%\): it is too near", verdict.checks[0].text)
-    unsure = judged(with_docs(95, 112, 101), text, with_docs(100, 100, 100)).checks[0].text
-    found = re.search("about ([0-9]+) replicates a side would tell", unsure)
-    assert found is not None
-    assert 4 <= int(found[1]) <= 12
+    # The mean is 1% from the limit, and the runs differ by 27%.
+    assert re.search(r"-9\.0% .* interval -7\d\.\d% to \+5\d\.\d%\): it is too close", verdict.checks[0].reason)
+    unsure = judged(with_docs(95, 112, 101), text, with_docs(100, 100, 100)).checks[0].reason
+    match = re.search("about ([0-9]+) replicates a side would decide", unsure)
+    assert match is not None
+    assert 4 <= int(match[1]) <= 12
 
 
 @pytest.mark.parametrize("limits", [(-0.1,), (-0.1, 0.1), (0.01,)])
 @pytest.mark.parametrize("runs", [3, 5])
-def test_so_many_replicates_as_it_asks_for_tell_four_times_of_five(runs: int, limits: tuple[float, ...]) -> None:
+def test_suggested_replicates_decide_with_80_percent_probability(runs: int, limits: tuple[float, ...]) -> None:
     from scipy import stats  # noqa: PLC0415
 
     # Standard deviations of 6 and of 9, and a change of -4%.
     noise = np.linspace(-1, 1, runs) / np.linspace(-1, 1, runs).std(ddof=1)
     ones, others = (dict(enumerate((mean + spread * noise).tolist())) for mean, spread in ((100, 6), (96, 9)))
-    change = comparison.numbers("docs_per_s_mean", ("before", ones), ("now", others), paired=False)
+    change = comparison.compare_numbers("docs_per_s_mean", ("before", ones), ("now", others), paired=False)
     assert change is not None
-    enough = comparison.replicates(change, limits)
+    enough = comparison.replicates_for_verdict(change, limits)
     assert enough is not None
     assert enough > runs
     random = np.random.default_rng(enough)
     before, now = random.normal(100, 6, (4000, enough)), random.normal(96, 9, (4000, enough))
-    # A limit is beyond the interval where Welch tells the runs from the baseline's, times the limit.
+    # A limit is outside the interval if Welch distinguishes the runs from the baseline's times the limit.
     p_values = [stats.ttest_ind(before * (1 + limit), now, axis=1, equal_var=False).pvalue for limit in limits]
     power = (np.array(p_values) < 0.05).all(axis=0).mean()
     print(f"{runs} runs, limits {limits}: {enough} replicates, {power:.1%}")  # noqa: T201 - pytest -s
-    # The noise of so few runs may be larger than it seems: more than 80% where it is not.
+    # The noise of few runs may be larger than estimated: more than 80% if it is not.
     assert 0.79 <= power <= 0.97
 
 
-def test_the_gate_itself_tells_with_the_replicates_that_it_asks_for() -> None:
+def test_gate_decides_with_the_suggested_replicates() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
     verdict = judged(with_docs(90, 96, 102), text, with_docs(94, 100, 106))
-    match = re.search("about ([0-9]+) replicates a side would tell", verdict.checks[0].text)
+    match = re.search("about ([0-9]+) replicates a side would decide", verdict.checks[0].reason)
     assert match is not None
     enough, random = int(match[1]), np.random.default_rng(5)
     verdicts = [
@@ -131,10 +133,10 @@ def test_the_gate_itself_tells_with_the_replicates_that_it_asks_for() -> None:
 def test_one_run_a_side_is_no_verdict() -> None:
     verdict = judged(runs(0.5, replicates=1), baseline=runs(replicates=1))
     assert verdict.exit_code == 3
-    assert "take 3 replicates or more" in verdict.checks[0].text
+    assert "take 3 replicates or more" in verdict.checks[0].reason
 
 
-def test_a_cell_that_the_baseline_has_and_the_results_have_not_is_no_verdict() -> None:
+def test_cell_missing_in_the_results_is_no_verdict() -> None:
     more = [made.summary({"network": "jumbo"}, replicate) for replicate in (1, 2, 3)]
     assert judged(runs(), baseline=runs(seed=2)).outcome == "pass"
     verdict = judged(runs(), baseline=[*runs(seed=2), *more])
@@ -143,16 +145,16 @@ def test_a_cell_that_the_baseline_has_and_the_results_have_not_is_no_verdict() -
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("experiment", "experiment is other, this one's made"),
         ("workload", "workload is other"),
         ("network", "network is"),
-        # A link that another backend shaped hands over its bytes in other pieces.
+        # A different netem backend delivers bytes in different segments.
         ("netem_backend", "netem_backend is other"),
     ],
 )
-def test_a_baseline_of_something_else_is_no_verdict(name: str, said: str) -> None:
+def test_baseline_of_another_experiment_is_no_verdict(name: str, expected: str) -> None:
     before = [
         dataclasses.replace(run, experiment="other")
         if name == "experiment"
@@ -161,10 +163,10 @@ def test_a_baseline_of_something_else_is_no_verdict(name: str, said: str) -> Non
     ]
     verdict = judged(runs(), baseline=before)
     assert verdict.exit_code == 3
-    assert said in verdict.checks[0].text
+    assert expected in verdict.checks[0].reason
 
 
-def test_another_machine_is_no_verdict_and_another_kernel_is_named() -> None:
+def test_different_machine_is_no_verdict_and_different_kernel_a_note() -> None:
     here = {"cpu": "A", "cores": 2, "memory_bytes": 16 << 30, "kernel": "6.1", "load_average": [0.1]}
     same = here | {"memory_bytes": (16 << 30) - (50 << 20), "kernel": "6.2", "load_average": [3]}
     verdict = judged(runs(), baseline=runs(seed=2), facts=(here, same))
@@ -172,55 +174,55 @@ def test_another_machine_is_no_verdict_and_another_kernel_is_named() -> None:
     for other in ({"cores": 4}, {"memory_bytes": 8 << 30}, {"cpu": "B"}):
         verdict = judged(runs(), baseline=runs(seed=2), facts=(here, here | other))
         assert verdict.exit_code == 3
-        assert f"{next(iter(other))} was" in verdict.checks[0].text
+        assert f"{next(iter(other))} was" in verdict.checks[0].reason
     for files in ({"/a/docs.ndjson": "1 bytes, x"}, {"/b/docs.ndjson": "1 bytes, x"}):
         assert judged(runs(), baseline=runs(seed=2), facts=(here | {"files": files}, here)).outcome == "pass"
     ours = here | {"files": {"/b/docs.ndjson": "2 bytes, y"}}
     verdict = judged(runs(), baseline=runs(seed=2), facts=(here | {"files": files}, ours))
-    assert verdict.checks[0].text == "docs.ndjson held something else: 1 bytes, x, now 2 bytes, y"
+    assert verdict.checks[0].reason == "the content of docs.ndjson differs: 1 bytes, x, now 2 bytes, y"
     assert verdict.exit_code == 3
-    # Of two files of that name one is as it was.
+    # One of two files of that name is unchanged.
     two = [
         here | {"files": {"/a/docs.ndjson": text, "/b/docs.ndjson": "1 bytes, x"}} for text in ("3 bytes, z", "4 bytes")
     ]
     verdict = judged(runs(), baseline=runs(seed=2), facts=(two[0], two[1]))
     assert (
-        verdict.checks[0].text
-        == "docs.ndjson held something else: 1 bytes, x and 3 bytes, z, now 1 bytes, x and 4 bytes"
+        verdict.checks[0].reason
+        == "the content of docs.ndjson differs: 1 bytes, x and 3 bytes, z, now 1 bytes, x and 4 bytes"
     )
-    assert "nobody knows" in judged(runs(), baseline=runs(seed=2), facts=({}, here)).notes[0]
+    assert "unknown whether" in judged(runs(), baseline=runs(seed=2), facts=({}, here)).notes[0]
 
 
-def test_an_invalid_run_is_never_a_pass() -> None:
+def test_invalid_run_never_passes() -> None:
     now = runs()
     now[0] = made.changed(now[0], state="invalid", reason="bytes differ")
     verdict = judged(now, baseline=runs(seed=2))
     assert verdict.exit_code == 3
-    assert "bytes differ" in verdict.checks[0].text
+    assert "bytes differ" in verdict.checks[0].reason
 
 
-def test_a_failure_is_a_failure_even_beside_an_invalid_run() -> None:
+def test_failure_stays_a_failure_with_an_invalid_run() -> None:
     now = runs(0.5)
     now[0] = made.changed(now[0], state="invalid")
     assert judged(now, baseline=runs(seed=2)).exit_code == 1
 
 
-def test_a_run_out_of_memory_fails() -> None:
+def test_run_out_of_memory_fails() -> None:
     now = runs()
     now[0] = made.changed(now[0], state="oom")
     assert judged(now).exit_code == 1
     assert judged(now, baseline=runs(seed=2)).exit_code == 1
     before = runs(seed=2)
     before[3] = made.changed(before[3], state="oom")
-    # It is as it was, and said so.
+    # Unchanged, with a note.
     verdict = judged(now, baseline=before)
     assert verdict.exit_code == 0
-    assert verdict.checks[0].text == "1 of 5 runs ended out of memory, in the baseline 1 of 5"
+    assert verdict.checks[0].reason == "1 of 5 runs ended out of memory, in the baseline 1 of 5"
     now[1] = made.changed(now[1], state="oom")
     assert judged(now, baseline=before).exit_code == 1
 
 
-def test_a_run_that_was_aborted_is_no_verdict_and_never_a_pass() -> None:
+def test_aborted_run_is_no_verdict() -> None:
     now = runs()
     now[0] = made.changed(now[0], state="aborted", reason="aborted by errors > 5% for 10s")
     assert judged(now, baseline=runs(seed=2)).exit_code == 3
@@ -231,7 +233,7 @@ def test_absolute_limits_are_checked_without_a_baseline() -> None:
     assert judged(runs(), text.format(15000)).exit_code == 0
     verdict = judged(runs(), text.format(25000))
     assert verdict.exit_code == 1
-    assert "wanted at least 25,000" in verdict.checks[0].text
+    assert "wanted at least 25,000" in verdict.checks[0].reason
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_absolute_limits_are_checked_without_a_baseline() -> None:
         ('may_rise = "0%"', 100, 100.001),
     ],
 )
-def test_what_is_exactly_at_its_limit_keeps_it(limit: str, at_it: float, beyond: float) -> None:
+def test_value_exactly_at_its_limit_passes(limit: str, at_it: float, beyond: float) -> None:
     text = f'[[threshold]]\ncolumn = "response_ms_p99"\n{limit}\n'
     before, kept, broken = (
         [made.changed(run, values={"response_ms_p99": value}) for run in runs()] for value in (100, at_it, beyond)
@@ -254,17 +256,17 @@ def test_what_is_exactly_at_its_limit_keeps_it(limit: str, at_it: float, beyond:
     assert judged(broken, text, before).outcome == "fail"
 
 
-def test_what_was_not_measured_or_has_no_baseline_is_no_verdict() -> None:
+def test_missing_number_or_baseline_is_no_verdict() -> None:
     unmeasured = '[[threshold]]\ncolumn = "retransmits"\nat_most = 5\n'
     assert judged(runs(), unmeasured).exit_code == 3
     verdict = judged(runs())
     assert verdict.exit_code == 3
-    assert "need --baseline" in verdict.checks[0].text
+    assert "require --baseline" in verdict.checks[0].reason
     assert judged([], THRESHOLDS).exit_code == 3
 
 
 @pytest.mark.parametrize("unknown", [None, float("nan"), float("inf"), "never"])
-def test_a_number_that_one_of_the_runs_has_not_is_no_pass(unknown: float | str | None) -> None:
+def test_number_missing_in_one_run_does_not_pass(unknown: float | str | None) -> None:
     first, second, third = (made.changed(run, values={"recovery_s": 2.0}) for run in runs(replicates=3))
     without = made.changed(second, values={"recovery_s": unknown})
     text = '[[threshold]]\ncolumn = "recovery_s"\n{}\n'
@@ -272,31 +274,31 @@ def test_a_number_that_one_of_the_runs_has_not_is_no_pass(unknown: float | str |
         before = [made.changed(run, values={"recovery_s": 1.95}) for run in runs()]
         verdict = judged([first, without, third], text.format(limit), before)
         assert verdict.outcome == "no verdict", verdict
-        assert f"but {second.run} did not measure it" in verdict.checks[0].text
+        assert f"but {second.run} did not measure it" in verdict.checks[0].reason
         assert judged([first, second, third], text.format(limit), before).outcome == "pass"
-        # What breaks the limit breaks it, whatever the others were.
+        # A violation stays a violation, whatever the other runs are.
         assert judged([first, without, third], text.format(broken), before).outcome == "fail"
     costly = made.changed(made.summary({"network": "ethernet"}, 4), values={"recovery_s": None})
     more = [first, second, third, dataclasses.replace(costly, instrumented=True)]
     assert judged(more, text.format("at_most = 5")).outcome == "pass"
 
 
-def test_a_threshold_for_cells_that_do_not_exist_is_no_verdict() -> None:
+def test_threshold_for_nonexistent_cells_is_no_verdict() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = 1\ncells = "network=jumbo*"\n'
     verdict = judged(runs(), text)
     assert verdict.exit_code == 3
-    assert 'no cell matches "network=jumbo*"' in verdict.checks[0].text
+    assert 'no cell matches "network=jumbo*"' in verdict.checks[0].reason
 
 
 @pytest.mark.parametrize(("now", "outcome"), [((1.0, 1, 1), "fail"), ((1e-14, 1, 1), "no verdict")])
-def test_a_baseline_next_to_nothing_is_judged_by_its_runs(now: tuple[float, ...], outcome: str) -> None:
+def test_baseline_near_zero_is_judged_by_its_runs(now: tuple[float, ...], outcome: str) -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_rise = "10%"'
     (check,) = judged(with_docs(*now), text, with_docs(*[1e-13] * 3)).checks
     assert check.outcome == outcome
-    assert check.text.endswith("in all runs" if outcome == "fail" else "in some runs")
+    assert check.reason.endswith("in all runs" if outcome == "fail" else "in some runs")
 
 
-def test_full_collections_where_there_were_none_fail() -> None:
+def test_first_full_collections_fail() -> None:
     text = '[[threshold]]\ncolumn = "full_gcs"\nmay_rise = "10%"\n'
     now = [made.changed(run, values={"full_gcs": 2}) for run in runs()]
     assert judged(now, text, runs(seed=2)).exit_code == 1
@@ -310,14 +312,14 @@ def test_full_collections_where_there_were_none_fail() -> None:
     [
         ('[[threshold]]\ncolumn = "docs_per_s"\nat_least = 1\n', 'unknown column "docs_per_s"; did you mean'),
         ('[[threshold]]\ncolumn = "reads"\n', "give at_least, at_most, may_fall or may_rise"),
-        ('[[threshold]]\ncolumn = "reads"\nmay_fall = 5\n', "may_fall: '5' is not a share"),
+        ('[[threshold]]\ncolumn = "reads"\nmay_fall = 5\n', "may_fall: '5' is not a fraction"),
         ('[[limit]]\ncolumn = "reads"\n', 'unknown key "limit"'),
-        ("", "without one nothing could fail"),
+        ("", "so nothing could fail"),
     ],
 )
-def test_a_wrong_gate_names_file_key_and_remedy(text: str, complaint: str) -> None:
+def test_wrong_gate_names_file_key_and_remedy(text: str, complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint) as caught:
-        gate.thresholds(tomllib.loads(text), "gate.toml")
+        gate.parse_thresholds(tomllib.loads(text), "gate.toml")
     assert str(caught.value).startswith("gate.toml")
 
 
@@ -325,8 +327,8 @@ def measured(run: Summary, **values: Any) -> Summary:
     return made.changed(run, values={**run.values, **values})
 
 
-def test_a_longer_measurement_is_no_regression() -> None:
-    """Twice the time: twice the pauses, and twice the bytes."""
+def test_longer_measurement_is_not_a_regression() -> None:
+    """Twice the time has twice the pauses and twice the bytes."""
     text = '[[threshold]]\ncolumn = "gc_pause_ms_total"\nmay_rise = "10%"\n'
     random = np.random.default_rng(3)
 
@@ -340,11 +342,11 @@ def test_a_longer_measurement_is_no_regression() -> None:
     before, longer = of(80, 1), of(160, 2)
     verdict = judged(longer, text, before)
     assert verdict.outcome == "pass", verdict
-    assert "for each GB" in verdict.checks[0].text
+    assert "for each GB" in verdict.checks[0].reason
     assert judged(of(120, 1), text, before).outcome == "fail"
 
 
-def test_another_java_is_named_and_forbids_nothing() -> None:
+def test_different_java_is_a_note() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
     before = [measured(run, java="17.0.15") for run in runs()]
     now = [measured(run, java="25.0.1") for run in runs(seed=2)]

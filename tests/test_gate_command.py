@@ -1,117 +1,287 @@
-"""`gate` as a command: folders and files in, exit code out."""
+"""`gate` as a command: results in, exit code and files for CI out; and the nightly jobs, executed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import made_summaries as made
 import pytest
-from typer.testing import CliRunner
+from commands import fill_cache
 
-from ingest_bench.cli import screen
-from ingest_bench.cli.app import app
-from ingest_bench.errors import SpecError
-from ingest_bench.experiment import order, spec
-from ingest_bench.report.tables import text_tables
+from ingest_bench.cli import app, screen
+from ingest_bench.experiment import spec
+from ingest_bench.report import gate, summary_files
+from ingest_bench.report.gate import Check, Verdict
 from ingest_bench.results import layout
 
-GATE = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = {}\n'
-
-
-def gate(folder: Path, *more: str) -> tuple[int, str]:
-    # The exit code of a command that returns one: `main` does this too.
-    answer = CliRunner().invoke(app, ["gate", str(folder), *more], standalone_mode=False)
-    if answer.exception is not None:
-        raise answer.exception
-    return answer.return_value, answer.output
+CI = Path(__file__).parent.parent / "docs" / "ci"
+AT_LEAST = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = {}\n'
+THREE = f"""{AT_LEAST}
+[[threshold]]
+column = "response_ms_p99"
+at_most = 10000
+may_rise = "1%"
+[[threshold]]
+column = "read_bytes_mean"
+at_least = 1
+"""
+# junit-10.xsd of Jenkins' xUnit plugin: children of an element with their number, and required attributes.
+CHILDREN = {
+    "testsuites": ["testsuite*"],
+    "testsuite": ["testcase*", "system-out?"],
+    "testcase": ["error?", "failure?", "system-out?"],
+}
+REQUIRED = {"testsuite": {"name", "tests", "failures", "errors"}, "testcase": {"name", "classname"}}
+HOSTILE = "<b>\x00\ufffe]]>&\"'|`x`*y*\nnext"
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
-    """A results folder of quickstart's four cells whose summary.csv holds all of them."""
-    ordered = order.order(spec.load("quickstart", replicates=3))
-    results = layout.create(tmp_path, ordered, {"cpu": "A", "kernel": "6.1"})
+def results(tmp_path: Path) -> Path:
+    """Write a results folder with quickstart's four cells, and some files of thresholds next to it."""
+    plan = spec.build_plan(spec.load_experiment("quickstart", replicates=3))
+    folder = layout.create_results(tmp_path, plan, {"cpu": "A", "kernel": "6.1"})
     rows = [
         made.summary(run.cell.levels, run.replicate, run=run.id, cell=run.cell.name, experiment="quickstart")
-        for run in ordered.runs
+        for run in plan.runs
     ]
-    results.write({"summary.csv": text_tables.summary_csv(rows).encode()})
-    for name, limit in (("low", 1), ("high", 10**9)):
-        (tmp_path / f"{name}.toml").write_text(GATE.format(limit))
+    folder.write_files({"summary.csv": summary_files.format_summary_csv(rows).encode()})
+    (tmp_path / "low.toml").write_text(AT_LEAST.format(1))
+    (tmp_path / "high.toml").write_text(AT_LEAST.format(10**9))
     (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "20%"\n')
-    return results.path
+    return folder.path
 
 
-def test_results_above_the_threshold_pass_and_below_it_fail(written: Path, tmp_path: Path) -> None:
-    assert gate(written, "--thresholds", str(tmp_path / "low.toml"))[0] == 0
-    code, output = gate(written, "--thresholds", str(tmp_path / "high.toml"))
+@pytest.fixture
+def run_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def run(source: Path, thresholds: str, *options: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = app.run(["gate", str(source), "--thresholds", str(tmp_path / thresholds), *options])
+        output = capsys.readouterr()
+        return code, " ".join((output.out + output.err).split())
+
+    return run
+
+
+def assert_valid_junit(element: ElementTree.Element) -> None:
+    """Check the rules of the schema independently of the writer."""
+    names = " ".join(child.tag for child in element)
+    pattern = "".join(rf"(?:\b{name[:-1]} ?){name[-1]}" for name in CHILDREN.get(element.tag, []))
+    assert re.fullmatch(pattern, names), (element.tag, names)
+    assert REQUIRED.get(element.tag, set()) <= set(element.attrib)
+    for child in element:
+        assert_valid_junit(child)
+
+
+def checks(*outcomes: gate.Outcome) -> tuple[Check, ...]:
+    return tuple(Check(cell="a", column="c", outcome=outcome, reason=HOSTILE) for outcome in outcomes)
+
+
+def test_exit_code_is_the_verdict(results: Path, run_gate: Callable[..., tuple[int, str]]) -> None:
+    assert run_gate(results, "low.toml")[0] == 0
+    code, text = run_gate(results, "high.toml")
     assert code == 1
-    assert "verdict: fail" in output
+    assert "verdict: fail" in text
+    file = results / "summary.csv"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    assert run_gate(results, "low.toml")[0] == 3, "a planned run is missing"
 
 
-def test_what_is_written_goes_to_a_pipe_and_behind_a_link_and_never_takes_their_place(
-    written: Path, tmp_path: Path
-) -> None:
-    low = ("--thresholds", str(tmp_path / "low.toml"))
-    pipe, link, far = tmp_path / "pipe", tmp_path / "link.xml", tmp_path / "far" / "junit.xml"
+def test_output_keeps_pipes_and_links(results: Path, tmp_path: Path, run_gate: Callable[..., tuple[int, str]]) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.xml", tmp_path / "far" / "junit.xml"
     os.mkfifo(pipe)
-    far.parent.mkdir()
-    link.symlink_to(far)
-    read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    target.parent.mkdir()
+    link.symlink_to(target)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert gate(written, *low, "--markdown", str(pipe), "--junit", str(link))[0] == 0
-        assert os.read(read, 100).startswith(b"## ")
+        assert run_gate(results, "low.toml", "--markdown", str(pipe), "--junit", str(link))[0] == 0
+        assert os.read(reader, 100).startswith(b"## ")
     finally:
-        os.close(read)
+        os.close(reader)
     assert pipe.is_fifo()
     assert link.is_symlink()
-    assert far.read_text().startswith("<?xml")
+    assert target.read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize(("name", "said"), [(".", "it is a folder"), ("/proc/x.xml", "No such file or directory")])
-def test_a_place_where_nothing_can_be_written_is_one_sentence(
-    name: str, said: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "reason"), [(".", "it is a folder"), ("/proc/x.xml", "No such file or directory")])
+def test_unwritable_output_is_one_sentence(
+    name: str,
+    reason: str,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_gate: Callable[..., tuple[int, str]],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError, match=f"^{name}: cannot be written: {said}$"):
-        gate(written, "--thresholds", "low.toml", "--junit", name)
+    code, text = run_gate(results, "low.toml", "--junit", name)
+    assert code == 2
+    assert text.endswith(f"error: {name}: cannot be written: {reason}")
 
 
-def test_a_name_of_a_file_that_is_no_utf_8_is_written_with_its_bytes_escaped(tmp_path: Path) -> None:
-    screen.keep(tmp_path / "page.html", os.fsdecode(b"a\xff.csv"))
+def test_output_escapes_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    screen.write_output(tmp_path / "page.html", os.fsdecode(b"a\xff.csv"))
     assert (tmp_path / "page.html").read_text() == "a\\udcff.csv"
 
 
-def test_a_baseline_is_a_folder_or_a_file(written: Path, tmp_path: Path) -> None:
-    fall = ("--thresholds", str(tmp_path / "fall.toml"))
-    for baseline in (written, written / "summary.csv"):
-        code, said = gate(written, *fall, "--baseline", str(baseline))
+def test_baseline_is_a_folder_or_a_file_of_the_same_machine(
+    results: Path, run_gate: Callable[..., tuple[int, str]]
+) -> None:
+    for baseline in (results, results / "summary.csv"):
+        code, text = run_gate(results, "fall.toml", "--baseline", str(baseline))
         assert code == 0
-        assert ("nobody knows whether the machines are the same" in said) == (baseline != written)
-    (written / "facts.json").write_text('{"cpu": "B", "kernel": "6.2"}')
-    before = written.with_name("before")
-    shutil.copytree(written, before)
+        digest = hashlib.sha256((results / "summary.csv").read_bytes()).hexdigest()
+        assert f"the baseline is {results / 'summary.csv'} (sha256 {digest})" in text
+    (results / "facts.json").write_text('{"cpu": "B", "kernel": "6.2"}')
+    before = results.with_name("before")
+    shutil.copytree(results, before)
     (before / "facts.json").write_text('{"cpu": "A", "kernel": "6.1"}')
-    code, said = gate(written, *fall, "--baseline", str(before))
+    code, text = run_gate(results, "fall.toml", "--baseline", str(before))
     assert code == 3
-    assert "another machine: cpu was A, is B" in said
-    assert "note: kernel was 6.1, is 6.2" in said
-    assert gate(written, *fall)[0] == 3
+    assert "another machine: cpu was A, is B" in text
+    assert "note: kernel was 6.1, is 6.2" in text
+    assert run_gate(results, "fall.toml")[0] == 3
 
 
-def test_a_planned_run_that_is_missing_is_no_pass(written: Path, tmp_path: Path) -> None:
-    file = written / "summary.csv"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    code, output = gate(written, "--thresholds", str(tmp_path / "low.toml"))
-    assert code == 3
-    assert "it was not carried out" in output
+def test_file_that_is_not_a_summary_is_named(
+    results: Path, tmp_path: Path, run_gate: Callable[..., tuple[int, str]]
+) -> None:
+    code, text = run_gate(results, "low.toml", "--baseline", str(tmp_path / "low.toml"))
+    assert code == 2
+    assert "low.toml: not a summary.csv: the column experiment is missing" in text
+    code, text = run_gate(tmp_path, "low.toml")
+    assert code == 2
+    assert "summary.csv: cannot be read" in text
 
 
-def test_what_is_no_summary_is_refused_by_name(written: Path, tmp_path: Path) -> None:
-    low = ("--thresholds", str(tmp_path / "low.toml"))
-    with pytest.raises(SpecError, match=r"low\.toml: this is no summary\.csv: the column experiment is missing"):
-        gate(written, *low, "--baseline", str(tmp_path / "low.toml"))
-    with pytest.raises(SpecError, match=r"summary\.csv: cannot be read"):
-        gate(tmp_path, *low)
+def test_junit_counts_outcomes_and_holds_any_text() -> None:
+    verdict = Verdict(checks=checks("pass", "fail", "no verdict", "fail"), notes=("kernel was 6.1, is 6.2",))
+    root = ElementTree.fromstring(gate.format_junit(verdict, HOSTILE))  # noqa: S314 - written by us
+    assert_valid_junit(root)
+    (suite,) = root
+    counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors")}
+    assert counts == {"tests": 4, "failures": 2, "errors": 1}
+    assert [len(suite.findall(f".//{name}")) for name in ("testcase", "failure", "error")] == [4, 2, 1]
+    assert len({(test.get("classname"), test.get("name")) for test in suite.iter("testcase")}) == 4
+    assert suite.findtext(".//failure") == HOSTILE.replace("\x00", "\ufffd").replace("\ufffe", "\ufffd")
+    assert suite.findtext("system-out") == "kernel was 6.1, is 6.2"
+
+
+def test_job_summary_begins_with_the_verdict_and_escapes_markup() -> None:
+    text = gate.format_job_summary(Verdict(checks=checks("pass", "fail")), HOSTILE)
+    title, empty, head, rule, first, second = text.splitlines()[:6]
+    assert title.startswith("## ❌ fail")
+    assert not empty
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, first, second)] == [5] * 4
+    assert ":" not in rule, "the reason is a sentence, not a number"
+    assert "fail" in first
+    assert "pass" in second
+    assert "<b>" not in text
+    assert not re.search(r"(?<!\\)[`*]", text)
+
+
+def test_benchmark_json_is_smaller_where_the_server_is_better() -> None:
+    tables = [{"column": name, "at_least": 1} for name in ("docs_per_s_mean", "reads")]
+    thresholds = gate.parse_thresholds(
+        {"threshold": [*tables, {"column": "gc_pause_ms_total_per_gb", "may_rise": "5%"}]}, ""
+    )
+    runs = [made.changed(made.summary({}, n), values={"docs_per_s_mean": 10_000.0 * n}) for n in (1, 2, 4)]
+    rate, pauses = json.loads(gate.format_benchmark_json(runs, thresholds))
+    assert rate == {
+        "name": "only: time for one, by docs_per_s_mean",
+        "unit": "µs",
+        "value": 50.0,
+        "range": "25 to 100",
+        "extra": "3 runs: 100, 50, 25",
+    }
+    assert pauses["unit"] == "ms/GB"
+    # github-action-benchmark requires a number as `value`, and text elsewhere.
+    for entry in (rate, pauses):
+        assert {name: type(value) for name, value in entry.items()} == {
+            **dict.fromkeys(("name", "unit", "range", "extra"), str),
+            "value": float,
+        }
+
+
+def test_gate_writes_all_files_with_any_verdict(tmp_path: Path, run_gate: Callable[..., tuple[int, str]]) -> None:
+    runs = made.experiment(network=["loopback", "ethernet"])
+    (tmp_path / "summary.csv").write_text(summary_files.format_summary_csv(runs))
+    files = {name: tmp_path / "new" / name for name in ("junit", "markdown", "json")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    for limit, code, sign in ((10**9, 1, "❌ fail"), (1, 3, "⚠️ no verdict")):
+        (tmp_path / "gate.toml").write_text(THREE.format(limit))
+        assert run_gate(tmp_path / "summary.csv", "gate.toml", *options)[0] == code
+        root = ElementTree.fromstring(files["junit"].read_text())  # noqa: S314 - written by us
+        assert_valid_junit(root)
+        assert bool(int(root.attrib["failures"])) == (code == 1)
+        assert len(json.loads(files["json"].read_text())) == 4
+        assert f"## {sign}" in files["markdown"].read_text()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    fill_cache()
+    (tmp_path / "sink.toml").write_text(
+        'replicates = 2\nprobes = []\n[target]\nname = "sink"\nheap = "256m"\n'
+        '[load]\nworkload = "nyc_taxis"\nusers = 2\nbulk_documents = 200\nwarm_up = "1s"\nmeasure = "1s"\n'
+    )
+    (tmp_path / "gate.toml").write_text(AT_LEAST.format(1))
+    return tmp_path
+
+
+def execute(folder: Path, *argv: str, **variables: str) -> tuple[int, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, **variables}
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.jvm
+@pytest.mark.netns
+@pytest.mark.processes
+def test_nightly_script_keeps_its_first_pass_as_the_baseline(bench: Path) -> None:
+    command = ("sh", str(CI / "nightly.sh"), str(bench), "sink.toml")
+    code, text = execute(bench, *command)
+    assert code == 0, text
+    baseline = bench / (bench / "baseline").read_text().strip()
+    assert (baseline / "summary.csv").is_file()
+    (bench / "gate.toml").write_text(
+        '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_rise = "0.0001%"\nat_least = 1e15\n'
+    )
+    code, text = execute(bench, *command)
+    assert code == 1, text
+    assert "against the baseline" in text
+    assert len(list(bench.glob("nights/*/junit.xml"))) == 2
+    assert (bench / "baseline").read_text().strip() == str(baseline.relative_to(bench))
+
+
+@pytest.mark.nightly
+@pytest.mark.jvm
+@pytest.mark.netns
+@pytest.mark.processes
+def test_nightly_workflow_writes_its_verdict_to_the_job_summary(bench: Path) -> None:
+    workflow = (CI / "nightly.yml").read_text()
+    pattern = r"^ {6}- name: (.+)\n(?: {8}if: .+\n)? {8}run: \|\n((?: {10}.*\n)+)"
+    steps = {
+        step[1]: re.sub("^ {10}", "", step[2], flags=re.MULTILINE)
+        for step in re.finditer(pattern, workflow, re.MULTILINE)
+    }
+    assert list(steps) == ["Install", "Measure", "Judge", "Summary"]
+    assert len(steps) == workflow.count(" run:")
+    (bench / "summary").touch()
+    variables = {"EXPERIMENT": "sink.toml", "OPTIONS": "--measure 1s", "RUNNER_TEMP": str(bench / "temp")}
+    variables["GITHUB_STEP_SUMMARY"] = str(bench / "summary")
+    for name in ("Measure", "Judge", "Summary"):
+        # As GitHub runs them: bash -e.
+        code, text = execute(bench, "bash", "-e", "-c", steps[name], **variables)
+        assert code == 0, (name, text)
+    assert "## ✅ pass: sink" in (bench / "summary").read_text()
+    assert json.loads((bench / "benchmark.json").read_text())

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.model.results import Measured, Reading, Remark, Series, Watched
-from ingest_bench.probes import PROBES, recording
-from ingest_bench.probes.context import ATTACHED, ReadContext
-from ingest_bench.probes.pauses import gcagree, gclog
+from ingest_bench.model.results import CauseIntervals, Note, ProbeOutput, Reading, Series
+from ingest_bench.probes import PROBES, gc, gc_log, recording
+from ingest_bench.probes.context import ATTACHMENT_FILE, ReadContext
 
 DATA = Path(__file__).parent / "data" / "gc"
 RUNS = sorted(path.name.removesuffix(".log.gz") for path in DATA.glob("*.log.gz"))
@@ -44,8 +43,8 @@ def recorded(run: str) -> dict[str, Any]:
     return content
 
 
-def pauses(content: dict[str, Any]) -> list[gcagree.Pause]:
-    return [gcagree.Pause(gc, end, duration) for gc, end, duration, _ in content["pauses"]]
+def pauses(content: dict[str, Any]) -> list[gc.Pause]:
+    return [gc.Pause(gc_id, end_ns, duration_ns) for gc_id, end_ns, duration_ns, _ in content["pauses"]]
 
 
 def context(raw: Path, start_ns: int, end_ns: int) -> ReadContext:
@@ -57,158 +56,158 @@ def lay_out(raw: Path, run: str, lines: list[str] | None = None) -> ReadContext:
     content = recorded(run)
     (raw / "recording.jfr").write_bytes(b"read already")
     (raw / "gc.log").write_text("\n".join(log_lines(run) if lines is None else lines))
-    whole = context(raw, content["first_ns"] - 10**9, content["last_ns"] + 10**9)
+    read_context = context(raw, content["first_ns"] - 10**9, content["last_ns"] + 10**9)
     first = min(pause[1] for pause in content["pauses"])
-    whole = dataclasses.replace(whole, start_ns=first)
-    key = [recording.READER_VERSION, whole.start_ns, whole.end_ns, [1], ["recording.jfr"]]
+    read_context = dataclasses.replace(read_context, start_ns=first)
+    key = [recording.READER_VERSION, read_context.start_ns, read_context.end_ns, [1], ["recording.jfr"]]
     (raw / "recording.json").write_text(json.dumps({"key": key, "content": content}))
-    return whole
+    return read_context
 
 
-def readings(measured: list[Measured]) -> dict[str, Any]:
+def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
     return {item.name: item.value for item in measured if isinstance(item, Reading)}
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_recording_and_log_know_the_same_pauses(run: str, tmp_path: Path) -> None:
-    whole = lay_out(tmp_path, run)
-    measured = list(PROBES["gc"].read(whole))
-    assert [item for item in measured if isinstance(item, Remark)] == []
-    seen = readings(measured)
-    assert seen["gc_pauses"] == seen["gc_pauses_log"] == len(recorded(run)["pauses"]) > 0
-    assert seen["gc_collector"] == run.partition("-")[2]
+def test_recording_and_log_have_the_same_pauses(run: str, tmp_path: Path) -> None:
+    read_context = lay_out(tmp_path, run)
+    measured = list(PROBES["gc"].read(read_context))
+    assert [item for item in measured if isinstance(item, Note)] == []
+    values = readings(measured)
+    assert values["gc_pauses"] == values["gc_pauses_log"] == len(recorded(run)["pauses"]) > 0
+    assert values["gc_collector"] == run.partition("-")[2]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_full_collections_are_counted_once_although_the_log_names_them_twice(run: str, tmp_path: Path) -> None:
-    seen = readings(list(PROBES["gc"].read(lay_out(tmp_path, run))))
-    assert seen["full_gcs"] == FULL[run]
+def test_full_collections_are_counted_once(run: str, tmp_path: Path) -> None:
+    values = readings(list(PROBES["gc"].read(lay_out(tmp_path, run))))
+    assert values["full_gcs"] == FULL[run]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_line_of_a_known_collector_is_understood(run: str) -> None:
-    log = gclog.parse(log_lines(run))
-    assert log.unrecognised == []
-    assert list(log.complaints()) == []
+def test_every_line_of_a_supported_collector_is_parsed(run: str) -> None:
+    log = gc_log.parse_gc_log(log_lines(run))
+    assert log.unknown_lines == []
+    assert list(log.problems()) == []
 
 
 @pytest.mark.parametrize("separator", [",", "\u066b"])
 @pytest.mark.parametrize("run", RUNS)
-def test_numbers_with_the_separator_of_another_locale_are_the_same(run: str, separator: str) -> None:
-    log = gclog.parse(log_lines(run))
+def test_decimal_separator_of_another_locale_is_parsed(run: str, separator: str) -> None:
+    log = gc_log.parse_gc_log(log_lines(run))
     # The moment in front has a dot in every locale.
     localized = [re.sub(r"(?<!:\d\d)\.(?=\d)", separator, line) for line in log_lines(run)]
     assert localized != log_lines(run)
-    assert gclog.parse(localized) == log
+    assert gc_log.parse_gc_log(localized) == log
 
 
-def test_a_pause_of_zgc_that_is_not_understood_is_counted_and_named() -> None:
+def test_unknown_pause_of_zgc_is_reported() -> None:
     lines = [
         "[2026-11-28T19:27:04.566+0000][0.265s][info][gc,phases   ] GC(0) Pause Mark Start 6us",
         "[2026-11-28T19:27:04.566+0000][0.265s][info][gc,phases   ] GC(0) y: Pause Mark End 6us",
         "[2026-11-28T19:27:04.566+0000][0.265s][info][gc,phases   ] GC(0) Concurrent Mark 6us",
     ]
-    assert gclog.parse(lines, "zgc").unrecognised == lines[:2]
+    assert gc_log.parse_gc_log(lines, "zgc").unknown_lines == lines[:2]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_heap_after_a_collection_is_the_recordings_within_a_megabyte_of_the_logs(run: str, tmp_path: Path) -> None:
+def test_heap_after_a_collection_agrees_with_the_log_within_a_megabyte(run: str, tmp_path: Path) -> None:
     if run.endswith("zgc"):
         pytest.skip("ZGC's pauses do not name the heap")
-    whole = lay_out(tmp_path, run)
-    seen = readings(list(PROBES["gc"].read(whole)))
-    after = [pause.after_bytes for pause in gclog.parse(log_lines(run)).pauses if pause.gc and pause.collects]
+    read_context = lay_out(tmp_path, run)
+    values = readings(list(PROBES["gc"].read(read_context)))
+    after = [pause.after_bytes for pause in gc_log.parse_gc_log(log_lines(run)).pauses if pause.gc and pause.collects]
     largest = max(used for used in after if used is not None)
-    assert abs(seen["heap_after_gc_max_bytes"] - largest) <= 1 << 20
+    assert abs(values["heap_after_gc_max_bytes"] - largest) <= 1 << 20
 
 
-def test_a_pause_that_the_log_lacks_makes_the_run_invalid(tmp_path: Path) -> None:
+def test_pause_missing_in_the_log_invalidates_the_run(tmp_path: Path) -> None:
     lines = [line for line in log_lines("17-g1") if not line.endswith("ms") or "GC(7) Pause" not in line]
     assert len(lines) < len(log_lines("17-g1"))
     measured = list(PROBES["gc"].read(lay_out(tmp_path, "17-g1", lines)))
-    remarks = [item for item in measured if isinstance(item, Remark) and item.invalidates]
+    remarks = [item for item in measured if isinstance(item, Note) and item.invalidates]
     assert [remark.text for remark in remarks] == ["1 pauses are only in the flight recording: GC(7)"]
 
 
-def test_a_pause_that_the_recording_lacks_is_a_difference() -> None:
+def test_pause_missing_in_the_recording_is_a_difference() -> None:
     content = recorded("17-g1")
-    log = gclog.parse(log_lines("17-g1"))
+    log = gc_log.parse_gc_log(log_lines("17-g1"))
     some = [pause for pause in pauses(content) if pause.gc != 8]
     missing = len(content["pauses"]) - len(some)
     assert missing > 0
-    whole = context(Path("raw"), min(pause.end_ns for pause in some), content["last_ns"] + 10**9)
-    agreement = gcagree.compare(some, 1, log.pauses, whole)
+    read_context = context(Path("raw"), min(pause.end_ns for pause in some), content["last_ns"] + 10**9)
+    agreement = gc.compare_pauses(some, 1, log.pauses, read_context)
     assert agreement.differences == (f"{missing} pauses are only in the GC log: {', '.join(['GC(8)'] * missing)}",)
 
 
-def test_collections_before_the_recording_began_are_no_difference(tmp_path: Path) -> None:
-    whole = lay_out(tmp_path, "17-g1")
-    log = gclog.parse(log_lines("17-g1"))
+def test_collections_before_the_recording_are_not_differences(tmp_path: Path) -> None:
+    read_context = lay_out(tmp_path, "17-g1")
+    log = gc_log.parse_gc_log(log_lines("17-g1"))
     assert len(log.pauses) > len(recorded("17-g1")["pauses"])
-    agreement = gcagree.compare(pauses(recorded("17-g1")), 1, log.pauses, whole)
+    agreement = gc.compare_pauses(pauses(recorded("17-g1")), 1, log.pauses, read_context)
     assert agreement.differences == ()
 
 
 @pytest.mark.parametrize("run", ["11-cms", "17-g1", "17-serial", "17-zgc", "25-parallel"])
-def test_a_log_that_begins_in_the_middle_of_a_life_agrees_from_there_on(run: str, tmp_path: Path) -> None:
+def test_recording_and_log_of_an_attached_jvm_agree(run: str, tmp_path: Path) -> None:
     """Recording and log of a JVM that was attached to: neither names the collector, and each began on its own."""
     everything = log_lines(run)
-    whole = lay_out(tmp_path, run, everything[len(everything) // 2 :])
-    late = [pause.end_ns for pause in gclog.parse(everything[len(everything) // 2 :]).pauses]
+    read_context = lay_out(tmp_path, run, everything[len(everything) // 2 :])
+    late = [pause.end_ns for pause in gc_log.parse_gc_log(everything[len(everything) // 2 :]).pauses]
     since = sorted(late)[len(late) // 4]
     content = json.loads((tmp_path / "recording.json").read_text())
     content["content"]["pauses"] = [pause for pause in content["content"]["pauses"] if pause[1] >= since]
-    content["content"]["collections"] = [one for one in content["content"]["collections"] if one[1] >= since]
+    content["content"]["collections"] = [row for row in content["content"]["collections"] if row[1] >= since]
     content["key"][1] = since
     (tmp_path / "recording.json").write_text(json.dumps(content))
     collector = run.partition("-")[2]
-    (tmp_path / ATTACHED).write_text(json.dumps({"since_ns": since, "collector": collector}))
-    measured = list(PROBES["gc"].read(dataclasses.replace(whole, start_ns=since)))
-    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
-    assert [item.text for item in measured if isinstance(item, Remark)] == []
-    assert seen["gc_collector"] == collector
-    assert seen["gc_pauses"] == seen["gc_pauses_log"] == len(content["content"]["pauses"]) > 0
+    (tmp_path / ATTACHMENT_FILE).write_text(json.dumps({"since_ns": since, "collector": collector}))
+    measured = list(PROBES["gc"].read(dataclasses.replace(read_context, start_ns=since)))
+    values = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert [item.text for item in measured if isinstance(item, Note)] == []
+    assert values["gc_collector"] == collector
+    assert values["gc_pauses"] == values["gc_pauses_log"] == len(content["content"]["pauses"]) > 0
 
 
-def test_a_different_number_of_full_collections_or_another_sum_is_a_difference(tmp_path: Path) -> None:
-    whole = lay_out(tmp_path, "11-parallel")
-    content, log = recorded("11-parallel"), gclog.parse(log_lines("11-parallel"))
+def test_other_number_of_full_collections_or_sum_is_a_difference(tmp_path: Path) -> None:
+    read_context = lay_out(tmp_path, "11-parallel")
+    content, log = recorded("11-parallel"), gc_log.parse_gc_log(log_lines("11-parallel"))
     full = sum(pause.is_full for pause in log.pauses)
     longer = [dataclasses.replace(pause, duration_ns=pause.duration_ns * 3) for pause in pauses(content)]
-    assert gcagree.compare(pauses(content), full, log.pauses, whole).differences == ()
-    assert "full collections" in gcagree.compare(pauses(content), full + 1, log.pauses, whole).differences[0]
-    assert "sum of" in gcagree.compare(longer, full, log.pauses, whole).differences[0]
+    assert gc.compare_pauses(pauses(content), full, log.pauses, read_context).differences == ()
+    assert "full collections" in gc.compare_pauses(pauses(content), full + 1, log.pauses, read_context).differences[0]
+    assert "sum of" in gc.compare_pauses(longer, full, log.pauses, read_context).differences[0]
 
 
-def test_a_log_of_an_unknown_collector_gives_no_numbers_but_says_so(tmp_path: Path) -> None:
+def test_log_of_an_unsupported_collector_gives_a_note_and_no_numbers(tmp_path: Path) -> None:
     lines = ["[2026-11-22T04:07:43.657+0000][0.016s][info][gc] Using Shenandoah"]
     lines.append("[2026-11-22T04:07:43.964+0000][0.324s][info][gc] GC(0) Pause Final Roots 1.120ms")
     (tmp_path / "gc.log").write_text("\n".join(lines))
     measured = list(PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1)))
     assert "gc_pauses" not in readings(measured)
-    said = " ".join(item.text for item in measured if isinstance(item, Remark))
-    assert "unknown: Shenandoah; known: G1, Concurrent Mark Sweep" in said
+    text = " ".join(item.text for item in measured if isinstance(item, Note))
+    assert "unknown: Shenandoah; supported: G1, Concurrent Mark Sweep" in text
 
 
-def test_lines_that_nobody_knows_are_reported_and_not_guessed() -> None:
+def test_unknown_lines_are_reported() -> None:
     lines = [*log_lines("17-g1"), "[2026-11-22T04:07:43.964+0000][9.324s][info][gc] GC(99) Pause Strange 1 of 2"]
-    log = gclog.parse(lines)
-    assert len(log.pauses) == len(gclog.parse(log_lines("17-g1")).pauses)
-    assert list(log.complaints()) == [f"1 lines of the GC log were not recognised: {lines[-1]}"]
+    log = gc_log.parse_gc_log(lines)
+    assert len(log.pauses) == len(gc_log.parse_gc_log(log_lines("17-g1")).pauses)
+    assert list(log.problems()) == [f"1 lines of the GC log were not recognised: {lines[-1]}"]
 
 
-def test_without_a_whole_recording_the_log_speaks_alone_and_says_so(tmp_path: Path) -> None:
+def test_without_a_complete_recording_only_the_log_is_used(tmp_path: Path) -> None:
     (tmp_path / "gc.log").write_text("\n".join(log_lines("17-g1")))
     measured = list(PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1)))
-    log = gclog.parse(log_lines("17-g1"))
+    log = gc_log.parse_gc_log(log_lines("17-g1"))
     assert readings(measured)["gc_pauses"] == len(log.pauses)
     assert readings(measured)["full_gcs"] == 1
-    assert any(isinstance(item, Remark) and "log's alone" in item.text for item in measured)
+    assert any(isinstance(item, Note) and "GC log alone" in item.text for item in measured)
     heap = next(item for item in measured if isinstance(item, Series) and item.name == "heap_bytes")
     assert list(heap.at_ns) == sorted(heap.at_ns)
 
 
-def test_a_young_collection_that_gave_up_for_a_full_one_is_one_pause() -> None:
+def test_young_collection_interrupted_by_a_full_one_is_one_pause() -> None:
     # Java 11, CMS: the promotion of GC(161) failed, GC(162) ran inside it. The recording has 3.766 and 11.617 ms.
     text = """
 [2026-11-22T04:08:46.000+0000][0.100s][info][gc             ] Using Concurrent Mark Sweep
@@ -223,14 +222,14 @@ def test_a_young_collection_that_gave_up_for_a_full_one_is_one_pause() -> None:
 [2026-11-22T04:08:47.412+0000][1.970s][info][gc             ] GC(164) Pause Full (Allocation Failure) 57M->22M(61M) 11.752ms
 [2026-11-22T04:08:47.412+0000][1.970s][info][gc             ] GC(163) Pause Young (Allocation Failure) 57M->22M(61M) 11.820ms
 """  # noqa: E501 - lines of a log
-    found = gclog.parse(text.splitlines()).pauses
-    sure = [(pause.gc, pause.duration_ns) for pause in found if pause.is_sure]
+    pauses_found = gc_log.parse_gc_log(text.splitlines()).pauses
+    sure = [(pause.gc, pause.duration_ns) for pause in pauses_found if pause.is_certain]
     assert sure == [(162, 11_645_000), (161, 3_844_000), (164, 11_752_000)]
     # Of GC(163) the log does not say whether it collected; it is a pause where the recording has it.
-    assert [(pause.gc, pause.duration_ns) for pause in found if not pause.is_sure] == [(163, 68_000)]
+    assert [(pause.gc, pause.duration_ns) for pause in pauses_found if not pause.is_certain] == [(163, 68_000)]
 
 
-def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_still(tmp_path: Path) -> None:
+def test_full_collection_that_waited_for_cms_includes_the_wait(tmp_path: Path) -> None:
     # Java 11, CMS: GC(6) collected, and GC(7) within it waited 61 ms for the marking of GC(5). The recording has not
     # that wait.
     text = """
@@ -242,18 +241,18 @@ def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_s
 [2026-11-23T03:02:59.615+0000][12.416s][info][gc             ] GC(7) Pause Full (Allocation Failure) 1664M->48M(2028M) 203.409ms
 [2026-11-23T03:02:59.616+0000][12.417s][info][gc             ] GC(6) Pause Young (Allocation Failure) 1740M->48M(2028M) 275.090ms
 """  # noqa: E501 - lines of a log
-    parsed = gclog.parse(text.splitlines())
+    parsed = gc_log.parse_gc_log(text.splitlines())
     log = parsed.pauses
-    seen = [
-        gcagree.Pause(6, 1795402979411905849, 71304896),
-        gcagree.Pause(7, 1795402979615311022, 142050030),
+    values = [
+        gc.Pause(6, 1795402979411905849, 71304896),
+        gc.Pause(7, 1795402979615311022, 142050030),
     ]
-    found = gcagree.completed(seen, parsed, seen[-1].end_ns)
-    assert [pause.duration_ns for pause in found] == [71304896, 203_409_000]
-    whole = context(tmp_path, 0, 2**63 - 1)
-    assert gcagree.compare(found, 1, log, whole).differences == ()
-    assert gcagree.compare(found, 1, log, whole).log_pauses == 2
-    assert gcagree.compare(seen, 1, log, whole).differences != ()
+    pauses_found = gc.complete_pauses(values, parsed, values[-1].end_ns)
+    assert [pause.duration_ns for pause in pauses_found] == [71304896, 203_409_000]
+    read_context = context(tmp_path, 0, 2**63 - 1)
+    assert gc.compare_pauses(pauses_found, 1, log, read_context).differences == ()
+    assert gc.compare_pauses(pauses_found, 1, log, read_context).log_pauses == 2
+    assert gc.compare_pauses(values, 1, log, read_context).differences != ()
 
 
 @pytest.mark.parametrize(
@@ -266,44 +265,44 @@ def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_s
         ("25-zgc", "Collection ("),
     ],
 )
-def test_the_pauses_of_a_cycle_that_had_not_ended_are_those_of_the_log(run: str, last: str, tmp_path: Path) -> None:
+def test_pauses_of_an_unended_cycle_are_taken_from_the_log(run: str, last: str, tmp_path: Path) -> None:
     """The JVM writes them into the recording when the cycle ends: both end in the middle of one."""
     everything = log_lines(run)
-    log = gclog.parse(everything)
-    cycles = {pause.gc for pause in log.pauses if pause.is_of_a_cycle}
+    log = gc_log.parse_gc_log(everything)
+    cycles = {pause.gc for pause in log.pauses if pause.is_concurrent}
     cut = max(cycles & set(log.cycle_ends) & {pause[0] for pause in recorded(run)["pauses"]})
     paused = [pause for pause in log.pauses if pause.gc == cut]
     end = max(number for number, line in enumerate(everything) if f"GC({cut})" in line and last in line)
     until = max(number for number, line in enumerate(everything[:end]) if f"GC({cut})" in line and "Pause" in line)
-    whole = lay_out(tmp_path, run, everything[: until + 1])
+    read_context = lay_out(tmp_path, run, everything[: until + 1])
     content = json.loads((tmp_path / "recording.json").read_text())
     # The log cuts moments to milliseconds.
-    ended_ns = max(pause.end_ns for pause in gclog.parse(everything[: until + 1]).pauses) + 10**6
+    ended_ns = max(pause.end_ns for pause in gc_log.parse_gc_log(everything[: until + 1]).pauses) + 10**6
     kept = content["content"]
     for key in ("pauses", "collections"):
-        kept[key] = [one for one in kept[key] if one[0] != cut and one[1] <= ended_ns]
-    kept["last_ns"] = max(one[1] for one in kept["pauses"])
+        kept[key] = [row for row in kept[key] if row[0] != cut and row[1] <= ended_ns]
+    kept["last_ns"] = max(row[1] for row in kept["pauses"])
     (tmp_path / "recording.json").write_text(json.dumps(content))
-    measured = list(PROBES["gc"].read(whole))
-    assert [item.text for item in measured if isinstance(item, Remark)] == []
-    seen = readings(measured)
-    assert seen["gc_pauses"] == seen["gc_pauses_log"] == len(kept["pauses"]) + len(paused)
-    assert "cycle not ended" in seen["gc_causes"]
+    measured = list(PROBES["gc"].read(read_context))
+    assert [item.text for item in measured if isinstance(item, Note)] == []
+    values = readings(measured)
+    assert values["gc_pauses"] == values["gc_pauses_log"] == len(kept["pauses"]) + len(paused)
+    assert "cycle not ended" in values["gc_causes"]
 
 
-def test_a_pause_of_a_cycle_that_had_ended_is_missing_in_the_recording() -> None:
-    log = gclog.parse(log_lines("17-g1"))
+def test_pause_of_an_ended_cycle_is_not_taken_from_the_log() -> None:
+    log = gc_log.parse_gc_log(log_lines("17-g1"))
     cut = next(
         pause.gc
         for pause in log.pauses
-        if pause.is_of_a_cycle and pause.gc in {one[0] for one in recorded("17-g1")["pauses"]}
+        if pause.is_concurrent and pause.gc in {row[0] for row in recorded("17-g1")["pauses"]}
     )
     some = [pause for pause in pauses(recorded("17-g1")) if pause.gc != cut]
-    found = gcagree.completed(some, log, recorded("17-g1")["last_ns"])
-    assert found == some
+    pauses_found = gc.complete_pauses(some, log, recorded("17-g1")["last_ns"])
+    assert pauses_found == some
 
 
-def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) -> None:
+def test_pause_without_cpu_is_a_separate_cause(tmp_path: Path) -> None:
     # OpenSearch, Java 21: beside 24 processes that took the CPUs GC(39) stood still for 311 ms and ran for 10.
     text = """
 [2026-11-25T17:39:50.000+0000][0.100s][info][gc             ] Using G1
@@ -316,11 +315,11 @@ def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) 
 [2026-11-25T17:46:12.600+0000][73.2s][info][gc,cpu         ] GC(41) User=0.00s Sys=0.00s Real=0.01s
 [2026-11-25T17:46:13.600+0000][73.2s][info][gc             ] GC(42) Pause Young (Normal) (G1 Evacuation Pause) 366M->98M(989M) 90.007ms
 """  # noqa: E501 - lines of a log
-    log = gclog.parse(text.splitlines())
+    log = gc_log.parse_gc_log(text.splitlines())
     assert [pause.is_starved for pause in log.pauses] == [True, False, False, False]
     (tmp_path / "gc.log").write_text(text)
-    seen = PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1))
-    watched = {item.cause: item.spans for item in seen if isinstance(item, Watched)}
+    values = PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1))
+    watched = {item.cause: item.intervals for item in values if isinstance(item, CauseIntervals)}
     assert {cause: len(spans) for cause, spans in watched.items()} == {
         "garbage collection": 3,
         "garbage collection waiting for a CPU": 1,
@@ -329,7 +328,7 @@ def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) 
     assert span.end_ns - span.start_ns == 311_118_000
 
 
-def test_the_cpu_time_of_a_phase_of_cms_is_not_that_of_the_pause_before_it() -> None:
+def test_cpu_time_of_a_cms_phase_is_not_added_to_the_previous_pause() -> None:
     # A young collection ended between the remark and its phases, and between a phase and its CPU time.
     text = """
 [2026-11-25T17:39:50.000+0000][0.100s][info][gc             ] Using Concurrent Mark Sweep
@@ -353,20 +352,20 @@ def test_the_cpu_time_of_a_phase_of_cms_is_not_that_of_the_pause_before_it() -> 
 [2026-11-25T17:40:03.200+0000][40.5s][info][gc             ] GC(41) Pause Remark 98M->98M(989M) 70.000ms
 [2026-11-25T17:40:03.200+0000][40.5s][info][gc,cpu         ] GC(41) User=0.07s Sys=0.00s Real=0.07s
 """  # noqa: E501 - lines of a log
-    found = gclog.parse(text.splitlines()).pauses
-    assert [(pause.name, pause.cpu_ns) for pause in found] == [
+    pauses_found = gc_log.parse_gc_log(text.splitlines()).pauses
+    assert [(pause.name, pause.cpu_ns) for pause in pauses_found] == [
         ("Pause Remark", 10_000_000),
         ("Pause Young (Allocation Failure)", 200_000_000),
         ("Pause Initial Mark", 60_000_000),
         ("Pause Remark", 70_000_000),
     ]
-    assert [pause.is_starved for pause in found] == [True, False, False, False]
+    assert [pause.is_starved for pause in pauses_found] == [True, False, False, False]
 
 
-def test_the_pauses_of_the_warm_up_are_in_the_picture_and_in_no_number(tmp_path: Path) -> None:
-    whole = lay_out(tmp_path, "17-g1")
+def test_pauses_of_the_warm_up_are_plotted_but_not_counted(tmp_path: Path) -> None:
+    read_context = lay_out(tmp_path, "17-g1")
     half = sorted(pause.end_ns for pause in pauses(recorded("17-g1")))
-    late = dataclasses.replace(whole, start_ns=half[len(half) // 2])
+    late = dataclasses.replace(read_context, start_ns=half[len(half) // 2])
     kept = json.loads((tmp_path / "recording.json").read_text())
     kept["key"][1] = late.start_ns
     (tmp_path / "recording.json").write_text(json.dumps(kept))
@@ -377,38 +376,38 @@ def test_the_pauses_of_the_warm_up_are_in_the_picture_and_in_no_number(tmp_path:
     assert readings(measured)["gc_pauses"] == len(half) - len(half) // 2
 
 
-def test_a_collection_for_a_humongous_object_is_counted_without_the_cycle_that_it_begins(tmp_path: Path) -> None:
-    seen = readings(list(PROBES["gc"].read(lay_out(tmp_path, "17-g1"))))
+def test_humongous_collection_is_counted_without_its_concurrent_cycle(tmp_path: Path) -> None:
+    values = readings(list(PROBES["gc"].read(lay_out(tmp_path, "17-g1"))))
     # zgrep -c "Pause Young (Concurrent Start) (G1 Humongous Allocation)$" 17-g1.log.gz
     lines = [line for line in log_lines("17-g1") if "Pause Young (Concurrent Start) (G1 Humongous Allocation) " in line]
-    assert seen["gc_humongous_collections"] == len(lines) == 2
+    assert values["gc_humongous_collections"] == len(lines) == 2
 
 
-def test_full_collections_of_a_collector_that_does_not_say_which_are_unavailable_and_not_zero(tmp_path: Path) -> None:
-    whole = lay_out(tmp_path, "17-g1", ["[2026-11-22T04:07:43.657+0000][0.016s][info][gc] Using Shenandoah"])
+def test_full_collections_of_shenandoah_are_unavailable(tmp_path: Path) -> None:
+    read_context = lay_out(tmp_path, "17-g1", ["[2026-11-22T04:07:43.657+0000][0.016s][info][gc] Using Shenandoah"])
     kept = json.loads((tmp_path / "recording.json").read_text())
     for collection in kept["content"]["collections"]:
         collection[3] = "Shenandoah"
     (tmp_path / "recording.json").write_text(json.dumps(kept))
-    seen = readings(list(PROBES["gc"].read(whole)))
-    assert seen["full_gcs"] is None
-    assert seen["gc_pauses"] > 0
+    values = readings(list(PROBES["gc"].read(read_context)))
+    assert values["full_gcs"] is None
+    assert values["gc_pauses"] > 0
 
 
-def test_an_event_that_this_java_does_not_have_is_unavailable_and_not_zero(tmp_path: Path) -> None:
-    whole = lay_out(tmp_path, "11-cms")
-    seen = readings(list(PROBES["gc"].read(whole)))
-    assert seen["gc_allocation_stalls"] is None
-    assert seen["direct_buffers_max"] is None
-    assert seen["gc_concurrent_mode_failures"] == 4  # as `jfr summary` counts them
+def test_event_missing_in_this_java_is_unavailable(tmp_path: Path) -> None:
+    read_context = lay_out(tmp_path, "11-cms")
+    values = readings(list(PROBES["gc"].read(read_context)))
+    assert values["gc_allocation_stalls"] is None
+    assert values["direct_buffers_max"] is None
+    assert values["gc_concurrent_mode_failures"] == 4  # as `jfr summary` counts them
 
 
-def test_a_cycle_that_the_end_of_the_jvm_cut_off_is_no_unknown_line() -> None:
+def test_aborted_cycle_is_not_an_unknown_line() -> None:
     aborted = (
         "[2026-11-22T16:19:52.258+0000][4.739s][info][gc          ] GC(5) Garbage Collection (Allocation Rate) Aborted"
     )
-    log = gclog.parse([*log_lines("17-zgc"), aborted])
-    assert log.unrecognised == []
+    log = gc_log.parse_gc_log([*log_lines("17-zgc"), aborted])
+    assert log.unknown_lines == []
 
 
 @pytest.mark.parametrize(
@@ -420,14 +419,14 @@ def test_a_cycle_that_the_end_of_the_jvm_cut_off_is_no_unknown_line() -> None:
         f"[2026-11-22T07:38:46.274+0000][1.0s][info][gc,heap] GC(1) Humongous regions: {'9' * 5000}->1",
     ],
 )
-def test_a_line_whose_numbers_cannot_be_is_one_that_nobody_knows(line: str) -> None:
+def test_line_with_impossible_numbers_is_unknown(line: str) -> None:
     everything = log_lines("17-g1")
-    log = gclog.parse([*everything, line])
-    assert log.pauses == gclog.parse(everything).pauses
-    assert log.unrecognised == [line]
-    assert all(len(complaint) < 1000 for complaint in log.complaints())
+    log = gc_log.parse_gc_log([*everything, line])
+    assert log.pauses == gc_log.parse_gc_log(everything).pauses
+    assert log.unknown_lines == [line]
+    assert all(len(complaint) < 1000 for complaint in log.problems())
 
 
 @pytest.mark.parametrize(("run", "region_bytes"), [("11-g1", 1 << 20), ("25-g1", 1 << 20), ("17-parallel", None)])
-def test_the_size_of_a_region_is_what_the_log_says(tmp_path: Path, run: str, region_bytes: int | None) -> None:
+def test_region_size_is_read_from_the_log(tmp_path: Path, run: str, region_bytes: int | None) -> None:
     assert readings(list(PROBES["gc"].read(lay_out(tmp_path, run))))["g1_region_bytes"] == region_bytes

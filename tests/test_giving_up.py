@@ -10,39 +10,47 @@ import numpy as np
 import pytest
 
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records, thresholds
-from ingest_bench.load.live.figures import EDGES_NS, Figures, Reader, Seen, figures_of, from_lines, to_line
-from ingest_bench.load.live.giving_up import Patience
-from ingest_bench.model.load import Abort, LoadOptions
+from ingest_bench.inputs import load_values, records
+from ingest_bench.load.figures import (
+    EDGES_NS,
+    AbortMonitor,
+    FiguresReader,
+    LoadFigures,
+    RequestFigures,
+    compute_figures,
+    figures_to_json,
+    merge_figures_json,
+)
+from ingest_bench.model.load import AbortCondition, LoadOptions
 from ingest_bench.model.samples import SAMPLE
 
 S = 10**9
 MS = 10**6
 
 
-def ended(ok: int = 0, failed: int = 0, response_ms: float = 10) -> Figures:
+def ended(ok: int = 0, failed: int = 0, response_ms: float = 10) -> RequestFigures:
     step = int(np.searchsorted(EDGES_NS, round(response_ms * MS)))
-    return Figures(outcomes=+Counter({"ok": ok, "http-error": failed}), steps=+Counter({step: ok + failed}))
+    return RequestFigures(outcomes=+Counter({"ok": ok, "http-error": failed}), steps=+Counter({step: ok + failed}))
 
 
-def given_up(text: str, seconds: list[Figures | None], oldest_s: float = 0) -> tuple[int, str] | None:
+def given_up(text: str, seconds: list[RequestFigures | None], oldest_s: float = 0) -> tuple[int, str] | None:
     """After how many seconds, and why; each with what ended in it."""
-    patience, total = Patience([thresholds.parse_abort(text)]), Figures()
-    assert patience.broken(0, Seen()) == ""
+    patience, total = AbortMonitor([load_values.parse_abort(text)]), RequestFigures()
+    assert patience.find_violation(0, LoadFigures()) == ""
     for second, new in enumerate(seconds, 1):
-        total += new or Figures()
-        why = patience.broken(second * S, Seen(bulks=total, oldest_ns=round(oldest_s * S)))
+        total += new or RequestFigures()
+        why = patience.find_violation(second * S, LoadFigures(bulks=total, oldest_ns=round(oldest_s * S)))
         if why:
             return second, why
     return None
 
 
-def test_a_condition_that_is_broken_for_its_time_ends_the_load_and_says_what_was_found() -> None:
-    found = given_up("errors > 5% for 3s", [ended(90, 10)] * 5)
-    assert found == (3, "aborted by errors > 5% for 3s: errors 10% in the last second")
+def test_a_violation_for_its_time_aborts_with_the_value() -> None:
+    violation = given_up("errors > 5% for 3s", [ended(90, 10)] * 5)
+    assert violation == (3, "aborted by errors > 5% for 3s: errors 10% in the last second")
 
 
-def test_one_good_second_begins_the_time_anew() -> None:
+def test_one_good_second_restarts_the_time() -> None:
     bad, good = ended(90, 10), ended(100)
     assert given_up("errors > 5% for 3s", [bad, bad, good, bad, bad, good] * 3) is None
     assert given_up("errors > 5% for 3s", [bad, bad, good, bad, bad, bad]) == (
@@ -55,22 +63,22 @@ def test_exactly_the_limit_is_not_above_it() -> None:
     assert given_up("errors > 50% for 2s", [ended(50, 50)] * 9) is None
 
 
-def test_a_second_without_an_end_says_nothing_and_one_failure_is_not_a_time() -> None:
+def test_a_second_without_finished_requests_is_ignored() -> None:
     # One request a minute: a single failure is 100% of its second.
     assert given_up("errors > 5% for 10s", [ended(0, 1), *[None] * 59, ended(1), *[None] * 59]) is None
-    found = given_up("errors > 5% for 10s", [ended(0, 1), *[None] * 59, ended(0, 1)])
-    assert found is not None
-    assert found[0] == 61
+    violation = given_up("errors > 5% for 10s", [ended(0, 1), *[None] * 59, ended(0, 1)])
+    assert violation is not None
+    assert violation[0] == 61
 
 
-def test_a_percentile_is_never_said_to_be_higher_than_it_is() -> None:
+def test_a_percentile_is_never_reported_too_high() -> None:
     assert given_up("p99 > 500ms for 2s", [ended(100, response_ms=500)] * 5) is None
     assert given_up("p99 > 500ms for 2s", [ended(98, response_ms=1) + ended(2, response_ms=700)] * 5) is not None
     assert given_up("p50 > 500ms for 2s", [ended(98, response_ms=1) + ended(2, response_ms=700)] * 5) is None
 
 
 @pytest.mark.parametrize(("name", "slow", "kept"), [("p50", 51, 50), ("p99", 2, 1), ("max", 1, 0)])
-def test_a_percentile_is_broken_by_the_first_request_beyond_its_share(name: str, slow: int, kept: int) -> None:
+def test_a_percentile_is_violated_by_the_first_request_beyond_it(name: str, slow: int, kept: int) -> None:
     def broken(count: int) -> bool:
         second = ended(100 - count, response_ms=1) + ended(count, response_ms=700)
         return given_up(f"{name} > 500ms for 2s", [second] * 3) is not None
@@ -79,7 +87,7 @@ def test_a_percentile_is_broken_by_the_first_request_beyond_its_share(name: str,
     assert not broken(kept)
 
 
-def test_a_server_that_answers_nothing_breaks_max_before_its_first_timeout() -> None:
+def test_a_waiting_request_violates_max_before_its_timeout() -> None:
     assert given_up("max > 5s for 2s", [None] * 9, oldest_s=4) is None
     assert given_up("max > 5s for 2s", [None] * 9, oldest_s=6) == (
         2,
@@ -87,76 +95,81 @@ def test_a_server_that_answers_nothing_breaks_max_before_its_first_timeout() -> 
     )
 
 
-def test_what_ended_before_the_measurement_counts_nothing() -> None:
-    patience = Patience([thresholds.parse_abort("errors > 5% for 1s")])
+def test_requests_before_the_measurement_do_not_count() -> None:
+    patience = AbortMonitor([load_values.parse_abort("errors > 5% for 1s")])
     warm_up = ended(0, 1000)
-    assert patience.broken(5 * S, Seen(bulks=warm_up)) == ""
-    assert [patience.broken(5 * S + n * S, Seen(bulks=warm_up + ended(100 * n))) for n in (1, 2, 3)] == [""] * 3
+    assert patience.find_violation(5 * S, LoadFigures(bulks=warm_up)) == ""
+    assert [patience.find_violation(5 * S + n * S, LoadFigures(bulks=warm_up + ended(100 * n))) for n in (1, 2, 3)] == [
+        ""
+    ] * 3
 
 
 def test_any_of_several_conditions_is_enough() -> None:
     texts = ("errors > 50% for 10s", "p99 > 1s for 2s")
-    patience = Patience([thresholds.parse_abort(text) for text in texts])
-    assert patience.broken(0, Seen()) == ""
-    slow = [Seen(bulks=ended(n * 10, response_ms=2000)) for n in range(1, 4)]
-    assert [bool(patience.broken((n + 1) * S, seen)) for n, seen in enumerate(slow)] == [False, True, True]
+    patience = AbortMonitor([load_values.parse_abort(text) for text in texts])
+    assert patience.find_violation(0, LoadFigures()) == ""
+    slow = [LoadFigures(bulks=ended(n * 10, response_ms=2000)) for n in range(1, 4)]
+    assert [bool(patience.find_violation((n + 1) * S, load)) for n, load in enumerate(slow)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("errors > 5%", "does not say for how long"),
+        ("errors > 5%", "has no duration"),
         ("errors < 5% for 10s", "is not a condition"),
         ("errors >= 5% for 10s", "is not a condition"),
-        ("errors > nan% for 10s", "is not a share"),
+        ("errors > nan% for 10s", "is not a fraction"),
         ("p99 > nan for 10s", "is not a time"),
-        ("p98 > 1s for 10s", "'p98' is not a number that can be limited: .*p99.9"),
-        ("service p99 > 1s for 10s", "is not a number that can be limited"),
-        ("errors > 100% for 10s", "nothing is above 100%"),
+        ("p98 > 1s for 10s", "'p98' is not a metric that can be limited: .*p99.9"),
+        ("service p99 > 1s for 10s", "is not a metric that can be limited"),
+        ("errors > 100% for 10s", "a share is at most 100%"),
         ("errors > 5% for ever", "is not a time"),
         ("errors > 5% for 10ms", "is not between 1s and 24h"),
         ("errors > 5% for 25h", "is not between 1s and 24h"),
-        ("", "does not say for how long"),
+        ("", "has no duration"),
         (" for 10s", "is not a condition"),
     ],
 )
-def test_a_condition_that_cannot_be_is_refused_in_one_sentence(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_an_impossible_condition_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         records.from_toml(LoadOptions, {"abort": [text]}, "load")
 
 
-def test_conditions_stand_in_a_load_as_text_and_come_back_as_they_were() -> None:
+def test_conditions_survive_text_and_json() -> None:
     made_of = records.from_toml(LoadOptions, {"abort": "errors > 5% for 10s, p99 > 2s for 1min"}, "load")
     assert made_of.abort == (
-        Abort(number="errors", above=0.05, for_ns=10 * S),
-        Abort(number="p99", above=2000, for_ns=60 * S),
+        AbortCondition(metric="errors", above=0.05, for_ns=10 * S),
+        AbortCondition(metric="p99", above=2000, for_ns=60 * S),
     )
-    assert [thresholds.abort_text(one) for one in made_of.abort] == ["errors > 5% for 10s", "p99 > 2s for 1min"]
+    assert [load_values.format_abort(condition) for condition in made_of.abort] == [
+        "errors > 5% for 10s",
+        "p99 > 2s for 1min",
+    ]
     assert records.from_json(LoadOptions, records.to_json(made_of)) == made_of
 
 
-def test_figures_are_read_as_they_are_written_and_come_over_the_wire_as_they_are(tmp_path: Path) -> None:
+def test_figures_are_read_incrementally_and_survive_json(tmp_path: Path) -> None:
     rows = made.samples([made.sample(n / 10, n / 10 + 0.1 * (n + 1)) for n in range(30)])
     rows["outcome"][3], rows["documents_acked"][3], rows["documents_failed"][3] = 3, 0, 100
     rows["outcome"][4], rows["documents_acked"][4] = 4, 0
     path = tmp_path / "samples-0.bin"
-    reader = Reader(7, path, tmp_path / "queries-7.bin", list, timeout_ns=60 * S)
-    assert reader.seen().bulks.requests == 0
+    reader = FiguresReader(7, path, tmp_path / "queries-7.bin", list, timeout_ns=60 * S)
+    assert reader.read().bulks.requests == 0
     data = rows.tobytes()
     # A record that is written in two parts counts once, when it is whole.
     cut = 10 * SAMPLE.itemsize + 13
     path.write_bytes(data[:cut])
-    assert reader.seen().bulks.requests == 10
+    assert reader.read().bulks.requests == 10
     path.write_bytes(data)
-    seen = reader.seen()
-    assert seen.bulks == figures_of(rows)
-    assert seen.bulks.outcomes == {"ok": 28, "http-error": 1, "connection-error": 1}
-    assert seen.bulks.documents == {"acknowledged": 2800, "failed": 100, "unknown": 100}
-    assert seen.bulks.bytes_sent == 30 * 50_000
-    assert seen.cpu_ns.keys() == {"7 user", "7 system"}
-    both = from_lines([to_line(seen), to_line(seen)])
-    assert both.bulks == seen.bulks + seen.bulks
-    assert both.bulks - seen.bulks == seen.bulks
+    load = reader.read()
+    assert load.bulks == compute_figures(rows)
+    assert load.bulks.outcomes == {"ok": 28, "http-error": 1, "connection-error": 1}
+    assert load.bulks.documents == {"acknowledged": 2800, "failed": 100, "unknown": 100}
+    assert load.bulks.bytes_sent == 30 * 50_000
+    assert load.cpu_ns.keys() == {"7 user", "7 system"}
+    both = merge_figures_json([figures_to_json(load), figures_to_json(load)])
+    assert both.bulks == load.bulks + load.bulks
+    assert both.bulks - load.bulks == load.bulks
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.0])
@@ -165,4 +178,4 @@ def test_a_live_percentile_is_at_most_four_percent_low(share: float) -> None:
     rows = np.zeros(10_000, dtype=SAMPLE)
     rows["done_ns"] = np.exp(draw.normal(17, 2, len(rows))).astype(np.int64)
     exact = float(np.quantile(rows["done_ns"], share, method="inverted_cdf"))
-    assert exact * 0.96 <= figures_of(rows).quantile_ns(share) <= exact
+    assert exact * 0.96 <= compute_figures(rows).quantile_ns(share) <= exact

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.protocols.held import HeldConnections, _Connection
+from ingest_bench.protocols.held import LibraryConnections, _Connection
 from ingest_bench.protocols.way import Traffic
 
 PIECE = bytes(100)
@@ -31,8 +31,8 @@ class Listening:
         accepted.settimeout(10)
         return made, accepted
 
-    def held(self) -> HeldConnections:
-        return HeldConnections([self.sock.getsockname()], self.traffic)
+    def held(self) -> LibraryConnections:
+        return LibraryConnections([self.sock.getsockname()], self.traffic)
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def rest(accepted: socket.socket) -> int:
         return sum(map(len, iter(lambda: accepted.recv(2**20), b"")))
 
 
-def stuffed(listening: Listening, held: HeldConnections) -> tuple[socket.socket, socket.socket, int, int]:
+def stuffed(listening: Listening, held: LibraryConnections) -> tuple[socket.socket, socket.socket, int, int]:
     """Both ends of a connection that takes no more, how much it took, and how much of it was given to the network."""
     made, accepted = listening.connection()
-    held.find()
+    held.discover()
     made.setblocking(False)
     written = made.send(bytes(2**24))
-    return made, accepted, written, held.sent_bytes()
+    return made, accepted, written, held.count_sent_bytes()
 
 
 def test_what_waits_in_this_machine_when_a_connection_closes_may_be_read_or_not(listening: Listening) -> None:
@@ -73,9 +73,9 @@ def test_what_goes_over_a_connection_after_its_library_closed_it_may_be_read_or_
     made, accepted, written, before = stuffed(listening, held)
     made.close()
     # It gives up its connection, and goes on with another: the first one ends for the server, too.
-    held.sent_bytes()
+    held.count_sent_bytes()
     assert rest(accepted) == written
-    held.sent_bytes()
+    held.count_sent_bytes()
     assert (traffic.bytes_written, traffic.bytes_unread) == (written, written - before)
     held.close()
     assert (traffic.bytes_written, traffic.bytes_unread) == (written, written - before)
@@ -84,14 +84,14 @@ def test_what_goes_over_a_connection_after_its_library_closed_it_may_be_read_or_
 def test_a_connection_that_its_library_closed_is_not_taken_for_an_open_one(listening: Listening) -> None:
     held = listening.held()
     first, first_there = listening.connection()
-    held.find()
+    held.discover()
     assert held.reaches_all
     first.close()
     assert not held.reaches_all
     second, second_there = listening.connection()
     second.sendall(PIECE)
     with first_there, second_there, second:
-        assert held.sent_bytes() == len(PIECE)
+        assert held.count_sent_bytes() == len(PIECE)
         assert held.local_port == second.getsockname()[1]
     held.close()
 
@@ -100,14 +100,14 @@ def test_a_connection_that_another_client_took_is_counted_once_and_to_its_end(li
     taker, owner = listening.held(), listening.held()
     made, accepted = listening.connection()
     others, others_there = listening.connection()
-    taker.find()
+    taker.discover()
     for sock in (made, others):
         sock.sendall(PIECE)
-    assert taker.sent_bytes() == 2 * len(PIECE)
+    assert taker.count_sent_bytes() == 2 * len(PIECE)
     made.close()
     taker.close()
     others.sendall(PIECE)
-    assert owner.sent_bytes() == len(PIECE)
+    assert owner.count_sent_bytes() == len(PIECE)
     others.sendall(PIECE)
     others.close()
     owner.close()
@@ -119,14 +119,14 @@ def test_connections_that_broke_take_no_descriptors(listening: Listening) -> Non
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         made, accepted = listening.connection()
-        held.find()
+        held.discover()
         port = made.getsockname()[1]
         made.sendall(PIECE)
         accepted.recv(len(PIECE))
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         accepted.close()
         made.close()
-        assert held.sent_bytes() == len(PIECE)
+        assert held.count_sent_bytes() == len(PIECE)
         assert held.local_port == port
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert listening.traffic.bytes_written == 5 * len(PIECE)
@@ -148,9 +148,9 @@ def test_a_descriptor_that_another_connection_has_now_is_not_taken_under_its_old
         return real(theirs)
 
     monkeypatch.setattr(os, "dup", dup)
-    held.find()
+    held.discover()
     newer.sendall(PIECE)
-    assert held.sent_bytes() == len(PIECE)
+    assert held.count_sent_bytes() == len(PIECE)
     newer.sendall(PIECE)
     made.close()
     newer.close()
@@ -164,7 +164,7 @@ def test_what_the_library_writes_while_the_kernel_is_asked_is_not_taken_for_sent
 ) -> None:
     held, real = listening.held(), _Connection._queued
     made, accepted = listening.connection()
-    held.find()
+    held.discover()
     made.setblocking(False)
     made.send(bytes(2**20))
 
@@ -176,7 +176,7 @@ def test_what_the_library_writes_while_the_kernel_is_asked_is_not_taken_for_sent
 
     with monkeypatch.context() as patch:
         patch.setattr(_Connection, "_queued", queued)
-        held.sent_bytes()
+        held.count_sent_bytes()
     (one,) = held._found.values()
     assert 0 < listening.traffic.bytes_written <= one.asked().given
     made.close()

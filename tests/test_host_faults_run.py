@@ -1,4 +1,4 @@
-"""One run with every fault of the host at once, on a JVM that writes to its disk; and Ctrl-C in the middle of it."""
+"""One run with every fault of the host at the same time, on a JVM that writes to its disk, and Ctrl-C during it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import commands
 import pytest
 from commands import CTRL_C, Place, nothing_left
+from fault_lab import wait_until
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.host import node_resources
@@ -38,7 +38,7 @@ path = "/"
 json = "stored"
 """
 EXPERIMENT = """
-description = "Every fault of the host at once"
+description = "Every fault of the host at the same time"
 probes = ["host"]
 [network]
 profile = "ethernet"
@@ -51,23 +51,22 @@ bulk_documents = 50
 warm_up = "1s"
 measure = "8s"
 """
-# Each with its key, how long it lasts, and what it is seen to have done. They begin 1 s after each other and last
-# together for 2 s; the log has its blocks before the disk is full, none of its syncs lasts as long as a fault, and the
-# last one goes on before its time. The heap is there from the start: the JVM has to give back pages of files alone.
+# Key, duration in seconds, and effect. They begin 1 s after each other and overlap for 2 s. The log has its blocks
+# before the disk is full, no sync lasts as long as a fault, and the last fault ends first. The heap is allocated from
+# the start, so only pages of files can be reclaimed.
 FAULTS = {
-    "cpu": ("cores = 0.2", 6, r"held back in (\d+) of \d+ periods of 100 ms"),
-    "memory": ('room = "8MiB"', 5, r"at its limit of \d+ MB ([\d,]+) times"),
+    "cpu": ("cores = 0.2", 6, r"throttled in (\d+) of \d+ periods of 100 ms"),
+    "memory": ('headroom = "8MiB"', 5, r"reached its limit of \d+ MB ([\d,]+) times"),
     "slow-disk": ('rate = "800mbit"', 4, r"wrote ([\d.]+) MB in [\d,]+ writes"),
-    "slow-fsync": ('delay = "20ms"', 3, r"([\d,]+) syncs waited, (?:1[5-9]|2\d)\.\d ms each on average"),
-    "full-disk": ("", 2, r"full by ([\d,]+) MB"),
+    "slow-fsync": ('delay = "20ms"', 3, r"([\d,]+) sync calls delayed, (?:1[5-9]|2\d)\.\d ms each on average"),
+    "full-disk": ("", 2, r"filled with ([\d,]+) MB"),
 }
-LIMIT_S = 60
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     try:
-        node_resources.require({"cpu", "memory", "disk", "throttle", "syncs"})
+        node_resources.require_resources({"cpu", "memory", "disk", "throttle", "syncs"})
     except MissingCapability as error:
         pytest.skip(f"needs root: {error}")
     commands.fill_cache()
@@ -76,70 +75,67 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         shutil.copy(SOURCE, place.folder)
         (place.folder / "server.toml").write_text(SERVER)
         faults = [
-            f'[[fault]]\nkind = "{kind}"\n{key}\nat = "{number}s"\nfor = "{lasts_s}s"\n'
-            for number, (kind, (key, lasts_s, _)) in enumerate(FAULTS.items(), 1)
+            f'[[fault]]\nkind = "{kind}"\n{key}\nat = "{number}s"\nfor = "{duration_s}s"\n'
+            for number, (kind, (key, duration_s, _)) in enumerate(FAULTS.items(), 1)
         ]
         (place.folder / "all.toml").write_text(EXPERIMENT + "".join(faults))
         yield place
 
 
-def left(place: Place, pid: int) -> list[str]:
-    """What is there of the run that the kernel does not take away by itself."""
-    found = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"ingest-bench-{pid}-*")]
-    found += [str(path) for path in (place.folder / "state").glob("*.jsonl")]
+def list_leftovers(place: Place, pid: int) -> list[str]:
+    """Return what the kernel does not remove by itself."""
+    leftovers = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"ingest-bench-{pid}-*")]
+    leftovers += [str(path) for path in (place.folder / "state").glob("*.jsonl")]
     mounts = Path("/proc/self/mountinfo").read_text()
-    found += [line for line in mounts.splitlines() if str(place.folder) in line]
+    leftovers += [line for line in mounts.splitlines() if str(place.folder) in line]
     loops = subprocess.run(("losetup", "-a"), capture_output=True, text=True, check=True).stdout
-    return found + [line for line in loops.splitlines() if str(place.folder) in line]
+    return leftovers + [line for line in loops.splitlines() if str(place.folder) in line]
 
 
-def rules() -> dict[str, str]:
-    """Every rule for a disk, and the file that is this disk; "": nobody's, although a rule goes before its disk."""
+def read_limits() -> dict[str, str]:
+    """Return every limit of a disk with the disk's file; "": the device is gone, but a limit goes before its device."""
     files = Path("/sys/fs/cgroup/blkio").glob("blkio.throttle.*_device")
     lines = [(path.name, line) for path in files for line in path.read_text().splitlines()]
-    return {f"{name} {line}": _file_of(line.split()[0]) for name, line in lines}
+    return {f"{name} {line}": _read_backing_file(line.split()[0]) for name, line in lines}
 
 
-def _file_of(device: str) -> str:
+def _read_backing_file(device: str) -> str:
     try:
         return Path(f"/sys/dev/block/{device}/loop/backing_file").read_text()
     except FileNotFoundError:
         return ""
 
 
-def of_nobody() -> set[str]:
-    return {rule for rule, file in rules().items() if not file}
+def list_orphans() -> set[str]:
+    return {limit for limit, file in read_limits().items() if not file}
 
 
 @pytest.mark.nightly
-def test_every_fault_of_the_host_is_seen_in_one_run_and_none_is_left(here: Place) -> None:
-    before = of_nobody()
+def test_every_fault_of_the_host_has_its_effect_and_leaves_nothing(here: Place) -> None:
+    orphans = list_orphans()
     with nothing_left(), here.command("run", "all.toml", "--out", "out") as command:
         pid = command.popen.pid
         assert command.end() == 0, command.text
     (record,) = (json.loads(path.read_text()) for path in here.results[0].glob("*/1/run.json"))
     assert record["state"] == "measured", record["reason"]
-    seen = {each["kind"]: each["seen"] for each in record["faults"]}
-    for kind, (_, _, words) in FAULTS.items():
-        matched = re.search(f"^node 1: {words}", seen[kind])
-        assert matched, json.dumps(seen, indent=1)
-        assert float(matched[1].replace(",", "")) > 0, seen
-    assert left(here, pid) == []
-    assert of_nobody() <= before
+    effects = {fault["kind"]: fault["effect"] for fault in record["faults"]}
+    for kind, (_, _, pattern) in FAULTS.items():
+        match = re.search(f"^node 1: {pattern}", effects[kind])
+        assert match, json.dumps(effects, indent=1)
+        assert float(match[1].replace(",", "")) > 0, effects
+    assert list_leftovers(here, pid) == []
+    assert list_orphans() <= orphans
 
 
 @pytest.mark.nightly
-def test_ctrl_c_in_the_middle_of_all_of_them_leaves_nothing(here: Place) -> None:
-    before = of_nobody()
+def test_ctrl_c_during_every_fault_leaves_nothing(here: Place) -> None:
+    orphans = list_orphans()
     with nothing_left(), here.command("run", "all.toml", "--out", "out", terminal=True) as command:
         command.until("load measure")
-        until = time.monotonic() + LIMIT_S
-        while not list(here.folder.rglob(".full-*")):
-            assert time.monotonic() < until, command.text
-            time.sleep(0.05)
-        assert len(left(here, command.popen.pid)) >= 5
-        assert len([file for file in rules().values() if str(here.folder) in file]) in (0, 2)
-        os.write(command.heard, CTRL_C)
+        wait_until(lambda: list(here.folder.rglob(".full-*")))
+        assert len(list_leftovers(here, command.popen.pid)) >= 5
+        assert len([file for file in read_limits().values() if str(here.folder) in file]) in (0, 2)
+        os.write(command.output_fd, CTRL_C)
         assert command.end() == 130, command.text
-    assert left(here, command.popen.pid) == []
-    assert of_nobody() <= before
+    assert list_leftovers(here, command.popen.pid) == []
+    assert list_orphans() <= orphans

@@ -1,4 +1,4 @@
-"""Settings of the machine: what is asked for, what cannot be had, what is changed and how it is put back."""
+"""Settings of the machine: their keys, recommendations, changes for a run, and how they are restored."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from generated import SPECIAL, VALUES, examples
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from ingest_bench import system
+from ingest_bench.cli.app import app
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
-from ingest_bench.experiment import key_paths, order, spec
-from ingest_bench.host import machine, settings
-from ingest_bench.host.settings import SETTINGS, Setting
+from ingest_bench.experiment import key_paths, spec
+from ingest_bench.host import settings
+from ingest_bench.host.settings import RECOMMENDATIONS, SETTINGS, MachineFacts, Setting
 from ingest_bench.inputs import records
 from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.ledger import sessions, steps
-from ingest_bench.load.supervisor import Progress
-from ingest_bench.model.host_settings import HostSettings
+from ingest_bench.model.experiment import HostSettings, Plan
 from ingest_bench.results import layout
 
 pytestmark = pytest.mark.machine
@@ -37,269 +39,241 @@ RATIO = DIRTY.with_name("dirty_ratio")
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change settings of the machine")
 
 
-class Silent:
-    """Nobody watches."""
-
-    def begin(self, number: int, name: str, left: int) -> None: ...
-
-    def stage(self, name: str) -> None: ...
-
-    def load(self, seen: Progress) -> None: ...
-
-    def end(self, said: str) -> None: ...
-
-
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
     return tmp_path
 
 
+def read(path: Path) -> str:
+    return steps.parse_setting(path.read_text(encoding="ascii").strip())
+
+
 @contextmanager
-def unchanged(*paths: Path) -> Iterator[None]:
-    """What these files said before the block they say after it; and if not, they are set to it."""
-    before = {path: steps.chosen(path.read_text(encoding="ascii").strip()) for path in paths}
+def check_restored(*paths: Path) -> Iterator[None]:
+    """Check that these files have their values again after the block; otherwise restore them."""
+    before = {path: read(path) for path in paths}
     try:
         yield
-        assert {path: steps.chosen(path.read_text(encoding="ascii").strip()) for path in paths} == before
+        assert {path: read(path) for path in paths} == before
     finally:
         for path, text in before.items():
-            if steps.chosen(path.read_text(encoding="ascii").strip()) != text and text != "0":
+            if text not in (read(path), "0"):
                 path.write_text(text, encoding="ascii")
 
 
-def says(path: Path) -> str:
-    return steps.chosen(path.read_text(encoding="ascii").strip())
+def choose_swappiness() -> int:
+    """Return a value near the present one: other programs must not notice the change."""
+    return int(read(SWAPPINESS)) + 1
 
 
-def another(path: Path) -> int:
-    """A value near to that of this machine: whoever else works on it must not notice."""
-    return int(says(path)) + 1
-
-
-def cells(folder: Path, text: str, *sets: str) -> list[HostSettings]:
+def load_plan(folder: Path, text: str, *assignments: str) -> Plan:
     (folder / "x.toml").write_text(EXPERIMENT + text)
-    return [cell.host for cell in spec.cells(spec.load(str(folder / "x.toml"), sets))]
+    return spec.build_plan(spec.load_experiment(str(folder / "x.toml"), assignments))
 
 
-def test_every_key_has_its_file_and_every_file_its_key() -> None:
-    assert set(records.keys(HostSettings)) == set(SETTINGS)
+def load_settings(folder: Path, text: str, *assignments: str) -> list[HostSettings]:
+    load_plan(folder, text, *assignments)
+    experiment = spec.load_experiment(str(folder / "x.toml"), assignments)
+    return [cell.host for cell in spec.build_cells(experiment)]
+
+
+def test_every_key_has_a_file_of_the_kernel() -> None:
+    assert set(records.fields_by_key(HostSettings)) == set(SETTINGS)
     assert all(str(setting.path).startswith(("/proc/sys/", "/sys/")) for setting in SETTINGS.values())
 
 
-def test_settings_are_factors_and_levels_and_part_of_the_plan(tmp_path: Path) -> None:
+def test_settings_may_be_factors_and_are_part_of_the_plan(tmp_path: Path) -> None:
     text = '[host]\nswappiness = 1\n[factors]\n"host.transparent_hugepages" = ["always", "madvise", "never"]\n'
-    found = cells(tmp_path, text, "host.dirty_bytes=64MiB", "host.tcp_mem=1000 2000 3000")
-    assert [one.transparent_hugepages for one in found] == ["always", "madvise", "never"]
-    assert {(one.swappiness, one.dirty_bytes_bytes, one.tcp_mem) for one in found} == {
-        (1, 64 << 20, (1000, 2000, 3000)),
+    cells = load_settings(tmp_path, text, "host.dirty_bytes=64MiB", "host.tcp_mem=1000 2000 3000")
+    assert [host.transparent_hugepages for host in cells] == ["always", "madvise", "never"]
+    assert {(host.swappiness, host.dirty_bytes_bytes, host.tcp_mem) for host in cells} == {
+        (1, 64 << 20, (1000, 2000, 3000))
     }
-    ordered = order.order(spec.load(str(tmp_path / "x.toml")))
-    again = records.from_json(type(ordered), records.to_json(ordered))
-    assert again == ordered
+    plan = load_plan(tmp_path, text)
+    assert records.from_json(type(plan), records.to_json(plan)) == plan
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("assignment", "message"),
     [
         ("host.swappiness=201", "is not between 0 and 200"),
         ("host.transparent_hugepages=sometimes", "'sometimes' is not one of always, madvise, never"),
         ("host.swappines=1", 'unknown key "host.swappines"; did you mean "swappiness"'),
         ("swappiness=1", 'did you mean "host.swappiness"'),
         ("host.dirty_bytes=100", "is not between 8KiB and"),
-        ("host.tcp_mem=3000 2000 1000", "out of order"),
+        ("host.tcp_mem=3000 2000 1000", "not in rising order"),
         ("host.tcp_mem=1000 2000", "has 2 values, not 3"),
         ("host.tcp_mem=1 2 3;reboot", "'3;reboot' is not a whole number"),
         ("host.somaxconn=1\n2", "is not a whole number"),
+        # The same cell twice.
+        ("host.dirty_bytes=1MiB,1024KiB", "are the same"),
     ],
 )
-def test_a_setting_that_is_none_is_refused_in_one_sentence(tmp_path: Path, given: str, message: str) -> None:
+def test_wrong_setting_is_refused(tmp_path: Path, assignment: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        cells(tmp_path, "", given)
-
-
-def test_two_cells_that_differ_in_a_setting_alone_are_two_and_the_same_one_twice_is_refused(tmp_path: Path) -> None:
-    assert len(cells(tmp_path, "", "host.swappiness=1,2")) == 2
-    with pytest.raises(SpecError, match="are the same"):
-        cells(tmp_path, "", "host.dirty_bytes=1MiB,1024KiB")
+        load_settings(tmp_path, "", assignment)
 
 
 @pytest.mark.parametrize("target", ['url = "http://127.0.0.1:9200"', "attach = 4711"])
-def test_the_machine_of_a_server_that_runs_already_is_as_it_is(tmp_path: Path, target: str) -> None:
+def test_host_of_a_running_server_is_not_changed(tmp_path: Path, target: str) -> None:
     (tmp_path / "x.toml").write_text(f"[target]\n{target}\n[host]\nswappiness = 1\n")
-    with pytest.raises(SpecError, match=r"host\.swappiness: the machine of target\.(url|attach) is as it is"):
-        spec.load(str(tmp_path / "x.toml"))
+    with pytest.raises(SpecError, match=r"host\.swappiness"):
+        spec.load_experiment(str(tmp_path / "x.toml"))
 
 
-def test_values_are_written_as_the_kernel_reads_them() -> None:
-    asked = HostSettings(
+def test_values_are_formatted_as_the_kernel_reads_them() -> None:
+    host = HostSettings(
         transparent_hugepages="never",
         dirty_bytes_bytes=64 << 20,
         tcp_mem=(1, 2, 3),
         tcp_slow_start_after_idle=False,
         swappiness=0,
     )
-    assert settings.wanted(asked) == {
+    assert settings.format_settings(host) == {
         "transparent_hugepages": "never",
         "swappiness": "0",
         "dirty_bytes": "67108864",
         "tcp_mem": "1 2 3",
         "tcp_slow_start_after_idle": "0",
     }
-    assert settings.wanted(HostSettings()) == {}
+    assert settings.format_settings(HostSettings()) == {}
 
 
-RIGHT = ["always", "defer+madvise", "1", "200", "64MiB", "1000 2000 3000", "on"]
+VALID = ["always", "defer+madvise", "1", "200", "64MiB", "1000 2000 3000", "on"]
 
 
 @pytest.mark.parametrize("key", SETTINGS)
-@given(value=st.one_of(VALUES, st.builds("".join, st.lists(st.sampled_from([*RIGHT, *SPECIAL]), max_size=3))))
+@given(value=st.one_of(VALUES, st.builds("".join, st.lists(st.sampled_from([*VALID, *SPECIAL]), max_size=3))))
 @examples(60)
-def test_only_numbers_and_known_words_are_written_whatever_a_user_writes(key: str, value: Any) -> None:
+def test_only_numbers_and_known_words_are_written(key: str, value: Any) -> None:
     with contextlib.suppress(SpecError):
-        for written in settings.wanted(records.from_toml(HostSettings, {key: value}, "x.toml")).values():
-            assert re.fullmatch(r"[0-9]+( [0-9]+ [0-9]+)?|always|madvise|never|defer|defer\+madvise", written, re.ASCII)
+        for text in settings.format_settings(records.from_toml(HostSettings, {key: value}, "x.toml")).values():
+            assert re.fullmatch(r"[0-9]+( [0-9]+ [0-9]+)?|always|madvise|never|defer|defer\+madvise", text, re.ASCII)
 
 
-def test_an_ordinary_user_is_told_before_anything_starts_and_can_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_require_root_to_run_but_not_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "is_root", lambda: False)
-    (tmp_path / "x.toml").write_text(EXPERIMENT + "[host]\nswappiness = 1\n")
-    ordered = order.order(spec.load(str(tmp_path / "x.toml")))
-    campaign.check(ordered)
-    with pytest.raises(MissingCapability, match=r"host\.swappiness = 1: only root may set it"):
-        campaign.preflight(ordered, RunOptions())
-    settings.require(HostSettings())
+    plan = load_plan(tmp_path, "[host]\nswappiness = 1\n")
+    campaign.check_plan(plan)
+    with pytest.raises(MissingCapability, match=r"host\.swappiness = 1: only root can set it"):
+        campaign.check_machine(plan, RunOptions())
+    settings.require_settings(HostSettings())
 
 
-def test_what_this_machine_cannot_set_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_says_why_a_setting_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = tmp_path / "enabled"
     choice.write_text("always [madvise] never\n", encoding="ascii")
-    assert settings.trouble_with(Setting(path=choice), "never") == ""
-    assert "knows only always, madvise, never" in settings.trouble_with(Setting(path=choice), "defer")
-    assert "there is no" in settings.trouble_with(Setting(path=tmp_path / "none"), "1")
-    monkeypatch.setattr(machine, "numa_nodes", lambda: 1)
-    assert settings.trouble_with(Setting(path=choice, needs_nodes=2)).startswith("it needs 2 NUMA nodes")
+    assert settings.find_problem(Setting(path=choice), "never") == ""
+    assert "accepts only always, madvise, never" in settings.find_problem(Setting(path=choice), "defer")
+    assert "there is no" in settings.find_problem(Setting(path=tmp_path / "none"), "1")
+    monkeypatch.setattr(settings, "count_numa_nodes", lambda: 1)
+    assert settings.find_problem(Setting(path=choice, min_numa_nodes=2)).startswith("it needs 2 NUMA nodes")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "read-only here" in settings.trouble_with(Setting(path=choice), "never")
+    assert "read-only here" in settings.find_problem(Setting(path=choice), "never")
 
 
-def test_what_cannot_be_set_back_to_zero_goes_back_to_what_counted_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("before", "undone_file", "undone_value"), [("0", "dirty_ratio", "20"), ("8192", "dirty_bytes", "8192")]
+)
+def test_setting_that_was_0_is_undone_by_its_alternative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, undone_file: str, undone_value: str
 ) -> None:
-    size, share = tmp_path / "dirty_bytes", tmp_path / "dirty_ratio"
-    share.write_text("20\n", encoding="ascii")
-    setting = Setting(path=size, instead=share)
+    size, ratio = tmp_path / "dirty_bytes", tmp_path / "dirty_ratio"
+    size.write_text(before, encoding="ascii")
+    ratio.write_text("20\n", encoding="ascii")
 
-    def plain_step(path: Path, value: str) -> steps.Step:
-        old = steps.Action(path=str(path), value=says(path))
-        return steps.Step(name=str(path), do=steps.Action(path=str(path), value=value), undo=(steps.Undo(action=old),))
+    def make_step(path: Path, value: str) -> steps.Step:
+        undo = steps.Undo(action=steps.Action(path=str(path), value=read(path)))
+        return steps.Step(name=str(path), action=steps.Action(path=str(path), value=value), undo=(undo,))
 
-    # The ledger takes files of the kernel alone.
-    monkeypatch.setattr(settings, "setting_step", plain_step)
-    for before, undone in (("0", f"echo 20 > {share}"), ("8192", f"echo 8192 > {size}")):
-        size.write_text(before, encoding="ascii")
-        step = settings.change(setting, "65536")
-        assert str(step.do) == f"echo 65536 > {size}"
-        assert [str(undo.action) for undo in step.undo] == [undone]
+    # The ledger accepts only files of the kernel.
+    monkeypatch.setattr(settings, "make_setting_step", make_step)
+    step = settings.make_step(Setting(path=size, alternative=ratio), "65536")
+    assert str(step.action) == f"echo 65536 > {size}"
+    assert [str(undo.action) for undo in step.undo] == [f"echo {undone_value} > {tmp_path / undone_file}"]
 
 
-def test_what_a_namespace_has_of_its_own_is_set_there_by_numbers_alone_and_read_back() -> None:
-    kept: dict[str, str] = {}
+def test_namespace_settings_are_written_in_the_namespace_and_read_back() -> None:
+    values: dict[str, str] = {}
 
     def run(argv: Sequence[str]) -> str:
         if argv[1] == "-n":
-            return kept[argv[2]].replace(" ", "\t") + "\n"
+            return values[argv[2]].replace(" ", "\t") + "\n"
         name, _, value = argv[3].partition("=")
-        kept[name] = value
+        values[name] = value
         return ""
 
-    asked = HostSettings(somaxconn=1024, tcp_slow_start_after_idle=False, swappiness=1)
-    assert settings.set_in_namespace(asked, run) == {"somaxconn": "1024", "tcp_slow_start_after_idle": "0"}
-    assert kept == {"net.core.somaxconn": "1024", "net.ipv4.tcp_slow_start_after_idle": "0"}
-    with pytest.raises(RunFailed, match=r"host\.somaxconn: 1024 was written, and the namespace has 5"):
-        settings.set_in_namespace(asked, lambda argv: "5\n" if argv[1] == "-n" else "")
+    host = HostSettings(somaxconn=1024, tcp_slow_start_after_idle=False, swappiness=1)
+    assert settings.apply_in_namespace(host, run) == {"somaxconn": "1024", "tcp_slow_start_after_idle": "0"}
+    assert values == {"net.core.somaxconn": "1024", "net.ipv4.tcp_slow_start_after_idle": "0"}
+    with pytest.raises(RunFailed, match=r"host\.somaxconn: 1024 was written, but the namespace has 5"):
+        settings.apply_in_namespace(host, lambda argv: "5\n" if argv[1] == "-n" else "")
 
 
-def test_keys_of_the_machine_need_its_name_before_them() -> None:
-    assert key_paths.path_of("host.somaxconn") == ("host", "somaxconn")
-
-
-@NEEDS_ROOT
-@pytest.mark.processes
-@pytest.mark.usefixtures("state")
-def test_a_setting_holds_inside_the_block_and_is_put_back_after_it() -> None:
-    value = another(SWAPPINESS)
-    with unchanged(SWAPPINESS):
-        with settings.applied(HostSettings(swappiness=value)) as found:
-            assert says(SWAPPINESS) == str(value) == found["swappiness"]
-            assert found["transparent_hugepages"] in ("always", "madvise", "never")
-            (applied,) = sessions.show()
-            assert (applied.what, applied.alive) == (f"host.swappiness = {value}", True)
-        assert sessions.show() == []
+def test_key_of_a_setting_is_resolved_below_host() -> None:
+    assert key_paths.resolve_key("host.somaxconn") == ("host", "somaxconn")
 
 
 @NEEDS_ROOT
 @pytest.mark.processes
 @pytest.mark.usefixtures("state")
-def test_a_word_of_the_kernel_holds_and_is_put_back_as_the_one_that_was_chosen() -> None:
-    path = SETTINGS["transparent_hugepages_defrag"].path
-    trouble = settings.trouble_with(SETTINGS["transparent_hugepages_defrag"])
-    if trouble:
-        pytest.skip(trouble)
-    word = "defer" if says(path) != "defer" else "madvise"
-    with unchanged(path):
-        asked = records.from_toml(HostSettings, {"transparent_hugepages_defrag": word}, "here")
-        with settings.applied(asked) as found:
-            assert says(path) == word == found["transparent_hugepages_defrag"]
-
-
-@NEEDS_ROOT
-@pytest.mark.processes
-def test_what_the_machine_has_already_is_held_and_not_written(state: Path) -> None:
-    value = int(says(SWAPPINESS))
-    with settings.applied(HostSettings(swappiness=value)):
-        (applied,) = sessions.show()
-        assert applied.steps == ()
-    assert state.exists()
+def test_settings_are_changed_in_the_block_and_restored_after_it() -> None:
+    value, defrag = choose_swappiness(), SETTINGS["transparent_hugepages_defrag"].path
+    word = "defer" if read(defrag) != "defer" else "madvise"
+    host = records.from_toml(HostSettings, {"swappiness": value, "transparent_hugepages_defrag": word}, "here")
+    with check_restored(SWAPPINESS, defrag):
+        with settings.apply_settings(host) as machine:
+            assert read(SWAPPINESS) == str(value) == machine["swappiness"]
+            assert read(defrag) == word == machine["transparent_hugepages_defrag"]
+            watched = {session.description: session.is_watched for session in sessions.list_sessions()}
+            assert watched[f"host.swappiness = {value}"]
+        assert sessions.list_sessions() == []
 
 
 @NEEDS_ROOT
 @pytest.mark.processes
 @pytest.mark.usefixtures("state")
-def test_dirty_bytes_are_put_back_to_the_share_that_counted_before() -> None:
-    assert says(DIRTY) == "0", "this machine has a number of bytes: this test needs the usual share"
-    with unchanged(DIRTY, RATIO), settings.applied(HostSettings(dirty_bytes_bytes=4 << 30)):
-        assert (says(DIRTY), says(RATIO)) == (str(4 << 30), "0")
+def test_setting_with_the_right_value_is_locked_but_not_written() -> None:
+    with settings.apply_settings(HostSettings(swappiness=int(read(SWAPPINESS)))):
+        (session,) = sessions.list_sessions()
+        assert session.steps == ()
 
 
 @NEEDS_ROOT
 @pytest.mark.processes
 @pytest.mark.usefixtures("state")
-def test_two_who_want_the_same_setting_are_told_who_has_it() -> None:
-    value = another(SWAPPINESS)
-    with unchanged(SWAPPINESS), settings.applied(HostSettings(swappiness=value)):
-        told = rf"in use by pid {os.getpid()}: host\.swappiness = {value}"
-        with pytest.raises(RunFailed, match=told), settings.applied(HostSettings(swappiness=value)):
+def test_dirty_bytes_are_restored_to_the_former_ratio() -> None:
+    assert read(DIRTY) == "0", "this test requires a machine that uses the ratio"
+    with check_restored(DIRTY, RATIO), settings.apply_settings(HostSettings(dirty_bytes_bytes=4 << 30)):
+        assert (read(DIRTY), read(RATIO)) == (str(4 << 30), "0")
+
+
+@NEEDS_ROOT
+@pytest.mark.processes
+@pytest.mark.usefixtures("state")
+def test_setting_has_one_owner_who_is_reported() -> None:
+    value = choose_swappiness()
+    with check_restored(SWAPPINESS), settings.apply_settings(HostSettings(swappiness=value)):
+        message = rf"in use by pid {os.getpid()}: host\.swappiness = {value}"
+        with pytest.raises(RunFailed, match=message), settings.apply_settings(HostSettings(swappiness=value)):
             pass
-        # Another setting is nobody's.
-        with settings.applied(HostSettings(dirty_background_bytes_bytes=1 << 30)):
-            assert says(SETTINGS["dirty_background_bytes"].path) == str(1 << 30)
+        with settings.apply_settings(HostSettings(dirty_background_bytes_bytes=1 << 30)):
+            assert read(SETTINGS["dirty_background_bytes"].path) == str(1 << 30)
 
 
 @NEEDS_ROOT
 @pytest.mark.processes
 @pytest.mark.usefixtures("state")
-def test_a_setting_that_somebody_else_changes_meanwhile_makes_the_run_invalid() -> None:
-    value = another(SWAPPINESS)
+def test_setting_that_another_program_changes_invalidates_the_run() -> None:
+    value = choose_swappiness()
 
-    def overtaken() -> None:
-        with settings.applied(HostSettings(swappiness=value)):
+    def change_meanwhile() -> None:
+        with settings.apply_settings(HostSettings(swappiness=value)):
             SWAPPINESS.write_text(str(value + 1), encoding="ascii")
 
-    with unchanged(SWAPPINESS), pytest.raises(InvalidRun, match=rf"somebody else set \S+ to {value + 1}"):
-        overtaken()
+    with check_restored(SWAPPINESS), pytest.raises(InvalidRun, match=rf"another program set \S+ to {value + 1}"):
+        change_meanwhile()
 
 
 @pytest.mark.nightly
@@ -307,16 +281,79 @@ def test_a_setting_that_somebody_else_changes_meanwhile_makes_the_run_invalid() 
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.usefixtures("state")
-def test_a_run_says_what_it_was_measured_under_and_leaves_the_machine_as_it_was(tmp_path: Path) -> None:
-    value, own = another(SWAPPINESS), says(SETTINGS["somaxconn"].path)
-    text = EXPERIMENT + 'users = 1\nbulk_documents = 100\nwarm_up = "0s"\nmeasure = "1s"\n'
-    (tmp_path / "x.toml").write_text(text + f'[host]\nswappiness = {value}\n[factors]\n"host.somaxconn" = [7, 9]\n')
-    ordered = order.order(spec.load(str(tmp_path / "x.toml")))
-    with unchanged(SWAPPINESS, SETTINGS["somaxconn"].path):
-        campaign.preflight(ordered, RunOptions())
-        results = layout.create(tmp_path / "results", ordered, {})
-        found = campaign.carry_out(results, RunOptions(), Silent())
-    assert [summary.state for summary in found] == ["measured", "measured"], [summary.reason for summary in found]
-    kept = [results.records()[f"somaxconn={number}/1"].host for number in (7, 9)]
-    assert [(one["swappiness"], one["somaxconn"]) for one in kept] == [(str(value), "7"), (str(value), "9")]
-    assert own not in ("7", "9")
+def test_run_records_its_settings_and_restores_the_machine(tmp_path: Path) -> None:
+    value, old = choose_swappiness(), read(SETTINGS["somaxconn"].path)
+    text = 'users = 1\nbulk_documents = 100\nwarm_up = "0s"\nmeasure = "1s"\n'
+    plan = load_plan(tmp_path, text + f'[host]\nswappiness = {value}\n[factors]\n"host.somaxconn" = [7, 9]\n')
+    with check_restored(SWAPPINESS, SETTINGS["somaxconn"].path):
+        campaign.check_machine(plan, RunOptions())
+        results = layout.create_results(tmp_path / "results", plan, {})
+        summaries = campaign.run_missing(results, RunOptions(), Mock())
+    assert [summary.state for summary in summaries] == ["measured"] * 2, [summary.reason for summary in summaries]
+    hosts = [results.read_records()[f"somaxconn={number}/1"].host for number in (7, 9)]
+    assert [(host["swappiness"], host["somaxconn"]) for host in hosts] == [(str(value), "7"), (str(value), "9")]
+    assert old not in ("7", "9")
+
+
+GOOD = MachineFacts(
+    transparent_hugepages="madvise",
+    swappiness=60,
+    max_map_count=262_144,
+    max_open_files=65_535,
+    cpu_governors=("performance",),
+)
+
+
+def list_harmful(**facts: Any) -> list[tuple[str, str]]:
+    fields = {name: getattr(GOOD, name) for name in MachineFacts.__slots__}
+    machine = MachineFacts(**(fields | facts))
+    return [(rule.name, rule.describe(machine)) for rule in RECOMMENDATIONS if rule.is_harmful(machine)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "harmful"),
+    [
+        ({"transparent_hugepages": "always"}, ("transparent huge pages", "always")),
+        ({"is_numad_running": True}, ("numad", "running")),
+        ({"swap_bytes": 2 << 30}, ("vm.swappiness", "60, with 2GiB of swap")),
+        ({"max_map_count": 262_143}, ("vm.max_map_count", "262143")),
+        ({"max_open_files": 65_534}, ("open files", "65534")),
+        ({"cpu_governors": ("performance", "powersave")}, ("CPU governor", "performance, powersave")),
+        ({}, None),
+        ({"transparent_hugepages": "never"}, None),
+        ({"swappiness": 1, "swap_bytes": 2 << 30}, None),
+        ({"max_open_files": None}, None),
+        # A virtual machine, or a kernel without any of these settings.
+        (
+            dict.fromkeys(("transparent_hugepages", "swappiness", "max_map_count", "max_open_files"))
+            | {"cpu_governors": ()},
+            None,
+        ),
+    ],
+)
+def test_recommendation_is_violated_by_its_own_setting_only(
+    facts: dict[str, Any], harmful: tuple[str, str] | None
+) -> None:
+    assert list_harmful(**facts) == ([] if harmful is None else [harmful])
+
+
+def test_facts_of_this_machine_can_be_read() -> None:
+    machine = settings.read_machine_facts()
+    assert machine.max_map_count is not None
+    assert machine.max_map_count > 0
+    assert machine.transparent_hugepages in (None, "always", "madvise", "never")
+    assert settings.count_numa_nodes() >= 1
+
+
+@pytest.mark.netns
+@pytest.mark.processes
+def test_doctor_shows_recommendations_with_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = MachineFacts(max_map_count=65_530, is_numad_running=True)
+    monkeypatch.setattr(settings, "read_machine_facts", lambda: machine)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    output = " ".join(result.output.split())
+    assert "harmful vm.max_map_count: 65530 recommended: 262144 or more" in output
+    assert '(Elasticsearch, "Maximum map count check"' in output
+    assert "harmful numad: running recommended: not running: it moves" in output
+    assert "fine CPU governor: not supported by this machine" in output

@@ -63,7 +63,7 @@ def here() -> Iterator[Place]:
 
 @pytest.mark.skipif(not system.is_root(), reason="only root's server runs as another user")
 @pytest.mark.parametrize("kind", ["links", "pipes"])
-def test_links_and_pipes_of_a_hostile_server_lead_root_nowhere(here: Place, kind: str) -> None:
+def test_root_does_not_follow_links_or_pipes_of_a_hostile_server(here: Place, kind: str) -> None:
     victim = here.folder / "root-only"
     (here.folder / "hostile.toml").write_text(TARGET.format(kind=kind, victim=victim))
     (here.folder / "hostile-run.toml").write_text(EXPERIMENT)

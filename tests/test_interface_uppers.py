@@ -11,7 +11,7 @@ from interface_lab import HAS_IPV6, Lab, lab
 
 pytestmark = pytest.mark.netns
 
-# What stands on the interface. A kernel may not have each kind: User-Mode Linux tries the ones that this one may lack.
+# Upper devices. A kernel may lack some kinds: User-Mode Linux tests those.
 KINDS = {
     "vlan": "ip link add link eth0 name up0 mtu 1480 type vlan id 5",
     "macvlan": "ip link add link eth0 name up0 mtu 1450 type macvlan",
@@ -22,80 +22,80 @@ KINDS = {
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Lab]:
-    with lab(tmp_path / "state") as made:
-        yield made
+def machine(tmp_path: Path) -> Iterator[Lab]:
+    with lab(tmp_path / "state") as opened:
+        yield opened
 
 
-def is_made(place: Lab, kind: str) -> bool:
-    """Whether this kernel makes such a device; then it is there, and has an IPv6 MTU of its own."""
+def create_upper_device(machine: Lab, kind: str) -> bool:
+    """Create the device with its own IPv6 MTU; return False if this kernel lacks the kind."""
     try:
-        place.run("sh", "-ec", KINDS[kind])
+        machine.run("sh", "-ec", KINDS[kind])
     except subprocess.CalledProcessError as error:
         if "Unknown device type" not in error.stderr:
             raise
         return False
-    place.run("ip", "link", "set", "up0", "up")
+    machine.run("ip", "link", "set", "up0", "up")
     if HAS_IPV6:
         ipv6 = "ip addr add fd00:50::1/64 dev up0 nodad; echo 1300 > /proc/sys/net/ipv6/conf/up0/mtu"
-        place.run("sh", "-ec", ipv6)
+        machine.run("sh", "-ec", ipv6)
     return True
 
 
-def mtus(place: Lab) -> dict[str, int]:
-    return {str(link["ifname"]): int(link["mtu"]) for link in json.loads(place.run("ip", "-j", "link", "show"))}
+def mtus(machine: Lab) -> dict[str, int]:
+    return {str(link["ifname"]): int(link["mtu"]) for link in json.loads(machine.run("ip", "-j", "link", "show"))}
 
 
-def test_what_stands_on_the_interface_gets_its_own_mtu_back(tmp_path: Path) -> None:
-    tried = []
+def test_mtu_of_upper_devices_is_restored(tmp_path: Path) -> None:
+    tested = []
     for kind in ("vlan-on-macvlan",) if inside_uml.INSIDE else KINDS:
-        with lab(tmp_path / kind) as place:
-            if is_made(place, kind):
-                tried.append(kind)
-                comes_back(place)
-    if not tried:
-        pytest.skip(f"this kernel makes none of {', '.join(KINDS)}")
+        with lab(tmp_path / kind) as machine:
+            if create_upper_device(machine, kind):
+                tested.append(kind)
+                check_restored(machine)
+    if not tested:
+        pytest.skip(f"this kernel has none of {', '.join(KINDS)}")
 
 
-def comes_back(place: Lab) -> None:
-    before = mtus(place)
+def check_restored(machine: Lab) -> None:
+    before = mtus(machine)
     ipv6 = "cat /proc/sys/net/ipv6/conf/up0/mtu" if HAS_IPV6 else "true"
-    ipv6_before = place.run("sh", "-c", ipv6)
-    with place.shaped("mtu"):
-        assert mtus(place)["eth0"] == 1400
-        assert max(mtu for name, mtu in mtus(place).items() if name.startswith("up")) == 1400
+    ipv6_before = machine.run("sh", "-c", ipv6)
+    with machine.shaped("mtu"):
+        assert mtus(machine)["eth0"] == 1400
+        assert max(mtu for name, mtu in mtus(machine).items() if name.startswith("up")) == 1400
         assert before["up0"] != 1400
-    place.wait_until_free()
-    assert place.leftovers() == []
-    assert mtus(place) == before
-    assert place.run("sh", "-c", ipv6) == ipv6_before
+    machine.wait_until_free()
+    assert machine.leftovers() == []
+    assert mtus(machine) == before
+    assert machine.run("sh", "-c", ipv6) == ipv6_before
 
 
 @pytest.mark.nightly
-def test_what_stands_on_the_interface_gets_its_mtu_back_when_tool_and_watchdog_were_killed(place: Lab) -> None:
-    if not is_made(place, "macvlan"):
-        pytest.skip("this kernel makes no macvlan")
+def test_mtu_of_upper_devices_is_restored_after_kills(machine: Lab) -> None:
+    if not create_upper_device(machine, "macvlan"):
+        pytest.skip("this kernel has no macvlan")
     for stage in (2, 4, 16, 18, 20):
-        place.killed_with_its_watchdog(stage, "mtu")
-        place.run("sh", "-ec", "ip link set up0 down; ip link set up0 name new0; ip link set new0 up")
-        status, _, errors = place.driven("restore")
+        machine.leave_behind(stage, "mtu")
+        machine.run("sh", "-ec", "ip link set up0 down; ip link set up0 name new0; ip link set new0 up")
+        status, _, errors = machine.run_driver("restore")
         assert status == 0, errors
-        place.run("sh", "-ec", "ip link set new0 down; ip link set new0 name up0; ip link set up0 up")
-        assert place.leftovers() == []
-        assert mtus(place)["up0"] == 1450
-        assert mtus(place)["eth0"] == 1500
+        machine.run("sh", "-ec", "ip link set new0 down; ip link set new0 name up0; ip link set up0 up")
+        assert machine.leftovers() == []
+        assert mtus(machine)["up0"] == 1450
+        assert mtus(machine)["eth0"] == 1500
 
 
-def test_a_device_on_the_interface_that_lies_in_another_namespace_is_told_before_anything_is_changed(
-    place: Lab,
+def test_upper_device_in_another_namespace_is_refused(
+    machine: Lab,
 ) -> None:
-    if not is_made(place, "macvlan"):
-        pytest.skip("this kernel makes no macvlan")
-    server_pid = place.server[2]
-    place.run("ip", "link", "set", "up0", "netns", server_pid)
-    status, _, errors = place.driven("tool", "-1", "-1", "mtu")
+    if not create_upper_device(machine, "macvlan"):
+        pytest.skip("this kernel has no macvlan")
+    server_pid = machine.server[2]
+    machine.run("ip", "link", "set", "up0", "netns", server_pid)
+    status, _, errors = machine.run_driver("tool", "-1", "-1", "mtu")
     assert status == 2
-    assert "up0 in another network namespace stands on it" in errors
-    assert mtus(place)["eth0"] == 1500
-    with place.shaped("route"):
+    assert "up0 in another network namespace is above it" in errors
+    assert mtus(machine)["eth0"] == 1500
+    with machine.shaped("route"):
         pass

@@ -8,7 +8,7 @@ import pytest
 
 from ingest_bench import system
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import order, spec
+from ingest_bench.experiment import spec
 from ingest_bench.jvm import options
 from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
@@ -51,6 +51,6 @@ def test_a_command_in_jvm_options_is_refused_before_anything_starts(
     (tmp_path / "server.toml").write_text(server + (option if where == "server file" else ""))
     target = 'file = "server.toml"\n' if where == "server file" else 'name = "sink"\n' + option
     (tmp_path / "experiment.toml").write_text(f'[network]\nprofile = "ethernet"\n[target]\n{target}')
-    plan = order.order(spec.load(str(tmp_path / "experiment.toml")))
+    plan = spec.build_plan(spec.load_experiment(str(tmp_path / "experiment.toml")))
     with pytest.raises(SpecError, match="-XX:OnError=touch /tmp/x"):
-        campaign.preflight(plan, RunOptions())
+        campaign.check_machine(plan, RunOptions())

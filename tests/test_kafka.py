@@ -25,15 +25,15 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
-from ingest_bench.model.load import LoadOptions, Wire
-from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.model.workload import BulkAction
+from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.network.act.sandbox import sandbox
-from ingest_bench.protocols import spoken
-from ingest_bench.protocols.kafka import Kafka, status
-from ingest_bench.protocols.verdict import Answer
-from ingest_bench.protocols.way import way_to
-from ingest_bench.targets.kafka import kafka_asker
+from ingest_bench.protocols import create_protocol
+from ingest_bench.protocols.kafka import Kafka, combine_errors
+from ingest_bench.protocols.verdict import Response
+from ingest_bench.protocols.way import resolve_upstream
+from ingest_bench.targets import rpc_child
+from ingest_bench.targets.base import NodeStart
 
 # A connection, and what is counted of it: open, and once either end has ended it.
 COUNTED = """
@@ -73,7 +73,7 @@ DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 
 
 def protocol(options: LoadOptions | None = None, **keys: Any) -> Kafka:
-    made = spoken(Wire(protocol="kafka", keys=keys), "tiny", options or LoadOptions())
+    made = create_protocol(ProtocolOptions(protocol="kafka", keys=keys), "tiny", options or LoadOptions())
     assert isinstance(made, Kafka)
     return made
 
@@ -105,9 +105,9 @@ def stored(broker: Endpoint, topic: str = "tiny") -> int:
 @pytest.mark.processes
 def test_a_request_is_done_once_each_record_is_and_its_bytes_are_the_kernels(broker: Endpoint) -> None:
     user, kept = started(broker, protocol=protocol(linger="1ms"))
-    body = protocol().body(DOCUMENTS, 1)
+    body = protocol().build_body(DOCUMENTS, 1)
     gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
-    sample, traffic = kept.only, user.way.traffic
+    sample, traffic = kept.only, user.upstream.traffic
     assert (outcome(sample), documents(sample), sample.attempts) == ("ok", (10, 10, 0), 1)
     assert 0 < sample.local_port in traffic.local_ports
     # Beside the records: what a batch has, and nothing near as much again.
@@ -115,7 +115,7 @@ def test_a_request_is_done_once_each_record_is_and_its_bytes_are_the_kernels(bro
     assert 0 < sample.sent_ns <= sample.first_byte_ns <= sample.done_ns
     before = traffic.bytes_written
     user.on_stop()
-    user.way.deadlines.close()
+    user.upstream.deadlines.close()
     assert traffic.bytes_written >= before >= sample.bytes_sent
     assert stored(broker) == 10
 
@@ -126,7 +126,7 @@ def test_a_request_is_done_once_each_record_is_and_its_bytes_are_the_kernels(bro
 def test_what_a_full_queue_of_the_sender_refuses_is_not_given_to_the_network(queue: str, end: str) -> None:
     size = 10 * 2**20
     with sandbox() as opened:
-        place = opened.add()
+        place = opened.add_namespace()
         place.run(("ip", "link", "set", "lo", "up"))
         place.run(("tc", "qdisc", "add", "dev", "lo", "root", *queue.split()))
         said = place.run((sys.executable, "-c", COUNTED, str(size), end))
@@ -142,7 +142,7 @@ def test_what_a_full_queue_of_the_sender_refuses_is_not_given_to_the_network(que
 def test_two_users_have_each_their_own_connection(broker: Endpoint) -> None:
     one, first = started(broker, protocol=protocol())
     other, second = started(broker, protocol=protocol())
-    body = protocol().body(DOCUMENTS, 1)
+    body = protocol().build_body(DOCUMENTS, 1)
     for user in (one, other):
         gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
         user.on_stop()
@@ -153,9 +153,9 @@ def test_two_users_have_each_their_own_connection(broker: Endpoint) -> None:
 @pytest.mark.processes
 def test_the_bytes_of_a_request_are_those_to_all_brokers() -> None:
     with mocked(3) as brokers:
-        way = way_to(*(Place(endpoint=one) for one in brokers))
-        users = [started(brokers[0], protocol=protocol(linger="1ms"), way=way) for _ in range(3)]
-        body = protocol().body(DOCUMENTS * 20, 1)
+        way = resolve_upstream(*(ServerAddress(endpoint=one) for one in brokers))
+        users = [started(brokers[0], protocol=protocol(linger="1ms"), upstream=way) for _ in range(3)]
+        body = protocol().build_body(DOCUMENTS * 20, 1)
         for _ in range(3):
             at_once = [gevent.spawn(user.send, PLANNED_NS, body) for user, _ in users]
             gevent.joinall(at_once, timeout=60, raise_error=True)
@@ -176,19 +176,19 @@ def test_records_that_may_be_stored_are_not_sent_again_though_their_connection_w
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
     user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(), retries=3)
 
-    def exchange(_topic: str, values: list[bytes], _timeout_ns: int) -> Answer:
+    def exchange(_topic: str, values: list[bytes], _timeout_ns: int) -> Response:
         request = users._Request(len(values))
         request.errors = dict.fromkeys(range(len(values)), "_TRANSPORT")
         return user.connection._answer(request, len(values))  # type: ignore[no-any-return]
 
     monkeypatch.setattr(user.connection, "exchange", exchange)
-    gevent.spawn(user.send, PLANNED_NS, protocol().body(DOCUMENTS, 1)).get(timeout=60)
+    gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
     user.on_stop()
-    user.way.deadlines.close()
+    user.upstream.deadlines.close()
     sample = kept.only
     assert (outcome(sample), documents(sample), sample.bytes_sent) == ("connection-error", (10, 0, 0), 0)
     assert sample.attempts == 1
-    assert "stored twice" in user.work.errors()[0]
+    assert "stored twice" in user.state.errors()[0]
 
 
 def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatc
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
     options = LoadOptions(timeout_ns=300_000_000)
     user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(options), timeout_ns=300_000_000)
-    gevent.spawn(user.send, PLANNED_NS, protocol().body(DOCUMENTS, 1)).get(timeout=60)
+    gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
     user.on_stop()
-    user.way.deadlines.close()
+    user.upstream.deadlines.close()
     sample = kept.only
     assert (outcome(sample), documents(sample), sample.attempts) == ("timeout", (10, 0, 0), 1)
     assert (sample.bytes_sent, sample.local_port, sample.status) == (0, 0, 0)
@@ -207,9 +207,9 @@ def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatc
 
 @pytest.mark.processes
 def test_a_request_to_several_brokers_is_of_none_of_them(broker: Endpoint) -> None:
-    nobody = Place(endpoint=Endpoint("127.0.0.1", free_port()))
-    user, kept = started(broker, protocol=protocol(), way=way_to(Place(endpoint=broker), nobody))
-    gevent.spawn(user.send, PLANNED_NS, protocol().body(DOCUMENTS, 1)).get(timeout=60)
+    nobody = ServerAddress(endpoint=Endpoint("127.0.0.1", free_port()))
+    user, kept = started(broker, protocol=protocol(), upstream=resolve_upstream(ServerAddress(endpoint=broker), nobody))
+    gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
     user.on_stop()
     assert (outcome(kept.only), kept.only.address) == ("ok", -1)
 
@@ -219,10 +219,10 @@ def test_a_whole_load_is_what_the_broker_has(broker: Endpoint, tmp_path: Path) -
     plan = plan_for(broker, tmp_path, users=2, bulk_documents=50)
     plan = type(plan)(
         address=plan.address,
-        wire=Wire(protocol="kafka", keys={"linger": "1ms"}),
+        wire=ProtocolOptions(protocol="kafka", keys={"linger": "1ms"}),
         workload=plan.workload,
         options=plan.options,
-        out=plan.out,
+        folder=plan.folder,
     )
     before = stored(broker, plan.workload.index) if plan.workload.index == "tiny" else 0
     report, samples, _ = loaded(plan)
@@ -245,17 +245,17 @@ def test_a_whole_load_is_what_the_broker_has(broker: Endpoint, tmp_path: Path) -
     ids=["all", "some-again", "some-refused", "all-refused", "some-in-doubt"],
 )
 def test_an_error_of_a_record_says_what_became_of_it(errors: dict[int, str], expected: tuple[Any, ...]) -> None:
-    body, said = protocol().body(DOCUMENTS, 1), json.dumps(errors).encode()
+    body, said = protocol().build_body(DOCUMENTS, 1), json.dumps(errors).encode()
     assert isinstance(body, Body)
-    answer = Answer(status(errors), said, 0, len(said))
+    answer = Response(combine_errors(errors), said, 0, len(said))
     verdict = protocol().judge(answer, body)
-    assert (answer.status, verdict.outcome, verdict.acked, verdict.failed, verdict.rejected) == expected
+    assert (answer.status, verdict.outcome, verdict.acked, verdict.failed, verdict.rejected_items) == expected
 
 
 def test_what_is_sent_again_is_what_was_rejected() -> None:
-    body = protocol().body(DOCUMENTS, 1)
-    again = body.only((3, 5))
-    edges = again.starts().tolist()
+    body = protocol().build_body(DOCUMENTS, 1)
+    again = body.select_items((3, 5))
+    edges = again.item_offsets().tolist()
     assert [bytes(again.data[edges[n] : edges[n + 1]]) for n in range(2)] == [DOCUMENTS[3], DOCUMENTS[5]]
 
 
@@ -281,16 +281,16 @@ def test_what_the_protocol_cannot_do_is_one_sentence(keys: dict[str, str], optio
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ("setting.log.dirs=/", "target.setting.log.dirs: ingest-bench says where nodes are"),
+        ("setting.log.dirs=/", "target.setting.log.dirs: set by ingest-bench"),
         ("setting.listeners=PLAINTEXT://0.0.0.0:1", "target.setting.listeners"),
         ("allocator=pooled", "target.allocator: kafka has no Netty"),
         ("version=3.9.1", 'target.version: kafka has no "3.9.1"'),
     ],
 )
 def test_what_a_broker_cannot_have_is_one_sentence(chosen: str, said: str) -> None:
-    (cell, *_) = spec.cells(spec.load("kafka", [chosen]))
+    (cell, *_) = spec.build_cells(spec.load_experiment("kafka", [chosen]))
     with pytest.raises(SpecError) as refused:
-        targets.of(cell.target).requirements(cell.target)
+        targets.resolve(cell.target).requirements(cell.target)
     assert said in str(refused.value)
 
 
@@ -299,15 +299,15 @@ def test_settings_of_producers_go_to_the_protocol_and_all_others_to_the_broker(
 ) -> None:
     monkeypatch.setattr(artifacts, "fetch", lambda artifact: Path("/jars", artifact.file_name))
     asked = TargetOptions(name="kafka", setting={"producer.acks": "1", "num.io.threads": "3", "x": "a\\b"})
-    target = targets.of(asked)
+    target = targets.resolve(asked)
     nodes = [Endpoint("10.0.0.1", 9092), Endpoint("10.0.0.2", 9092)]
     java = Java(home=Path("/java"), version=17, source="test")
-    plan = target.launch_plan(asked, java, tmp_path, 1, nodes, ())
+    plan = target.launch_plan(NodeStart(asked, java, tmp_path, 1, nodes))
     lines = (tmp_path / "server.properties").read_text().splitlines()
     assert {"num.io.threads=3", "x=a\\u005cb", "node.id=2", "default.replication.factor=2"} <= set(lines)
     assert "controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093" in lines
     assert not any(line.startswith("producer") for line in lines)
-    assert target.wire(asked, catalog.workload("pmc")).keys == {"acks": "1"}
+    assert target.wire(asked, catalog.load_workload("pmc")).keys == {"acks": "1"}
     assert plan.argv[-1] == str(tmp_path / "server.properties")
 
 
@@ -318,7 +318,9 @@ def test_a_folder_and_a_setting_in_any_letters_are_read_as_they_are_by_java(
     said = " ü=\\:#!日🚌 "
     asked = TargetOptions(name="kafka", setting={"x": said})
     home = tmp_path / "Größe"
-    targets.of(asked).launch_plan(asked, Java(home=Path("/j"), version=17, source=""), home, 0, [Endpoint("h", 1)], ())
+    targets.resolve(asked).launch_plan(
+        NodeStart(asked, Java(home=Path("/j"), version=17, source=""), home, 0, [Endpoint("h", 1)])
+    )
     lines = (home / "server.properties").read_bytes().splitlines()
     # Java reads Latin-1, skips blanks before a value, and makes a character of 16 bits of each escape.
     values = dict(line.decode("latin-1").split("=", 1) for line in lines)
@@ -335,7 +337,8 @@ def _java(escapes: re.Match[str]) -> str:
 def test_a_topic_whose_partitions_nobody_knows_has_no_number_of_records(error: KafkaError | None) -> None:
     known = SimpleNamespace(topics={"t": SimpleNamespace(error=error, partitions={})})
     admin = SimpleNamespace(list_topics=lambda *_, **__: known)
-    broker: Any = SimpleNamespace(admin=admin, config={"bootstrap.servers": "127.0.0.1:1"}, left_s=1.0)
-    found = kafka_asker.count(broker, {"topics": ["t"]})
+    broker = rpc_child.KafkaBroker("127.0.0.1", 1, limit_s=1.0)
+    broker.client = admin
+    found = broker.count({"topics": ["t"]})
     assert found.keys() == {"error"}
-    assert found["error"].startswith("topic t: its partitions are not known (")
+    assert found["error"].startswith("topic t: its partitions are unknown (")

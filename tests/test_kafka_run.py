@@ -1,4 +1,4 @@
-"""Kafka itself: what was acknowledged is what the offsets say, and what was sent is what its JVM read."""
+"""Kafka runs: acknowledged records equal the offsets, and sent bytes those that its JVM read."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ for = "1s"
 """
 
 
-def number(found: Summary, name: str) -> int:
-    value = found.values[name]
+def number(run: Summary, name: str) -> int:
+    value = run.values[name]
     assert isinstance(value, int), (name, value)
     return value
 
 
 @pytest.mark.nightly
-def test_records_and_bytes_are_the_same_at_both_ends(tmp_path: Path) -> None:
-    _, (found,) = carried_out(tmp_path, BROKER + 'measure = "2s"\n[network]\nprofile = "ethernet"\n')
-    assert found.state == "measured", found.reason
-    assert number(found, "documents_counted") == number(found, "documents_acked") > 1000
-    assert number(found, "bytes_read") == number(found, "bytes_sent")
-    # A request of Kafka begins with its length, which is read alone.
-    assert min(found.histograms["read_bytes"]) == 4
+def test_records_and_bytes_are_equal_at_both_ends(tmp_path: Path) -> None:
+    _, (run,) = carried_out(tmp_path, BROKER + 'measure = "2s"\n[network]\nprofile = "ethernet"\n')
+    assert run.state == "measured", run.reason
+    assert number(run, "documents_counted") == number(run, "documents_acked") > 1000
+    assert number(run, "bytes_read") == number(run, "bytes_sent")
+    # Kafka reads the length of a request separately.
+    assert min(run.histograms["read_bytes"]) == 4
 
 
 @pytest.mark.nightly
-def test_connections_that_broke_and_a_broker_that_stood_still_lose_no_acknowledged_record(tmp_path: Path) -> None:
-    results, (found,) = carried_out(tmp_path, BROKER + FAULTS)
-    assert found.state == "measured", found.reason
-    assert number(found, "documents_counted") >= number(found, "documents_acked") > 1000
-    report = results.run(results.plan.runs[0]).load_report()
+def test_broken_connections_lose_no_acknowledged_record(tmp_path: Path) -> None:
+    results, (run,) = carried_out(tmp_path, BROKER + FAULTS)
+    assert run.state == "measured", run.reason
+    assert number(run, "documents_counted") >= number(run, "documents_acked") > 1000
+    report = results.run_folder(results.plan.runs[0]).read_load_report()
     assert report is not None
     assert len(report.local_ports) >= 4, "each of the two connections was made again"

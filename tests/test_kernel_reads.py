@@ -15,13 +15,13 @@ import ordinary_user
 import pytest
 
 from ingest_bench import system
-from ingest_bench.jvm import listening
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.jvm import attach
+from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
 from ingest_bench.model.target import Endpoint
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.kernel import bpf, tap
-from ingest_bench.probes.kernel.kernel_reads import capability
+from ingest_bench.probes.kernel.kernel_reads import check_capability
 
 SECOND = 10**9
 FORMAT = """name: sock_recv_length
@@ -46,27 +46,27 @@ def context(raw: Path, ports: set[int], start_ns: int = 0, end_ns: int = 2**62) 
     return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), reader=tuple)
 
 
-def readings(measured: list[Measured]) -> dict[str, Any]:
+def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
     return {item.name: item.value for item in measured if isinstance(item, Reading)}
 
 
-def write(raw: Path, rows: list[tuple[int, int, int, int, int]], **said: Any) -> None:
+def write(raw: Path, rows: list[tuple[int, int, int, int, int]], **output: Any) -> None:
     """Records of (at_ns, pid, returned, requested, peer_port)."""
     table = np.zeros(len(rows), dtype=np.dtype(list(tap.RECORD)))
     for record, row in zip(table, rows, strict=True):
         record["at_ns"], record["pid"], record["returned"], record["requested"], record["peer_port"] = row
     table.tofile(raw / "kernel-reads.bin")
     (raw / "kernel-reads.json").write_text(
-        json.dumps({"lost": 0, "clocks": [[0, 1000], [10**5, 1000]], "pid": 7} | said)
+        json.dumps({"lost": 0, "clocks": [[0, 1000], [10**5, 1000]], "pid": 7} | output)
     )
 
 
-def test_a_tracepoints_fields_are_found_where_its_format_says() -> None:
+def test_offsets_are_read_from_a_tracepoint_format() -> None:
     assert bpf.parse_format(FORMAT) == {"common_type": 0, "sk": 8, "protocol": 18, "ret": 20, "flags": 24, "args": 32}
 
 
-def test_only_ports_that_the_process_itself_listens_on_are_watched() -> None:
-    assert list(listening.parse(TABLE, {"31415", "31416"})) == [Endpoint("127.0.0.1", 9200)]
+def test_only_listening_ports_of_the_process_are_traced() -> None:
+    assert list(attach.parse_sockets(TABLE, {"31415", "31416"})) == [Endpoint("127.0.0.1", 9200)]
 
 
 @pytest.mark.parametrize(
@@ -78,61 +78,61 @@ def test_only_ports_that_the_process_itself_listens_on_are_watched() -> None:
         ("B80D0120000000000000000001000000", "2001:db8::1"),
     ],
 )
-def test_an_address_of_ipv6_is_where_a_client_gets_there(words: str, host: str) -> None:
+def test_ipv6_endpoint_is_an_address_that_clients_can_reach(words: str, host: str) -> None:
     table = f"head\n 0: {words}:23F0 {'0' * 32}:0000 0A 0:0 0:0 0 0 0 7 1"
-    assert list(listening.parse(table, {"7"})) == [Endpoint(host, 9200)]
+    assert list(attach.parse_sockets(table, {"7"})) == [Endpoint(host, 9200)]
 
 
-def test_a_jump_goes_to_its_label() -> None:
+def test_jump_goes_to_its_label() -> None:
     program = bpf.Assembler()
-    program.jump_if_equal(bpf.R1, 5, "out")
-    program.put(bpf.R2, 1)
+    program.jump_if(bpf.R1, bpf.EQUAL, 5, "out")
+    program.compute(bpf.R2, bpf.SET, 1)
     program.label("out")
     program.leave()
     # jeq r1, 5, +1; r2 = 1; r0 = 0; exit
     assert program.code().hex() == "1501010005000000b702000001000000b7000000000000009500000000000000"
 
 
-def test_reads_of_the_load_within_the_measurement_are_counted_with_their_room(tmp_path: Path) -> None:
+def test_reads_within_the_measurement_are_counted_with_their_room(tmp_path: Path) -> None:
     mine = [(5000, 7, 100, 400, 40), (6000, 7, 300, 400, 40), (6500, 7, -11, 400, 40), (7000, 7, 0, 400, 40)]
     write(tmp_path, [*mine, (5500, 7, 9999, 9999, 41), (99_000, 7, 50, 64, 40), (5600, 7, 10, 0, 40)])
     measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40}, 6000, 50_000)))
-    seen = readings(measured)
-    assert seen["kernel_bytes_read"] == 100 + 300 + 50 + 10
-    assert seen["kernel_reads"] == 3
-    assert seen["read_requested_bytes_mean"] == 400
-    assert seen["read_waste_bytes_mean"] == 200
-    assert seen["read_fill_share"] == 0.5
+    values = readings(measured)
+    assert values["kernel_bytes_read"] == 100 + 300 + 50 + 10
+    assert values["kernel_reads"] == 3
+    assert values["read_requested_bytes_mean"] == 400
+    assert values["read_waste_bytes_mean"] == 200
+    assert values["read_fill_share"] == 0.5
     assert [item.counts for item in measured if isinstance(item, Histogram)] == [{10: 1, 100: 1, 300: 1}]
 
 
-def test_a_wall_clock_that_was_set_meanwhile_moves_only_the_reads_after_it(tmp_path: Path) -> None:
+def test_clock_step_moves_only_later_reads(tmp_path: Path) -> None:
     # Longer than 2^53 ns since 1970, as today. It was set 5 s ahead between the 10th and the 11th second.
     today, second = 1_800_000_000 * SECOND, SECOND
     clocks = [[0, today], [10 * second, today], [11 * second, today + 5 * second], [20 * second, today + 5 * second]]
     write(tmp_path, [(at * second + 7, 7, at, 400, 40) for at in (1, 9, 12, 19)], clocks=clocks)
-    seen = []
+    values = []
     for at in (1, 9, 12 + 5, 19 + 5):
         begin = today + at * second + 7
-        seen += list(PROBES["kernel-reads"].read(context(tmp_path, {40}, begin, begin + 1)))
-    assert [item.counts for item in seen if isinstance(item, Histogram)] == [{1: 1}, {9: 1}, {12: 1}, {19: 1}]
+        values += list(PROBES["kernel-reads"].read(context(tmp_path, {40}, begin, begin + 1)))
+    assert [item.counts for item in values if isinstance(item, Histogram)] == [{1: 1}, {9: 1}, {12: 1}, {19: 1}]
 
 
-def test_lost_reads_make_the_bytes_unavailable_and_are_said(tmp_path: Path) -> None:
+def test_lost_reads_are_noted_and_make_bytes_unavailable(tmp_path: Path) -> None:
     write(tmp_path, [(5000, 7, 100, 400, 40)], lost=3)
     measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
     assert readings(measured)["kernel_bytes_read"] is None
-    assert [item.text for item in measured if isinstance(item, Remark)] == [
-        "3 reads came faster than they were written down, and are lost"
+    assert [item.text for item in measured if isinstance(item, Note)] == [
+        "3 reads are lost: they came faster than they were written"
     ]
 
 
-def test_reads_of_another_process_with_the_same_ports_stay_out(tmp_path: Path) -> None:
+def test_reads_of_another_process_with_the_same_ports_are_excluded(tmp_path: Path) -> None:
     write(tmp_path, [(5000, 7, 100, 400, 40), (5001, 8, 900, 900, 40)])
     assert readings(list(PROBES["kernel-reads"].read(context(tmp_path, {40}))))["kernel_bytes_read"] == 100
 
 
-def test_a_recording_that_saw_other_reads_than_the_kernel_makes_the_run_invalid(tmp_path: Path) -> None:
+def test_recording_that_differs_from_the_kernel_invalidates_the_run(tmp_path: Path) -> None:
     write(tmp_path, [(5000, 7, 100, 400, 40)])
     (tmp_path / "recording.jfr").write_bytes(b"read already")
     reads = {"all": {"count": 1, "total": 90}}
@@ -140,16 +140,16 @@ def test_a_recording_that_saw_other_reads_than_the_kernel_makes_the_run_invalid(
     key = [recording.READER_VERSION, 0, 2**62, [40], ["recording.jfr"]]
     (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
     measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
-    assert [item.invalidates for item in measured if isinstance(item, Remark)] == [True]
+    assert [item.invalidates for item in measured if isinstance(item, Note)] == [True]
     reads["all"]["total"] = 100
     (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
-    assert not any(isinstance(item, Remark) for item in PROBES["kernel-reads"].read(context(tmp_path, {40})))
+    assert not any(isinstance(item, Note) for item in PROBES["kernel-reads"].read(context(tmp_path, {40})))
 
 
 @pytest.mark.measures
 @pytest.mark.bpf
 @pytest.mark.parametrize("room", [64, 1000])
-def test_reads_and_bytes_of_a_server_are_exactly_its_own_counts(room: int, tmp_path: Path) -> None:
+def test_reads_and_bytes_equal_the_counts_of_the_server(room: int, tmp_path: Path) -> None:
     needs_root()
     with socket.create_server(("127.0.0.1", 0)) as server, PROBES["kernel-reads"].watch(os.getpid(), tmp_path):
         sender = threading.Thread(target=send, args=(server.getsockname(), 30_000))
@@ -163,12 +163,12 @@ def test_reads_and_bytes_of_a_server_are_exactly_its_own_counts(room: int, tmp_p
                 sizes.append(len(got))
         sender.join()
     measured = list(PROBES["kernel-reads"].read(context(tmp_path, {peer[1]})))
-    seen = readings(measured)
-    assert [item for item in measured if isinstance(item, Remark)] == []
-    assert seen["kernel_bytes_read"] == sum(sizes) == 3_000_000
-    assert seen["kernel_reads"] == len(sizes)
-    assert seen["read_requested_bytes_mean"] == room
-    assert seen["read_waste_bytes_mean"] == pytest.approx(room - sum(sizes) / len(sizes))
+    values = readings(measured)
+    assert [item for item in measured if isinstance(item, Note)] == []
+    assert values["kernel_bytes_read"] == sum(sizes) == 3_000_000
+    assert values["kernel_reads"] == len(sizes)
+    assert values["read_requested_bytes_mean"] == room
+    assert values["read_waste_bytes_mean"] == pytest.approx(room - sum(sizes) / len(sizes))
     histogram = next(item for item in measured if isinstance(item, Histogram))
     assert histogram.counts == {size: sizes.count(size) for size in set(sizes)}
 
@@ -184,12 +184,12 @@ with socket.create_server(("127.0.0.1", 0)) as server:
         sender.sendall(b"x" * 1000)
         for _ in range(1000):
             connection.recv(1)
-    print(len(watching.take()) // 32, bpf.array_value(watching.lost, 0))
+    print(len(watching.drain()) // 32, bpf.read_array_value(watching.lost, 0))
 """
 
 
 @pytest.mark.bpf
-def test_reads_that_find_no_room_are_counted_as_lost() -> None:
+def test_reads_beyond_the_ring_are_counted_as_lost() -> None:
     needs_root()
     kept, lost = map(int, system.run([sys.executable, "-c", OVERFLOW]).split())
     assert lost > 0
@@ -197,17 +197,20 @@ def test_reads_that_find_no_room_are_counted_as_lost() -> None:
 
 
 @pytest.mark.bpf
-def test_the_capability_is_found_by_trying() -> None:
+def test_capability_is_checked_by_use() -> None:
     needs_root()
-    assert capability().present
+    assert check_capability().present
 
 
 @pytest.mark.processes
-def test_an_ordinary_user_is_told_what_is_missing() -> None:
-    program = "from ingest_bench.probes import capability; c = capability(); print(c.present, c.detail, c.remedy)"
-    said = system.run([*ordinary_user.before(), sys.executable, "-c", program])
-    assert said.startswith("False the kernel would not let us watch reads (")
-    assert "Run as root" in said
+def test_ordinary_user_gets_the_missing_capability() -> None:
+    program = (
+        "from ingest_bench.probes.kernel.kernel_reads import check_capability; c = check_capability();"
+        "print(c.present, c.detail, c.remedy)"
+    )
+    output = system.run([*ordinary_user.before(), sys.executable, "-c", program])
+    assert output.startswith("False the kernel refused to trace reads (")
+    assert "Run as root" in output
 
 
 def send(address: tuple[str, int], writes: int) -> None:

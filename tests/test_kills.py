@@ -1,13 +1,13 @@
 """Sessions of every kind that are killed at random moments, and their watchdogs: the machine is as before, to the byte.
 
-Of a hundred kills 42 hit a real interface, 22 settings of the machine, 14 a link of ours (`net exec`), 15 a process
+Of a hundred kills 42 hit a real interface, 22 settings of the machine, 14 a virtual link (`net exec`), 15 a process
 with every fault of the host on it, 3 whole runs with faults of each family, and 4 a link with a box: what costs seconds
 is killed more rarely. Each stage (set-up, at work, undo) is hit as often as the others, at a moment that is drawn from
-how long it took when nobody was killed. Every third session has a state folder that is full, or becomes so; every third
+its length without a kill. Every third session has a state folder that is full, or becomes so; every third
 one PATH=/usr/bin:/bin; every second one that needs no root is an ordinary user's. For five kills there is one of a
 watchdog: then its session puts back, or is killed too, and `net restore` does.
 
-Of the machine's settings only those are changed that nobody notices: tcp_mem and tcp_max_orphans, by 1.
+Only settings of the machine without visible effect are changed: tcp_mem and tcp_max_orphans, by 1.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ COLUMNS = ("kind", "kills", *STAGES, ENDED, "full state", "small PATH", "ordinar
 
 @dataclass
 class Tally:
-    """What was done, by kind, and what went wrong."""
+    """Kills by kind, and failures."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     took_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """How long each stage of a kind takes."""
+    """Length of each stage of a kind."""
 
     def note(self, name: str, hit: str, around: Surroundings) -> None:
         counts = self.counts.setdefault(name, Counter())
@@ -90,22 +90,22 @@ class Killing:
         if self.kind.name in self.tally.took_s:
             return
         with session(self.at, self.kind, self.dice, Surroundings()) as opened:
-            assert opened.reach(1), opened.said
+            assert opened.reach(1), opened.stderr
             if self.kind.work_s is None:
                 # Before its first fault begins.
-                opened.hear(opened.since[1] + 1)
+                opened.listen_until(opened.since[1] + 1)
             during = self.at.snapshot()
             opened.end()
         changed = [part for part in during if during[part] != self.before[part]]
         assert set(self.kind.seen_in) <= set(changed), changed
         # A run whose faults last for so short a time may be invalid.
-        assert opened.popen.returncode in {0, 3}, opened.said
-        assert len(opened.since) == len(STAGES) + 1, opened.said
-        assert self.at.differs(self.before) == ""
+        assert opened.popen.returncode in {0, 3}, opened.stderr
+        assert len(opened.since) == len(STAGES) + 1, opened.stderr
+        assert self.at.describe_changes(self.before) == ""
         self.tally.took_s[self.kind.name] = _took_s(opened)
 
     def go_on(self, kill: Callable[[int], bool], count: float) -> None:
-        """So many of them are killed. One that ends before its moment does not count, such as one without any room."""
+        """Kill *count* sessions. One that ends before its moment does not count."""
         done, wanted = 0, max(1, round(count))
         for number in range(4 * wanted + 10):
             done += kill(number)
@@ -114,7 +114,7 @@ class Killing:
         self.tally.failures.append(f"{self.kind.name}, seed {SEED}: only {done} of {wanted} were killed in their time")
 
     def kill(self, number: int) -> bool:
-        """Whether a session was killed in a stage, at a moment of it; it is gone without a trace."""
+        """Kill a session at a random moment of a stage; return False if it had ended before."""
         hit = ENDED
         around = self._drawn()
         with self._judged(self.kind.name, number, around):
@@ -126,13 +126,13 @@ class Killing:
             if not was_killed and opened.stage == len(STAGES) - 1:
                 # The machine is quicker or slower than it was.
                 self.tally.took_s[self.kind.name] = _took_s(opened)
-            assert was_killed or "Traceback" not in opened.said, opened.said
+            assert was_killed or "Traceback" not in opened.stderr, opened.stderr
             hit = STAGES[opened.stage] if was_killed else ENDED
             self.tally.note(self.kind.name, hit, around)
         return hit != ENDED
 
     def kill_watchdog(self, number: int) -> bool:
-        """Whether a watchdog was killed. Its session puts back; or it is killed too, and `net restore` does."""
+        """Kill a watchdog; its session restores, or is killed too and `net restore` does. False if it had ended."""
         hit = ENDED
         around, are_both = self._drawn(), self.dice.random() < 0.5
         name = f"watchdog of {self.kind.name}, {'then both' if are_both else 'alone'}"
@@ -141,10 +141,10 @@ class Killing:
                 self._let_it_run(opened, around)
                 hit = self._kill_a_watchdog(opened)
                 if are_both:
-                    opened.hear(time.monotonic() + self.dice.uniform(0, 0.2))
+                    opened.listen_until(time.monotonic() + self.dice.uniform(0, 0.2))
                     opened.popen.kill()
                 opened.end()
-            assert are_both or "Traceback" not in opened.said, opened.said
+            assert are_both or "Traceback" not in opened.stderr, opened.stderr
             if are_both:
                 self._restore(around)
             self.tally.note(name, hit, around)
@@ -152,7 +152,7 @@ class Killing:
 
     def _drawn(self) -> Surroundings:
         is_full, has_small_path, is_other = (self.dice.random() < share for share in (1 / 3, 1 / 3, 1 / 2))
-        user = commands.NOBODY if self.kind.any_user and IS_ROOT and is_other else None
+        user = commands.ORDINARY_UID if self.kind.any_user and IS_ROOT and is_other else None
         is_full = is_full and IS_ROOT and self.kind.has_watchdog
         room_pages = self.dice.randrange(4) if is_full else None
         # Full from the start, or hardly any room then; or full when all stands.
@@ -164,16 +164,16 @@ class Killing:
         wait_s = self.dice.uniform(0, self.tally.took_s[self.kind.name][stage])
         if around.room_pages is not None and around.full_later and stage:
             opened.reach(1)
-            self.at.fill(0)
+            self.at.fill_state(0)
         if opened.reach(stage):
-            opened.hear(opened.since[stage] + wait_s)
+            opened.listen_until(opened.since[stage] + wait_s)
 
     def _kill_a_watchdog(self, opened: Session) -> str:
         """In which stage that was; where there is none yet the next one is killed."""
         limit = time.monotonic() + LIMIT_S
         while not (dogs := opened.watchdogs()):
             assert time.monotonic() < limit
-            if not opened.hear(time.monotonic() + 0.01):
+            if not opened.listen_until(time.monotonic() + 0.01):
                 return ENDED
         stage = STAGES[opened.stage]
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -191,41 +191,41 @@ class Killing:
     def _judged(self, name: str, number: int, around: Surroundings) -> Iterator[None]:
         """All is as before after the block. What is not is told, and does not count against the next one."""
         if around.room_pages is not None and not around.full_later:
-            self.at.fill(around.room_pages)
+            self.at.fill_state(around.room_pages)
         try:
             yield
-            assert not (left := self.at.differs(self.before)), left
+            assert not (left := self.at.describe_changes(self.before)), left
         except AssertionError as error:
             self.tally.counts.setdefault(name, Counter())["failures"] += 1
             self.tally.failures.append(f"{name}, seed {SEED}, number {number}, {around}: {error}")
-            self.at.empty()
+            self.at.empty_state()
             self._restore(Surroundings())
             self.before = self.at.snapshot()
         finally:
-            self.at.empty()
+            self.at.empty_state()
 
 
 def _took_s(ended: Session) -> tuple[float, ...]:
-    """How long each stage of a session took that nobody killed."""
+    """Return the length of each stage of a session that was not killed."""
     took_s = [end - start for start, end in itertools.pairwise(ended.since)]
     return (took_s[0], ended.kind.work_s or took_s[1], took_s[2])
 
 
 @pytest.fixture(scope="module")
 def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("kills")) as made:
-        yield made
+    with machine(tmp_path_factory.mktemp("kills")) as value_made:
+        yield value_made
 
 
 @pytest.fixture(scope="module")
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    made = Tally()
+    value_made = Tally()
     try:
-        yield made
+        yield value_made
     finally:
         capture = request.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
-            sys.stdout.write(f"\n\nseed {SEED}\n{made.table()}\n")
+            sys.stdout.write(f"\n\nseed {SEED}\n{value_made.table()}\n")
             sys.stdout.flush()
 
 
@@ -235,25 +235,25 @@ def killing(at: Machine, kind: Kind, tally: Tally, what: str) -> Killing:
     if kind.any_user:
         # Every second one is an ordinary user's.
         ordinary_user.before()
-    made = Killing(at, kind, tally, random.Random(f"{SEED} {what} {kind.name}"))  # noqa: S311 - dice, not a secret
-    made.measure()
-    return made
+    value_made = Killing(at, kind, tally, random.Random(f"{SEED} {what} {kind.name}"))  # noqa: S311 - dice, not a secret
+    value_made.measure()
+    return value_made
 
 
-def each(kinds: Sequence[Kind]) -> list[ParameterSet]:
+def parametrized(kinds: Sequence[Kind]) -> list[ParameterSet]:
     return [pytest.param(kind, marks=MARKS.get(kind.name, ()), id=kind.name) for kind in kinds]
 
 
-@pytest.mark.parametrize("kind", each(KINDS))
-def test_a_session_that_is_killed_at_any_moment_leaves_nothing(at: Machine, kind: Kind, tally: Tally) -> None:
-    made = killing(at, kind, tally, "kills")
-    made.go_on(made.kill, KILLS * kind.share / 100)
+@pytest.mark.parametrize("kind", parametrized(KINDS))
+def test_session_killed_at_any_moment_leaves_nothing(at: Machine, kind: Kind, tally: Tally) -> None:
+    value_made = killing(at, kind, tally, "kills")
+    value_made.go_on(value_made.kill, KILLS * kind.share / 100)
     assert tally.failures == []
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", each(WATCHED))
-def test_a_watchdog_that_is_killed_at_any_moment_is_stood_in_for(at: Machine, kind: Kind, tally: Tally) -> None:
-    made = killing(at, kind, tally, "watchdogs")
-    made.go_on(made.kill_watchdog, KILLS / 5 * kind.share / sum(one.share for one in WATCHED))
+@pytest.mark.parametrize("kind", parametrized(WATCHED))
+def test_watchdog_killed_at_any_moment_is_replaced(at: Machine, kind: Kind, tally: Tally) -> None:
+    value_made = killing(at, kind, tally, "watchdogs")
+    value_made.go_on(value_made.kill_watchdog, KILLS / 5 * kind.share / sum(kind.share for kind in WATCHED))
     assert tally.failures == []

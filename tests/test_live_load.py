@@ -19,11 +19,10 @@ from running import free_port
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunAborted, RunFailed
-from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.inputs.thresholds import parse_abort
-from ingest_bench.load.live.exporter import Exporter, exported
+from ingest_bench.inputs.load_values import parse_abort, parse_arrivals
+from ingest_bench.load.exporter import Exporter, serve_metrics
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.supervisor import Progress, start
+from ingest_bench.load.supervisor import Progress, start_load
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint
 
@@ -38,15 +37,13 @@ def aborts(*texts: str) -> dict[str, Any]:
 
 def given_up(plan: LoadPlan) -> tuple[str, dict[str, Any]]:
     with pytest.raises(RunAborted) as raised:
-        start(plan).wait(lambda _: None)
-    report = json.loads((plan.out / "load.json").read_text())
+        start_load(plan).wait(lambda _: None)
+    report = json.loads((plan.folder / "load.json").read_text())
     return str(raised.value), report
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_load_whose_errors_stay_above_a_limit_ends_long_before_its_end_with_all_its_samples(
-    tmp_path: Path, processes: int
-) -> None:
+def test_a_load_with_too_many_errors_is_aborted_with_its_samples(tmp_path: Path, processes: int) -> None:
     def every_third_fails(body: bytes, number: int) -> bytes:
         return answer(b"{}", "500 Internal Server Error") if number % 3 == 0 else accept_all(body, number)
 
@@ -75,7 +72,7 @@ def test_a_load_whose_errors_stay_above_a_limit_ends_long_before_its_end_with_al
 
 
 @pytest.mark.nightly
-def test_errors_of_the_warm_up_do_not_end_a_load_that_is_well_when_it_is_measured(tmp_path: Path) -> None:
+def test_errors_of_the_warm_up_do_not_abort_a_load(tmp_path: Path) -> None:
     begun = time.monotonic()
 
     def fails_at_first(body: bytes, number: int) -> bytes | None:
@@ -92,12 +89,12 @@ def test_errors_of_the_warm_up_do_not_end_a_load_that_is_well_when_it_is_measure
             **aborts("errors > 1% for 1s"),
         )
         begun = time.monotonic()
-        report = start(plan).wait(lambda _: None)
+        report = start_load(plan).wait(lambda _: None)
     assert report.measure_end_ns - report.warm_up_end_ns == 3 * S
 
 
 @pytest.mark.nightly
-def test_a_server_that_stops_answering_is_given_up_before_its_requests_time_out(tmp_path: Path) -> None:
+def test_a_stalled_server_aborts_the_load_before_timeouts(tmp_path: Path) -> None:
     held = threading.Event()
 
     def hangs(body: bytes, number: int) -> bytes | None:
@@ -133,28 +130,28 @@ def scraped(port: int, host: str = "127.0.0.1") -> dict[tuple[str, frozenset[tup
     }
 
 
-def total(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+def total(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
     return sum(
         value
-        for (called, own), value in found.items()
+        for (called, own), value in metrics.items()
         if called == f"ingest_bench_{name}" and labels.items() <= set(own)
     )
 
 
 def shown(plan: LoadPlan, exporter: Exporter, port: int) -> list[float]:
     """A load that is scraped with each progress: the requests that each scrape saw."""
-    seen = []
+    scrapes = []
     exporter.begin_load()
 
     def look(progress: Progress) -> None:
-        exporter.show(progress)
-        seen.append(total(scraped(port), "requests_total"))
+        exporter.update(progress)
+        scrapes.append(total(scraped(port), "requests_total"))
 
-    start(plan, tells_figures=True).wait(look)
-    return seen
+    start_load(plan, reports_figures=True).wait(look)
+    return scrapes
 
 
-def test_what_is_scraped_grows_with_the_load_and_is_what_the_samples_say_at_its_end(tmp_path: Path) -> None:
+def test_metrics_grow_with_the_load_and_equal_the_samples(tmp_path: Path) -> None:
     port = free_port()
 
     def some_fail(body: bytes, number: int) -> bytes | None:
@@ -162,42 +159,42 @@ def test_what_is_scraped_grows_with_the_load_and_is_what_the_samples_say_at_its_
             return answer(b"{}", "429 Too Many Requests")
         return None if number % 11 == 0 else accept_all(body, number)
 
-    with bulk_server(some_fail) as server, exported(Endpoint("127.0.0.1", port)) as exporter:
+    with bulk_server(some_fail) as server, serve_metrics(Endpoint("127.0.0.1", port)) as exporter:
         assert scraped(port) == {}
-        exporter.begin(run="cell/1", cell="cell", workload="tiny")
+        exporter.begin_run(run="cell/1", cell="cell", workload="tiny")
         plan = plan_for(
             server.address, tmp_path, warm_up_ns=S // 2, measure_ns=2 * S, retries=0, processes=2, query_users=0
         )
-        seen = shown(plan, exporter, port)
-        found = scraped(port)
+        scrapes = shown(plan, exporter, port)
+        metrics = scraped(port)
     samples = samples_of(plan)
-    assert seen == sorted(seen)
-    assert 0 < seen[len(seen) // 2] < seen[-1] == len(samples)
+    assert scrapes == sorted(scrapes)
+    assert 0 < scrapes[len(scrapes) // 2] < scrapes[-1] == len(samples)
     for place, outcome in enumerate(OUTCOMES):
         expected = int((samples["outcome"] == place).sum())
-        assert total(found, "requests_total", outcome=outcome, run="cell/1", workload="tiny", kind="bulk") == expected
+        assert total(metrics, "requests_total", outcome=outcome, run="cell/1", workload="tiny", kind="bulk") == expected
     acked, failed = int(samples["documents_acked"].sum()), int(samples["documents_failed"].sum())
-    assert total(found, "documents_total", outcome="acknowledged") == acked
-    assert total(found, "documents_total", outcome="failed") == failed
-    assert total(found, "documents_total") == samples["documents"].sum()
-    assert total(found, "sent_bytes_total") == samples["bytes_sent"].sum() == server.bytes_read
-    response_ns = samples["done_ns"] - samples["planned_ns"]
-    for (name, labels), value in found.items():
+    assert total(metrics, "documents_total", outcome="acknowledged") == acked
+    assert total(metrics, "documents_total", outcome="failed") == failed
+    assert total(metrics, "documents_total") == samples["documents"].sum()
+    assert total(metrics, "sent_bytes_total") == samples["bytes_sent"].sum() == server.bytes_read
+    response_ns = samples["done_ns"] - samples["scheduled_ns"]
+    for (name, labels), value in metrics.items():
         if name == "ingest_bench_response_seconds_bucket":
             # Each bucket has exactly what is not above it.
             assert value == (response_ns <= float(dict(labels)["le"]) * 1e9).sum()
-    assert total(found, "response_seconds_count") == len(samples)
-    assert total(found, "response_seconds_sum") == pytest.approx(response_ns.sum() / 1e9)
-    assert total(found, "in_flight") == 0
-    assert {dict(labels)["worker"] for name, labels in found if "cpu_seconds_total" in name} == {"0", "1"}
-    assert 0 < total(found, "generator_cpu_seconds_total") < 60
-    assert total(found, "phase", phase="done") == 1
+    assert total(metrics, "response_seconds_count") == len(samples)
+    assert total(metrics, "response_seconds_sum") == pytest.approx(response_ns.sum() / 1e9)
+    assert total(metrics, "in_flight") == 0
+    assert {dict(labels)["worker"] for name, labels in metrics if "cpu_seconds_total" in name} == {"0", "1"}
+    assert 0 < total(metrics, "generator_cpu_seconds_total") < 60
+    assert total(metrics, "phase", phase="done") == 1
 
 
-def test_several_loads_of_a_run_are_counted_together_and_the_next_run_begins_at_nothing(tmp_path: Path) -> None:
+def test_metrics_sum_the_loads_of_a_run_and_restart_with_the_next(tmp_path: Path) -> None:
     port = free_port()
-    with bulk_server() as server, exported(Endpoint("127.0.0.1", port)) as exporter:
-        exporter.begin(run="one/1")
+    with bulk_server() as server, serve_metrics(Endpoint("127.0.0.1", port)) as exporter:
+        exporter.begin_run(run="one/1")
         counts = []
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
@@ -205,33 +202,33 @@ def test_several_loads_of_a_run_are_counted_together_and_the_next_run_begins_at_
             shown(plan, exporter, port)
             counts.append(len(samples_of(plan)))
         assert total(scraped(port), "requests_total", run="one/1") == sum(counts)
-        exporter.begin(run="two/1")
+        exporter.begin_run(run="two/1")
         assert total(scraped(port), "requests_total") == 0
         assert {dict(labels)["run"] for _, labels in scraped(port)} == {"two/1"}
 
 
-def test_two_cannot_have_one_port_and_the_second_says_so() -> None:
+def test_a_taken_port_is_an_error() -> None:
     port = free_port()
-    with exported(Endpoint("127.0.0.1", port)):
-        with pytest.raises(RunFailed, match=rf"127\.0\.0\.1:{port}: figures cannot be shown there \(Address already"):
-            ExitStack().enter_context(exported(Endpoint("127.0.0.1", port)))
+    with serve_metrics(Endpoint("127.0.0.1", port)):
+        with pytest.raises(RunFailed, match=rf"127\.0\.0\.1:{port}: metrics cannot be served there \(Address already"):
+            ExitStack().enter_context(serve_metrics(Endpoint("127.0.0.1", port)))
         scraped(port)
     # And it is free again at once.
-    with exported(Endpoint("127.0.0.1", port)):
+    with serve_metrics(Endpoint("127.0.0.1", port)):
         scraped(port)
 
 
 @contextmanager
 def silent(port: int, sent: bytes) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port)) as one:
-        one.sendall(sent)
-        yield one
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(sent)
+        yield connection
 
 
-def test_scrapers_that_ask_nothing_or_never_read_hold_up_nobody() -> None:
+def test_silent_scrapers_do_not_block_others() -> None:
     port = free_port()
-    with ExitStack() as stack, exported(Endpoint("127.0.0.1", port)) as exporter:
-        exporter.begin(run="one/1")
+    with ExitStack() as stack, serve_metrics(Endpoint("127.0.0.1", port)) as exporter:
+        exporter.begin_run(run="one/1")
         for sent in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\n\r\n" * 200, b"\x00" * 4096):
             for _ in range(5):
                 stack.enter_context(silent(port, sent))
@@ -243,12 +240,12 @@ def test_scrapers_that_ask_nothing_or_never_read_hold_up_nobody() -> None:
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-def test_figures_are_shown_on_an_ipv6_address_too() -> None:
+def test_metrics_are_served_on_ipv6() -> None:
     port = free_port()
     try:
         socket.create_server(("::1", port), family=socket.AF_INET6).close()
     except OSError as error:
         pytest.skip(f"no IPv6 loopback: {error.strerror}")
-    with exported(Endpoint("::1", port)) as exporter:
-        exporter.begin(run="one/1")
+    with serve_metrics(Endpoint("::1", port)) as exporter:
+        exporter.begin_run(run="one/1")
         assert total(scraped(port, "::1"), "in_flight") == 0

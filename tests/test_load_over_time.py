@@ -16,12 +16,12 @@ from bulk_server import accept_all, answer, bulk_server
 from test_load_process import WORKLOAD, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import together
+from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.supervisor import Progress, start
-from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
+from ingest_bench.load.supervisor import Progress, start_load
+from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, TrackFile
+from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint
-from ingest_bench.model.track import Step, TrackFile
 
 pytestmark = pytest.mark.processes
 
@@ -35,10 +35,10 @@ def plan_for(address: Endpoint, folder: Path, *, step: Step | None = None, **opt
         chosen["documents"] = str(documents(folder))
     return LoadPlan(
         address=address,
-        wire=Wire(keys={"path": "/tiny/_bulk"}),
+        wire=ProtocolOptions(keys={"path": "/tiny/_bulk"}),
         workload=WORKLOAD,
         options=LoadOptions(**chosen),
-        out=folder,
+        folder=folder,
         step=step,
     )
 
@@ -54,28 +54,28 @@ def test_users_start_one_after_another_over_the_ramp(tmp_path: Path, processes: 
     options: dict[str, Any] = {"users": 4, "ramp_up_ns": 1200 * MS, "warm_up_ns": 1200 * MS, "measure_ns": 500 * MS}
     with bulk_server() as server:
         plan = plan_for(server.address, tmp_path, processes=processes, **options)
-        report = start(plan).wait(lambda _: None)
+        report = start_load(plan).wait(lambda _: None)
     samples = samples_of(plan)
     for user in range(4):
-        first_ns = samples["planned_ns"][samples["user"] == user].min() - report.started_monotonic_ns
+        first_ns = samples["scheduled_ns"][samples["user"] == user].min() - report.started_monotonic_ns
         assert 300 * MS * user <= first_ns < 300 * MS * user + 250 * MS
     assert report.warm_up_end_ns - report.started_monotonic_ns == 1200 * MS
 
 
-def test_a_user_thinks_after_each_answer_and_no_response_time_has_it(tmp_path: Path) -> None:
+def test_think_time_is_not_part_of_the_response_time(tmp_path: Path) -> None:
     with bulk_server() as server:
         plan = plan_for(server.address, tmp_path, users=1, think_time_ns=100 * MS)
-        start(plan).wait(lambda _: None)
+        start_load(plan).wait(lambda _: None)
     samples = samples_of(plan)
     assert 5 <= len(samples) <= 10
-    assert np.median(samples["done_ns"] - samples["planned_ns"]) < 50 * MS
-    assert (samples["planned_ns"][1:] - samples["done_ns"][:-1]).min() >= 100 * MS
+    assert np.median(samples["done_ns"] - samples["scheduled_ns"]) < 50 * MS
+    assert (samples["scheduled_ns"][1:] - samples["done_ns"][:-1]).min() >= 100 * MS
 
 
-def test_who_thinks_longer_than_the_load_lasts_does_not_keep_it_from_its_end(tmp_path: Path) -> None:
+def test_a_long_think_time_does_not_delay_the_end(tmp_path: Path) -> None:
     with bulk_server() as server:
-        load = start(plan_for(server.address, tmp_path, users=2, think_time_ns=3600 * 10**9))
-        load.get_ready()
+        load = start_load(plan_for(server.address, tmp_path, users=2, think_time_ns=3600 * 10**9))
+        load.wait_until_ready()
         began = time.monotonic()
         report = load.wait(lambda _: None)
     assert time.monotonic() - began < 10
@@ -91,7 +91,7 @@ def step_of(path: Path, share: int | None, name: str = "bulk", clients: int = 4)
 @pytest.mark.nightly
 @pytest.mark.parametrize("share", [1900, 77, None])
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_a_share_of_a_corpus_is_the_same_documents_however_many_processes_send_it(
+def test_a_share_of_a_corpus_does_not_depend_on_the_processes(
     tmp_path: Path, processes: int, share: int | None
 ) -> None:
     got: Counter[int] = Counter()
@@ -105,31 +105,33 @@ def test_a_share_of_a_corpus_is_the_same_documents_however_many_processes_send_i
     path = documents(tmp_path, 2000)
     with bulk_server(reply) as server:
         step = step_of(path, share)
-        start(plan_for(server.address, tmp_path / "out", step=step, users=4, processes=processes)).wait(lambda _: None)
+        start_load(plan_for(server.address, tmp_path / "out", step=step, users=4, processes=processes)).wait(
+            lambda _: None
+        )
     assert got == Counter(range(share or 2000))
 
 
 def test_where_a_share_ends_is_looked_up_once_for_all_processes(tmp_path: Path) -> None:
     path = documents(tmp_path, 2000)
     plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path / "out", step=step_of(path, 1000))
-    told = dataclasses.replace(plan, workers=4).unpacked()
-    assert told.step is not None
-    assert told.step.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
+    progress = dataclasses.replace(plan, workers=4).with_decompressed_files()
+    assert progress.step is not None
+    assert progress.step.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
     path.write_text("not read to its end")
-    assert told.unpacked() == told
+    assert progress.with_decompressed_files() == progress
 
 
 def waited(plans: list[LoadPlan], ends_all: list[bool]) -> tuple[list[WorkerReport], list[Progress]]:
     heard: list[Progress] = []
-    loads = [start(plan, tells_figures=True) for plan in plans]
+    loads = [start_load(plan, reports_figures=True) for plan in plans]
     try:
-        return together.wait(loads, ends_all, heard.append), heard
+        return supervisor.wait_for_all(loads, ends_all, heard.append), heard
     finally:
         for load in loads:
             load.stop()
 
 
-def test_loads_at_the_same_time_have_samples_of_their_own_and_are_told_together(tmp_path: Path) -> None:
+def test_simultaneous_loads_have_separate_samples(tmp_path: Path) -> None:
     with bulk_server() as server:
         plans = [plan_for(server.address, tmp_path / name, users=users) for name, users in (("a", 1), ("b", 3))]
         reports, heard = waited(plans, [False, False])
@@ -137,9 +139,9 @@ def test_loads_at_the_same_time_have_samples_of_their_own_and_are_told_together(
     assert (set(a["user"]), set(b["user"])) == ({0}, {0, 1, 2})
     assert max(a["sent_ns"].min(), b["sent_ns"].min()) < min(a["done_ns"].max(), b["done_ns"].max())
     assert int(a["documents_acked"].sum() + b["documents_acked"].sum()) == server.documents
-    assert [report.bytes_written for report in reports] == [int(one["bytes_sent"].sum()) for one in (a, b)]
-    assert max(told.documents for told in heard) <= server.documents
-    last = heard[-1].seen
+    assert [report.bytes_written for report in reports] == [int(load["bytes_sent"].sum()) for load in (a, b)]
+    assert max(progress.documents for progress in heard) <= server.documents
+    last = heard[-1].figures
     assert last is not None
     assert last.bulks.documents == {"acknowledged": server.documents}
     assert last.cpu_ns.total() >= sum(report.cpu_ns for report in reports)
@@ -157,7 +159,7 @@ def test_the_load_that_ends_all_ends_the_others_in_order(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-def test_a_load_that_fails_ends_the_others_and_is_the_one_that_is_named(tmp_path: Path) -> None:
+def test_a_failed_load_ends_the_others_and_is_named(tmp_path: Path) -> None:
     with bulk_server() as server, bulk_server(lambda *_: answer(b"{}", "400 Bad Request")) as refusing:
         good = plan_for(server.address, tmp_path / "good", measure_ns=3600 * 10**9)
         bad = plan_for(refusing.address, tmp_path / "bad", measure_ns=3600 * 10**9)

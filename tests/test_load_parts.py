@@ -11,23 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest_bench.load.health import Lateness
-from ingest_bench.load.recorder import Recorder, record
+from ingest_bench.load.recorder import DurationHistogram, Recorder, pack_sample
 from ingest_bench.model.samples import SAMPLE, Sample
 
 
-def test_samples_come_back_as_they_went_in(tmp_path: Path) -> None:
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows = [(*(10**18 + n + more for more in range(5)), n, n, n, n, 0, 1, 200, n % 8, n, 1, 40000) for n in range(3000)]
     with Recorder(tmp_path / "samples-0.bin") as recorder:
         for row in rows:
-            recorder.add(record(*row))
+            recorder.add(pack_sample(*row))
     samples = np.fromfile(tmp_path / "samples-0.bin", dtype=SAMPLE)
     assert samples.tolist() == rows
 
 
 def test_samples_that_were_flushed_are_on_disk_before_the_end(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "samples-0.bin")
-    recorder.add(record(*range(len(Sample._fields))))
+    recorder.add(pack_sample(*range(len(Sample._fields))))
     recorder.flush()
     assert (tmp_path / "samples-0.bin").stat().st_size == SAMPLE.itemsize
     recorder.close()
@@ -44,24 +43,24 @@ def full_after(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_a_full_disk_does_not_take_is_neither_lost_nor_torn(tmp_path: Path) -> None:
+def test_samples_survive_a_full_disk(tmp_path: Path) -> None:
     file, rows = tmp_path / "samples-0.bin", [(*range(n, n + len(Sample._fields)),) for n in range(60)]
     recorder = Recorder(file)
     for row in rows[:20]:
-        recorder.add(record(*row))
+        recorder.add(pack_sample(*row))
     for _ in range(2):
         with full_after(10 * SAMPLE.itemsize + 7), pytest.raises(OSError, match="File too large"):
             recorder.flush()
         assert file.stat().st_size == 10 * SAMPLE.itemsize
     for row in rows[20:]:
-        recorder.add(record(*row))
+        recorder.add(pack_sample(*row))
     recorder.close()
     assert np.fromfile(file, dtype=SAMPLE).tolist() == rows
 
 
-def test_a_file_whose_last_samples_are_not_taken_is_closed_all_the_same(tmp_path: Path) -> None:
+def test_the_file_is_closed_if_the_last_flush_fails(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "samples-0.bin")
-    recorder.add(record(*range(len(Sample._fields))))
+    recorder.add(pack_sample(*range(len(Sample._fields))))
     with full_after(0), pytest.raises(OSError, match="File too large"):
         recorder.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -69,8 +68,8 @@ def test_a_file_whose_last_samples_are_not_taken_is_closed_all_the_same(tmp_path
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.0])
-def test_a_quantile_of_lateness_is_at_most_a_thirtieth_too_high(share: float) -> None:
-    lateness = Lateness()
+def test_a_quantile_is_at_most_3_percent_too_high(share: float) -> None:
+    lateness = DurationHistogram()
     values = [n * n * 37 for n in range(5000)]
     for value in values:
         lateness.add(value)
@@ -78,8 +77,8 @@ def test_a_quantile_of_lateness_is_at_most_a_thirtieth_too_high(share: float) ->
     assert true <= lateness.quantile_ns(share) <= true * 31 / 30
 
 
-def test_lateness_without_values_is_zero_and_negative_is_zero() -> None:
-    lateness = Lateness()
+def test_an_empty_histogram_and_negative_durations_are_zero() -> None:
+    lateness = DurationHistogram()
     assert lateness.quantile_ns(0.99) == 0
     lateness.add(-5)
     assert lateness.quantile_ns(1.0) == 0

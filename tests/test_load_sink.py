@@ -14,18 +14,17 @@ from numpy.typing import NDArray
 from servers import Served, served
 
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs.rates import parse_arrivals
+from ingest_bench.inputs.load_values import parse_arrivals
 from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.model.load import LoadOptions, WorkerReport
-from ingest_bench.model.samples import OUTCOMES, SAMPLE
+from ingest_bench.model.load import BulkAction, LoadOptions
+from ingest_bench.model.samples import OUTCOMES, SAMPLE, WorkerReport
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.model.workload import BulkAction
-from ingest_bench.targets.small.sink import Sink
+from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 
-WORKLOAD = catalog.workload("nyc_taxis")
+WORKLOAD = catalog.load_workload("nyc_taxis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +50,39 @@ def sink(tmp_path: Path, **setting: str) -> Iterator[Served]:
         yield server
 
 
-def loaded(server: Served, out: Path, **options: Any) -> Loaded:
+def loaded(server: Served, folder: Path, **options: Any) -> Loaded:
     """One load, and what the sink read and took of it."""
     chosen: dict[str, Any] = {"warm_up_ns": 500_000_000, "measure_ns": 2 * 10**9, "users": 4, "bulk_documents": 200}
     plan = LoadPlan(
         address=server.listen,
-        wire=server.target.wire(server.asked, WORKLOAD),
+        wire=server.target.wire(server.options, WORKLOAD),
         workload=WORKLOAD,
         options=LoadOptions(**(chosen | options)),
-        out=out,
+        folder=folder,
     )
     before, question = bytes_read(server), -bytes_read(server)
     question += bytes_read(server)
     counted = server.count(WORKLOAD.index)
-    asked = -bytes_read(server)
-    report = supervisor.start(plan, server.between.client.command).wait(lambda _: None)
-    read = bytes_read(server) + asked - question
+    settings = -bytes_read(server)
+    report = supervisor.start_load(plan, server.link.client.command).wait(lambda _: None)
+    read = bytes_read(server) + settings - question
     assert before > 0
-    files = sorted(out.glob("samples-*.bin"))
+    files = sorted(folder.glob("samples-*.bin"))
     samples = np.concatenate([np.fromfile(file, dtype=SAMPLE) for file in files])
     return Loaded(report, samples, read, server.count(WORKLOAD.index) - counted)
 
 
 def bytes_read(server: Served) -> int:
     assert isinstance(server.target, Sink)
-    return int(server.target.counters((server.http,))["bytes_read"])
+    return int(server.target.read_counters((server.http,))["bytes_read"])
 
 
-def test_bytes_and_documents_agree_with_the_jvm_to_the_last_one(tmp_path: Path) -> None:
+def test_bytes_and_documents_equal_those_of_the_jvm(tmp_path: Path) -> None:
     with sink(tmp_path) as server:
-        one = loaded(server, tmp_path / "one")
+        sample = loaded(server, tmp_path / "sample")
         two = loaded(server, tmp_path / "two", processes=2)
         zipped = loaded(server, tmp_path / "zipped", gzip=True, users=1)
-    for done in (one, two):
+    for done in (sample, two):
         assert done.report.bytes_written == done.bytes_read == done.samples["bytes_sent"].sum()
         assert done.acked == done.counted > 0
         assert done.report.errors == ()
@@ -103,11 +102,11 @@ def test_documents_are_exact_when_some_are_rejected_and_sent_again(tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_documents_with_ids_are_exact_though_answers_are_lost_and_the_server_is_not_able(tmp_path: Path) -> None:
+def test_documents_with_ids_are_exact_with_lost_responses(tmp_path: Path) -> None:
     action = BulkAction(conflicts="random", conflict_probability_ppm=250_000)
     with sink(tmp_path, unheard="5%", close="2%", unavailable="5%", reject="1%") as server:
         done = loaded(server, tmp_path / "load", action=action, retries=50)
-    # Only of what the end of the load kept from another attempt it is not known: a ticket of each user at most.
+    # Only of what the end of the load kept from another attempt it is not known: a arrival of each user at most.
     unknown = int((done.samples["documents"] - done.samples["documents_failed"]).sum()) - done.acked
     assert unknown <= 4 * 200
     expected = done.acked - done.report.documents_repeated
@@ -121,7 +120,7 @@ def test_documents_with_ids_are_exact_though_answers_are_lost_and_the_server_is_
 
 
 @pytest.mark.nightly
-def test_without_ids_nothing_is_there_twice_though_answers_are_lost(tmp_path: Path) -> None:
+def test_without_ids_nothing_is_stored_twice(tmp_path: Path) -> None:
     with sink(tmp_path, unheard="5%") as server:
         done = loaded(server, tmp_path / "load")
     lost = done.documents("connection-error")
@@ -132,11 +131,11 @@ def test_without_ids_nothing_is_there_twice_though_answers_are_lost(tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_documents_are_within_the_unknown_when_connections_break(tmp_path: Path) -> None:
+def test_documents_are_within_the_unknown_with_broken_connections(tmp_path: Path) -> None:
     with sink(tmp_path, close="3%", broken="3%", silent="1%") as server:
         done = loaded(server, tmp_path / "load", timeout_ns=300_000_000)
-    unknown = done.documents("connection-error", "broken-answer", "timeout", "cut-off")
-    assert {"ok", "connection-error", "broken-answer", "timeout"} <= {OUTCOMES[n] for n in done.samples["outcome"]}
+    unknown = done.documents("connection-error", "invalid-response", "timeout", "cut-off")
+    assert {"ok", "connection-error", "invalid-response", "timeout"} <= {OUTCOMES[n] for n in done.samples["outcome"]}
     assert done.acked <= done.counted <= done.acked + unknown
     assert done.bytes_read <= done.report.bytes_written
 
@@ -145,7 +144,7 @@ def test_documents_are_within_the_unknown_when_connections_break(tmp_path: Path)
 def test_a_stall_of_a_second_is_in_the_response_times_of_an_open_loop(tmp_path: Path) -> None:
     with sink(tmp_path, stall="1s", stall_after="2s") as server:
         done = loaded(server, tmp_path / "load", arrivals=parse_arrivals("500/s"), measure_ns=6 * 10**9)
-    response_ns = done.samples["done_ns"] - done.samples["planned_ns"]
+    response_ns = done.samples["done_ns"] - done.samples["scheduled_ns"]
     assert np.percentile(response_ns, 99.9) >= 0.9e9
     assert len(done.samples) == 3250
     # A busy machine does not send what is due in the last moments.

@@ -1,4 +1,4 @@
-"""The user in somebody else's locustfile, run by Locust's own command."""
+"""`BulkIndexUser` in a locustfile, run by Locust's own command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Indexing(BulkIndexUser):
 
 
 def run_locust(folder: Path, host: str, *more: str, key: str = "") -> dict[str, Any]:
-    """What Locust's own statistics say of the bulks. `key` is one more of the user's class."""
+    """Return Locust's own statistics of the bulks. `key` is one more line of the user class."""
     (folder / "locustfile.py").write_text(f"{LOCUSTFILE}    {key}\n")
     argv = [*LOCUST, "--headless", "--users", "3", "--spawn-rate", "3"]
     argv += ["--run-time", "8", "--stop-timeout", "60", "--host", host, "--json", "--exit-code-on-error", "0", *more]
@@ -39,10 +39,10 @@ def run_locust(folder: Path, host: str, *more: str, key: str = "") -> dict[str, 
             argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, check=False, timeout=300
         )
         stdout.seek(0)
-        said = stdout.read()
+        message = stdout.read()
     assert done.returncode == 0, (folder / "stderr").read_text()
     # With several processes each one prints a list; only that of the first has something in it.
-    (entry,) = itertools.chain(*json.loads("[" + said.replace("]\n[", "],[") + "]"))
+    (entry,) = itertools.chain(*json.loads("[" + message.replace("]\n[", "],[") + "]"))
     assert (entry["method"], entry["name"]) == ("POST", "/nyc_taxis/_bulk")
     return dict(entry)
 
@@ -97,11 +97,11 @@ def test_a_users_own_master_and_workers_share_the_bodies(tmp_path: Path) -> None
         try:
             master = ("--master", "--master-bind-port", port, "--expect-workers", "2")
             stats = run_locust(tmp_path, f"http://{server.address}", *master)
-            assert [each.wait(60) for each in workers] == [0, 0]
+            assert [request.wait(60) for request in workers] == [0, 0]
         finally:
-            for each in workers:
-                each.kill()
-                each.wait()
+            for request in workers:
+                request.kill()
+                request.wait()
     are_shared(server, stats)
 
 
@@ -117,14 +117,14 @@ def are_shared(server: BulkServer, stats: dict[str, Any]) -> None:
 
 @pytest.mark.nightly
 def test_a_host_with_tls_is_verified_and_spoken_to_by_tls(tmp_path: Path) -> None:
-    found = certificates.made(tmp_path)
+    certificate = certificates.create_certificates(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(found.server)
+    context.load_cert_chain(certificate.server)
     with bulk_server(tls=context) as server:
         url = f"https://localhost:{server.address.port}"
         assert run_locust(tmp_path, url)["num_failures"] > 0
         assert not server.documents
-        stats = run_locust(tmp_path, url, key=f"ca_file = {str(found.ca)!r}")
+        stats = run_locust(tmp_path, url, key=f"ca_file = {str(certificate.ca)!r}")
     assert counted(stats["num_requests"], server.requests)
     assert stats["num_failures"] == 0
     assert server.documents == 20 * server.requests

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from interface_lab import Lab, lab
 
-from ingest_bench.network.act.box import kernel_complaint
+from ingest_bench.network.act.link import find_kernel_netem_problem
 
 pytestmark = pytest.mark.netns
 
@@ -17,103 +17,94 @@ APPLY = ("apply", "ethernet-100m", "--interface", "eth0", "--to", "198.18.40.2:9
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("state")) as made:
-        yield made
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("state")) as opened:
+        yield opened
 
 
-def start(place: Lab, *words: str) -> subprocess.Popen[str]:
+def start(machine: Lab, *words: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen((*place.client, *NET, *words), stdout=pipe, stderr=pipe, text=True, env=place.env)
+    return subprocess.Popen((*machine.client, *NET, *words), stdout=pipe, stderr=pipe, text=True, env=machine.env)
 
 
-def net(place: Lab, *words: str) -> tuple[int, str, str]:
-    with start(place, *words) as process:
-        out, errors = process.communicate(timeout=120)
-    return process.returncode, out, errors
+def run_net(machine: Lab, *words: str) -> tuple[int, str, str]:
+    with start(machine, *words) as process:
+        output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
 
 
-def started(process: subprocess.Popen[str]) -> None:
+def wait_until_applied(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     assert "ethernet-100m on eth0 to 198.18.40.2:9200" in process.stdout.readline(), process.communicate()
 
 
-def test_a_dry_run_prints_the_commands_and_the_way_back_and_changes_nothing(place: Lab) -> None:
-    before = place.snapshot()
-    status, out, errors = net(place, *APPLY, "--for", "60s", "--dry-run")
+def test_dry_run_prints_commands_and_undo_that_work_by_hand(machine: Lab) -> None:
+    before = machine.snapshot()
+    status, output, errors = run_net(machine, *APPLY, "--for", "60s", "--dry-run")
     assert status == 0, errors
-    there, back = out.split("# and back:\n")
-    device = f"if{place.index('eth0')}"
-    assert f"ip link set dev {device} gso_max_segs 1\n" in there
-    assert f"tc qdisc add dev {device} ingress_block " in there
-    assert f"tc qdisc del dev {device} clsact\n" in back
-    assert f"ip link set dev {device} gso_max_segs 65535\n" in back
-    assert place.snapshot() == before
-    # What it prints is what it does: run by hand, there and back again.
-    place.run("sh", "-ec", there)
-    assert place.snapshot() != before
-    place.run("sh", "-ec", back)
-    assert place.snapshot() == before
+    commands, undo = output.split("# undo:\n")
+    device = f"if{machine.index('eth0')}"
+    assert f"ip link set dev {device} gso_max_segs 1\n" in commands
+    assert f"tc qdisc add dev {device} ingress_block " in commands
+    assert f"tc qdisc del dev {device} clsact\n" in undo
+    assert f"ip link set dev {device} gso_max_segs 65535\n" in undo
+    assert machine.snapshot() == before
+    machine.run("sh", "-ec", commands)
+    assert machine.snapshot() != before
+    machine.run("sh", "-ec", undo)
+    assert machine.snapshot() == before
 
 
-def test_apply_ends_by_itself_when_its_time_is_over(place: Lab) -> None:
-    before = place.snapshot()
-    status, out, errors = net(place, *APPLY, "--for", "1s")
+def test_apply_ends_at_its_time_limit(machine: Lab) -> None:
+    before = machine.snapshot()
+    status, output, errors = run_net(machine, *APPLY, "--for", "5s")
     assert status == 0, errors
-    assert "everything is put back" in out
-    assert place.snapshot() == before
+    assert "all changes are undone" in output
+    assert machine.snapshot() == before
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_apply_is_shown_while_it_stands_and_leaves_nothing_when_interrupted_or_killed(
-    place: Lab, number: signal.Signals
-) -> None:
-    before = place.snapshot()
-    process = start(place, *APPLY, "--for", "10min")
-    started(process)
-    status, out, errors = net(place, "show")
+def test_apply_is_shown_and_undone_when_interrupted_or_killed(machine: Lab, number: signal.Signals) -> None:
+    before = machine.snapshot()
+    process = start(machine, *APPLY, "--for", "10min")
+    wait_until_applied(process)
+    status, output, errors = run_net(machine, "show")
     assert status == 0, errors
-    assert "ethernet-100m on eth0 to 198.18.40.2:9200" in out
-    assert "applied" in out
+    assert "ethernet-100m on eth0 to 198.18.40.2:9200" in output
+    assert "applied" in output
     process.send_signal(number)
     process.communicate(timeout=120)
     assert process.returncode == (-number if number == signal.SIGKILL else 130)
-    place.wait_until_free()
-    assert place.snapshot() == before
-    assert net(place, "show")[1] == "nothing is applied\n"
+    machine.wait_until_free()
+    assert machine.snapshot() == before
+    assert run_net(machine, "show")[1] == "no changes are applied\n"
 
 
 @pytest.mark.nightly
-def test_restore_ends_what_another_process_applied(place: Lab) -> None:
-    before = place.snapshot()
-    process = start(place, *APPLY, "--for", "10min")
-    started(process)
-    status, out, errors = net(place, "restore")
+def test_restore_undoes_the_changes_of_another_process(machine: Lab) -> None:
+    before = machine.snapshot()
+    process = start(machine, *APPLY, "--for", "10min")
+    wait_until_applied(process)
+    status, output, errors = run_net(machine, "restore")
     assert status == 0, errors
-    assert f"tc qdisc del dev if{place.index('eth0')} clsact" in out
-    assert " put back" in out
-    assert place.snapshot() == before
-    out, errors = process.communicate(timeout=120)
+    assert f"tc qdisc del dev if{machine.index('eth0')} clsact" in output
+    assert " undone" in output
+    assert machine.snapshot() == before
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "everything is put back" in out
-    assert net(place, "restore")[1] == "nothing to put back\n"
+    assert "all changes are undone" in output
+    assert run_net(machine, "restore")[1] == "nothing to undo\n"
 
 
-def test_a_missing_time_limit_is_a_usage_error(place: Lab) -> None:
-    status, _, errors = net(place, *APPLY)
-    assert status == 2
-    assert "'--for'" in errors
-
-
-def test_a_kernel_without_netem_is_told_before_anything_is_changed(place: Lab) -> None:
-    before = place.snapshot()
-    status, out, errors = net(place, *APPLY[:1], "wan-50ms", *APPLY[2:], "--for", "1s")
-    if kernel_complaint():
+def test_kernel_without_netem_is_reported_before_any_change(machine: Lab) -> None:
+    before = machine.snapshot()
+    status, output, errors = run_net(machine, *APPLY[:1], "wan-50ms", *APPLY[2:], "--for", "5s")
+    if find_kernel_netem_problem():
         assert status == 4
-        assert "this kernel has no netem, so it cannot be applied on a real interface" in errors
+        assert "cannot be applied to a real interface: this kernel has no netem" in errors
     else:
         assert (status, errors) == (0, "")
-        assert "everything is put back" in out
-    assert place.snapshot() == before
-    assert place.leftovers() == []
+        assert "all changes are undone" in output
+    assert machine.snapshot() == before
+    assert machine.leftovers() == []

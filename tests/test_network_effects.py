@@ -1,4 +1,4 @@
-"""What each option of netem does to packets, on whichever real netem this machine has."""
+"""Effects of netem's options on packets, on whichever real netem this machine has."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from standing_link import link_of, state
+from standing_link import make_profile, open_for
 
-from ingest_bench.model.network import Impairment, Promise
+from ingest_bench.model.network import Impairment, LinkCheck
 from ingest_bench.network.act.link import Link
-from ingest_bench.network.measure.check import check
-from ingest_bench.network.measure.readings import readings
-from ingest_bench.network.measure.readings import start as network_start
+from ingest_bench.network.measure.check import check_link
+from ingest_bench.network.measure.readings import link_columns, start_counting
 
 pytestmark = pytest.mark.netem
 
 MS = 10**6
-# Each after the one before it on the same link, so that what a state leaves behind would show in the next one.
+# Applied one after the other on the same link, so that leftovers of a state would show in the next one.
 STATES = {
     "delay": Impairment(delay_ns=20 * MS),
     "uniform jitter": Impairment(delay_ns=20 * MS, jitter_ns=8 * MS),
@@ -45,93 +44,85 @@ STATES = {
 
 
 @pytest.fixture(scope="module")
-def standing() -> Iterator[Link]:
-    with link_of(STATES.values()) as made:
-        yield made
+def link() -> Iterator[Link]:
+    with open_for(STATES.values()) as opened:
+        yield opened
 
 
-def broken(promises: tuple[Promise, ...]) -> list[Promise]:
-    return [promise for promise in promises if not promise.kept]
+def failed(checks: tuple[LinkCheck, ...]) -> list[LinkCheck]:
+    return [check for check in checks if not check.passed]
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_does_what_it_says_and_nothing_that_came_before(standing: Link, name: str) -> None:
-    standing.change(state(STATES[name]))
-    found = broken(check(standing))
+def test_state_has_its_effects_and_none_of_the_state_before(link: Link, name: str) -> None:
+    link.set_profile(make_profile(STATES[name]))
+    failures = failed(check_link(link))
     if STATES[name].jitter_ns:
-        # Jitter has no quantile that a busy machine does not move; its delay is proven without it.
-        found = [promise for promise in found if promise.name != "rtt"]
-    assert found == []
+        # A busy machine moves all quantiles of a jitter; the delay alone is checked without jitter.
+        failures = [check for check in failures if check.name != "rtt"]
+    assert failures == []
 
 
-def test_a_line_that_is_longer_and_worse_than_promised_is_found_out(standing: Link) -> None:
-    standing.change(state(Impairment(delay_ns=10 * MS, loss_ppm=50_000)))
-    standing.profile = replace(standing.profile, to_server=Impairment(delay_ns=5 * MS))
-    names = {promise.name for promise in broken(check(standing))}
+def test_longer_and_lossier_link_fails_its_checks(link: Link) -> None:
+    link.set_profile(make_profile(Impairment(delay_ns=10 * MS, loss_ppm=50_000)))
+    link.profile = replace(link.profile, to_server=Impairment(delay_ns=5 * MS))
+    names = {check.name for check in failed(check_link(link))}
     assert {"rtt", "loss to-server", "qdisc to-server"} <= names
     assert "loss to-client" not in names
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("rate_bps", [20 * 10**6, 200 * 10**6])
-def test_a_bucket_behind_a_delay_that_lets_a_bulk_pass_at_once_is_found_out(standing: Link, rate_bps: int) -> None:
-    # 10 ms of the rate.
-    bucket = Impairment(rate_bps=rate_bps, delay_ns=10 * MS, burst_bytes=rate_bps // 800)
-    standing.change(state(bucket))
-    standing.profile = replace(standing.profile, to_server=replace(bucket, burst_bytes=None))
-    names = {promise.name for promise in broken(check(standing))}
-    assert "bulk to-server" in names
-    assert "rate to-server" not in names
-
-
-def poured(standing: Link) -> dict[str, int]:
-    """The readings of 3 MB from the client to the server."""
-    network_start(standing)
-    answer = "import socket; l = socket.create_server(('198.18.2.1', 9)); print(1, flush=True); c, _ = l.accept()\n"
-    answer += "while c.recv(1 << 20): pass\n"
-    pour = "import socket; c = socket.create_connection(('198.18.2.1', 9), timeout=60); c.sendall(bytes(3_000_000))\n"
-    pour += "c.shutdown(1); c.recv(1)\n"
-    argv = standing.server.command((sys.executable, "-c", answer))
+def send_3_mb(link: Link) -> dict[str, int]:
+    """Send 3 MB from the client to the server; return the columns."""
+    start_counting(link)
+    server_code = (
+        "import socket; l = socket.create_server(('198.18.2.1', 9)); print(1, flush=True); c, _ = l.accept()\n"
+    )
+    server_code += "while c.recv(1 << 20): pass\n"
+    client_code = (
+        "import socket; c = socket.create_connection(('198.18.2.1', 9), timeout=60); c.sendall(bytes(3_000_000))\n"
+    )
+    client_code += "c.shutdown(1); c.recv(1)\n"
+    argv = link.server.command((sys.executable, "-c", server_code))
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         try:
             server.stdout.readline()
-            subprocess.run(standing.client.command((sys.executable, "-c", pour)), check=True, timeout=60)
+            subprocess.run(link.client.command((sys.executable, "-c", client_code)), check=True, timeout=60)
         finally:
             server.kill()
-    return {name: value for name, value in readings(standing).items() if isinstance(value, int)}
+    return {name: value for name, value in link_columns(link).items() if isinstance(value, int)}
 
 
-def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) -> None:
-    standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000)))
-    told = poured(standing)
+def test_losses_are_counted_as_drops_and_retransmits(link: Link) -> None:
+    link.set_profile(make_profile(Impairment(delay_ns=2 * MS, loss_ppm=20_000)))
+    columns = send_3_mb(link)
     # About 2100 packets: 42 lost, give or take five standard deviations.
-    assert 10 <= told["qdisc_drops"] <= 80
-    assert 5_000 < told["loss_ppm"] < 40_000
-    assert told["retransmits"] >= told["qdisc_drops"] / 2
-    assert told["ecn_marks"] == 0
+    assert 10 <= columns["qdisc_drops"] <= 80
+    assert 5_000 < columns["loss_ppm"] < 40_000
+    assert columns["retransmits"] >= columns["qdisc_drops"] / 2
+    assert columns["ecn_marks"] == 0
 
 
-def test_what_tcp_makes_of_duplicates_and_of_packets_that_overtake_is_counted(standing: Link) -> None:
-    standing.change(state(Impairment(delay_ns=2 * MS)))
-    names = ("retransmits", "duplicates", "out_of_order", "overtaken")
-    # A sender that moves to the other processor overtakes itself (1 transfer of 6): of three one has nothing of it.
-    assert [0] * 4 in [[told[name] for name in names] for told in (poured(standing) for _ in range(3))]
-    standing.change(state(Impairment(delay_ns=2 * MS, duplicate_ppm=20_000)))
+def test_duplicates_and_reordering_are_counted(link: Link) -> None:
+    link.set_profile(make_profile(Impairment(delay_ns=2 * MS)))
+    names = ("retransmits", "duplicates", "out_of_order", "reorder_events")
+    # A sender that moves to another CPU reorders its packets (1 transfer of 6): one of three has no such event.
+    assert [0] * 4 in [[columns[name] for name in names] for columns in (send_3_mb(link) for _ in range(3))]
+    link.set_profile(make_profile(Impairment(delay_ns=2 * MS, duplicate_ppm=20_000)))
     # About 2100 packets: 42 twice, give or take five standard deviations.
-    assert 10 <= poured(standing)["duplicates"] <= 80
-    standing.change(state(Impairment(delay_ns=2 * MS, reorder_ppm=100_000)))
-    hurried = poured(standing)
-    assert hurried["out_of_order"] >= 20
-    assert hurried["overtaken"] >= 1
+    assert 10 <= send_3_mb(link)["duplicates"] <= 80
+    link.set_profile(make_profile(Impairment(delay_ns=2 * MS, reorder_ppm=100_000)))
+    reordered = send_3_mb(link)
+    assert reordered["out_of_order"] >= 20
+    assert reordered["reorder_events"] >= 1
 
 
-def test_with_ecn_packets_come_marked_in_place_of_lost(standing: Link) -> None:
-    standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000, ecn=True)))
-    told = poured(standing)
-    assert 10 <= told["ecn_marks"] <= 80
-    # What asks for the connection cannot carry a mark: it may be lost, and a lost answer is sent again too.
-    assert told["retransmits"] <= 3
-    assert told["qdisc_drops"] >= told["ecn_marks"]
-    standing.change(state(Impairment(delay_ns=2 * MS)))
-    assert poured(standing)["ecn_marks"] == 0
+def test_with_ecn_packets_are_marked_instead_of_dropped(link: Link) -> None:
+    link.set_profile(make_profile(Impairment(delay_ns=2 * MS, loss_ppm=20_000, ecn=True)))
+    columns = send_3_mb(link)
+    assert 10 <= columns["ecn_marks"] <= 80
+    # A SYN cannot be marked: it may be lost, and a lost SYN-ACK is resent too.
+    assert columns["retransmits"] <= 3
+    assert columns["qdisc_drops"] >= columns["ecn_marks"]
+    link.set_profile(make_profile(Impairment(delay_ns=2 * MS)))
+    assert send_3_mb(link)["ecn_marks"] == 0

@@ -41,7 +41,7 @@ MS = 10**6
                 "qdisc replace dev d parent 1:1 handle 2: netem limit 412 rate 100000000bit slot 0us 0us",
             ),
         ),
-        # A bucket that was asked for stays one, and netem takes no other netem below one that duplicates.
+        # A bucket of the profile stays one, and a netem that duplicates must be the only one.
         (
             Impairment(rate_bps=10**8, delay_ns=25 * MS, burst_bytes=25_000),
             (
@@ -61,24 +61,24 @@ MS = 10**6
         ),
     ],
 )
-def test_a_direction_becomes_these_lines_of_tc(impairment: Impairment, lines: tuple[str, ...]) -> None:
-    assert netem.lines("d", impairment, 1500) == lines
+def test_impairment_becomes_these_tc_lines(impairment: Impairment, lines: tuple[str, ...]) -> None:
+    assert netem.qdisc_lines("d", impairment, 1500) == lines
 
 
-def test_where_timers_are_late_each_rate_is_a_netems_and_many_packets_share_one() -> None:
-    def alone(rate_bps: int) -> tuple[str, ...]:
-        return netem.lines("d", Impairment(rate_bps=rate_bps), 1500, rate_by_netem=True)
+def test_netem_sets_rate_and_gathers_packets_if_timers_are_late() -> None:
+    def rate_only(rate_bps: int) -> tuple[str, ...]:
+        return netem.qdisc_lines("d", Impairment(rate_bps=rate_bps), 1500, rate_by_netem=True)
 
-    before = "qdisc replace dev d root handle 2: netem limit"
-    assert alone(10**9) == (f"{before} 4128 rate 1000000000bit slot 100us 100us",)
-    # 100 us are not two frames. The slot is named all the same: a netem that is changed would keep its old one.
-    assert alone(2 * 10**8) == (f"{before} 825 rate 200000000bit slot 0us 0us",)
-    few = netem.lines("d", Impairment(rate_bps=10**9, limit_packets=7), 1500, rate_by_netem=True)
-    assert few == (f"{before} 7 rate 1000000000bit slot 100us 100us",)
+    prefix = "qdisc replace dev d root handle 2: netem limit"
+    assert rate_only(10**9) == (f"{prefix} 4128 rate 1000000000bit slot 100us 100us",)
+    # 100 us are not two frames. The slot is named: a changed netem would keep its old one.
+    assert rate_only(2 * 10**8) == (f"{prefix} 825 rate 200000000bit slot 0us 0us",)
+    short_queue = netem.qdisc_lines("d", Impairment(rate_bps=10**9, limit_packets=7), 1500, rate_by_netem=True)
+    assert short_queue == (f"{prefix} 7 rate 1000000000bit slot 100us 100us",)
 
 
 @pytest.mark.parametrize(
-    ("impairment", "words"),
+    ("impairment", "options"),
     [
         (Impairment(delay_ns=10 * MS, jitter_ns=3 * MS), "delay 10000us 3000us"),
         (
@@ -107,14 +107,14 @@ def test_where_timers_are_late_each_rate_is_a_netems_and_many_packets_share_one(
         ),
     ],
 )
-def test_each_option_of_netem_has_its_words(impairment: Impairment, words: str) -> None:
-    limit, *rest = netem.netem_words(impairment, 1500)
+def test_netem_options(impairment: Impairment, options: str) -> None:
+    limit, *others = netem.netem_options(impairment, 1500)
     assert limit.startswith("limit ")
-    assert " ".join(rest) == words
+    assert " ".join(others) == options
 
 
 @pytest.mark.parametrize(
-    ("rate_bps", "frames", "burst_bytes", "moment_bytes", "slot_ns"),
+    ("rate_bps", "frames", "bucket_bytes", "batch_bytes", "slot_ns"),
     [
         (1, 32, 3000, 3000, 0),
         (7_919_999, 32, 3000, 3000, 0),
@@ -125,18 +125,18 @@ def test_each_option_of_netem_has_its_words(impairment: Impairment, words: str) 
         (240_080_000, 1000, 60_020, 3001, 100_000),
     ],
 )
-def test_a_bottleneck_has_whole_frames_on_a_slow_line_and_times_on_a_fast_one(
-    rate_bps: int, frames: int, burst_bytes: int, moment_bytes: int, slot_ns: int
+def test_bottleneck_sizes_are_frames_on_slow_and_times_on_fast_lines(
+    rate_bps: int, frames: int, bucket_bytes: int, batch_bytes: int, slot_ns: int
 ) -> None:
-    """Frames of 1500 bytes: 32 of them or 50 ms wait, two or 2 ms are saved up, two or 100 us leave in a moment."""
-    one = Impairment(rate_bps=rate_bps)
-    assert netem.queue_frames(one, 1486) == frames
-    assert netem.burst_bytes(one, 1486) == burst_bytes
-    assert netem.moment_bytes(one, 1486) == moment_bytes
-    assert netem.slot_ns(one, 1486) == slot_ns
+    """Frames of 1500 bytes: a queue of 32 frames or 50 ms, a bucket of two or 2 ms, a batch of two or 100 us."""
+    impairment = Impairment(rate_bps=rate_bps)
+    assert netem.queue_frames(impairment, 1486) == frames
+    assert netem.bucket_bytes(impairment, 1486) == bucket_bytes
+    assert netem.batch_bytes(impairment, 1486) == batch_bytes
+    assert netem.slot_ns(impairment, 1486) == slot_ns
     queue_bytes = max(32 * 1500, rate_bps // 160)
     peak = f"peakrate {-(-rate_bps * 11 // 10)}bit"
-    assert netem.tbf_words(one, 1486)[1:4] == (f"burst {burst_bytes}b", f"limit {queue_bytes}b", peak)
+    assert netem.tbf_options(impairment, 1486)[1:4] == (f"burst {bucket_bytes}b", f"limit {queue_bytes}b", peak)
 
 
 @pytest.mark.parametrize(
@@ -149,38 +149,40 @@ def test_a_bottleneck_has_whole_frames_on_a_slow_line_and_times_on_a_fast_one(
         (Impairment(rate_bps=5_120_000, delay_ns=8 * MS, limit_packets=7), 80 + 7),
         (Impairment(netem_rate_bps=12_000_000, delay_ns=8 * MS), 8 + 1000),
         (Impairment(delay_ns=60_000 * MS, jitter_ns=60_000 * MS), 2**32 - 1),
+        (Impairment(delay_ns=50 * MS, limit_packets=7), 7),
+        # At 1 Gbit/s and 50 ms a link holds 4167 full packets.
+        (Impairment(netem_rate_bps=10**9, delay_ns=50 * MS), 4167 + 1000),
     ],
 )
-def test_a_netem_holds_the_smallest_packets_of_its_longest_delay(impairment: Impairment, packets: int) -> None:
-    """Of 64 bytes at 10 Gbit/s or at the bottleneck's rate; whole ones where netem has a rate itself."""
-    assert netem.queue_limit_packets(impairment, 1500) == packets
+def test_netem_limit_holds_the_smallest_packets_of_the_longest_delay(impairment: Impairment, packets: int) -> None:
+    """Packets of 64 bytes at 10 Gbit/s or at the bottleneck's rate; full ones if netem has a rate itself."""
+    assert netem.netem_limit_packets(impairment, 1500) == packets
 
 
-def test_a_limit_that_was_given_is_used_as_it_is() -> None:
-    assert netem.queue_limit_packets(Impairment(delay_ns=50 * MS, limit_packets=7), 1500) == 7
-
-
-def test_at_1_gbit_and_50_ms_a_link_holds_4167_full_packets() -> None:
-    assert netem.held_packets(10**9, 50 * MS, 1500) == 4167
-    limit = netem.queue_limit_packets(Impairment(netem_rate_bps=10**9, delay_ns=50 * MS), 1500)
-    assert limit == 4167 + netem.QUEUE_PACKETS
-
-
-def test_the_same_kinds_of_queue_are_changed_in_place_and_others_replaced() -> None:
-    slow, far = Impairment(rate_bps=10**6), Impairment(rate_bps=10**6, delay_ns=MS)
-    assert netem.change("d", Impairment(), slow, 1500) == netem.lines("d", slow, 1500)
-    assert netem.change("d", Impairment(rate_bps=10**7), slow, 1500) == netem.lines("d", slow, 1500)
-    assert netem.change("d", slow, far, 1500) == ("qdisc del dev d root", *netem.lines("d", far, 1500))
+def test_same_kinds_of_qdiscs_are_changed_in_place_and_others_replaced() -> None:
+    slow, distant = Impairment(rate_bps=10**6), Impairment(rate_bps=10**6, delay_ns=MS)
+    assert netem.change_lines("d", Impairment(), slow, 1500) == netem.qdisc_lines("d", slow, 1500)
+    assert netem.change_lines("d", Impairment(rate_bps=10**7), slow, 1500) == netem.qdisc_lines("d", slow, 1500)
+    assert netem.change_lines("d", slow, distant, 1500) == (
+        "qdisc del dev d root",
+        *netem.qdisc_lines("d", distant, 1500),
+    )
     other = Impairment(rate_bps=10**7, delay_ns=MS)
-    assert netem.change("d", far, other, 1500) == netem.lines("d", other, 1500)
+    assert netem.change_lines("d", distant, other, 1500) == netem.qdisc_lines("d", other, 1500)
     bucket = Impairment(rate_bps=10**7, delay_ns=MS, burst_bytes=5000)
-    assert netem.change("d", far, bucket, 1500) == ("qdisc del dev d root", *netem.lines("d", bucket, 1500))
-    assert netem.change("d", far, Impairment(), 1500) == ("qdisc del dev d root",)
+    assert netem.change_lines("d", distant, bucket, 1500) == (
+        "qdisc del dev d root",
+        *netem.qdisc_lines("d", bucket, 1500),
+    )
+    assert netem.change_lines("d", distant, Impairment(), 1500) == ("qdisc del dev d root",)
 
 
-def test_a_netem_that_would_keep_an_old_option_is_made_anew() -> None:
-    dirty, clean = Impairment(delay_ns=MS, corrupt_ppm=20_000), Impairment(delay_ns=2 * MS)
-    assert netem.change("d", dirty, clean, 1500) == ("qdisc del dev d root", *netem.lines("d", clean, 1500))
-    assert netem.change("d", clean, dirty, 1500) == netem.lines("d", dirty, 1500)
+def test_netem_that_would_keep_an_old_option_is_replaced() -> None:
+    corrupting, clean = Impairment(delay_ns=MS, corrupt_ppm=20_000), Impairment(delay_ns=2 * MS)
+    assert netem.change_lines("d", corrupting, clean, 1500) == (
+        "qdisc del dev d root",
+        *netem.qdisc_lines("d", clean, 1500),
+    )
+    assert netem.change_lines("d", clean, corrupting, 1500) == netem.qdisc_lines("d", corrupting, 1500)
     lossy = Impairment(delay_ns=MS, loss_ppm=10_000)
-    assert netem.change("d", lossy, clean, 1500) == netem.lines("d", clean, 1500)
+    assert netem.change_lines("d", lossy, clean, 1500) == netem.qdisc_lines("d", clean, 1500)

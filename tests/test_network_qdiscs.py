@@ -18,8 +18,8 @@ TBF = {
     "options": {"rate": 125000000, "burst": 250000, "minburst": 12375, "lat": 48000},
     **COUNTS,
 }
-# What tc 6.1 printed on a kernel with netem, after each was set.
-SHOWN = [
+# Output of tc 6.1 on a kernel with netem, after each impairment was set.
+OUTPUTS = [
     (
         Impairment(delay_ns=10 * MS, jitter_ns=3 * MS, delay_correlation_ppm=250_000, limit_packets=1000),
         {"limit": 1000, "delay": {"delay": 0.01, "jitter": 0.003, "correlation": 0.25}, "ecn": False, "gap": 0},
@@ -55,47 +55,49 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize(("impairment", "options"), SHOWN)
-def test_what_the_kernel_shows_is_what_it_was_told(impairment: Impairment, options: dict[str, object]) -> None:
-    assert qdiscs.differences(json.dumps([{**NETEM, "options": options}]), impairment, 1500) == []
+@pytest.mark.parametrize(("impairment", "options"), OUTPUTS)
+def test_output_of_tc_matches_the_impairment(impairment: Impairment, options: dict[str, object]) -> None:
+    assert qdiscs.find_differences(json.dumps([{**NETEM, "options": options}]), impairment, 1500) == []
 
 
-@pytest.mark.parametrize("options", [options for _, options in SHOWN])
-def test_each_option_that_differs_is_named(options: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [options for _, options in OUTPUTS])
+def test_differing_option_is_named(options: dict[str, object]) -> None:
     other = Impairment(delay_ns=7 * MS, loss_ppm=1)
-    wrong = qdiscs.differences(json.dumps([{**NETEM, "options": options}]), other, 1500)
-    assert any(text.startswith("netem delay.delay is") for text in wrong)
+    differences = qdiscs.find_differences(json.dumps([{**NETEM, "options": options}]), other, 1500)
+    assert any(text.startswith("netem delay.delay is") for text in differences)
 
 
-def test_a_missing_and_a_foreign_queue_are_differences() -> None:
-    assert qdiscs.differences(json.dumps([TBF]), Impairment(), 1500) == ["tbf is there"]
-    assert qdiscs.differences("[]", Impairment(delay_ns=MS), 1500) == ["netem is missing"]
+def test_missing_and_unexpected_qdiscs_are_differences() -> None:
+    assert qdiscs.find_differences(json.dumps([TBF]), Impairment(), 1500) == ["tbf is unexpected"]
+    assert qdiscs.find_differences("[]", Impairment(delay_ns=MS), 1500) == ["netem is missing"]
 
 
-def test_what_tc_rounds_is_no_difference_and_another_rate_is() -> None:
-    assert qdiscs.differences(json.dumps([TBF]), Impairment(rate_bps=10**9), 1500) == []
-    wrong = qdiscs.differences(json.dumps([TBF]), Impairment(rate_bps=10**8), 1500)
-    assert "tbf rate is 125000000.0, not 1.25e+07" in wrong
+def test_rounding_of_tc_is_tolerated_and_another_rate_is_not() -> None:
+    assert qdiscs.find_differences(json.dumps([TBF]), Impairment(rate_bps=10**9), 1500) == []
+    differences = qdiscs.find_differences(json.dumps([TBF]), Impairment(rate_bps=10**8), 1500)
+    assert "tbf rate is 125000000.0, not 1.25e+07" in differences
     without_peak = {**TBF, "options": {"rate": 125000000, "burst": 250000, "lat": 48000}}
-    wrong = qdiscs.differences(json.dumps([without_peak]), Impairment(rate_bps=10**9), 1500)
-    assert wrong == ["tbf minburst is None, not 12500"]
+    differences = qdiscs.find_differences(json.dumps([without_peak]), Impairment(rate_bps=10**9), 1500)
+    assert differences == ["tbf minburst is None, not 12500"]
 
 
-def test_of_two_netems_one_is_the_bottleneck() -> None:
-    far = Impairment(rate_bps=10**9, delay_ns=MS, limit_packets=412)
+def test_second_netem_is_the_bottleneck() -> None:
+    distant = Impairment(rate_bps=10**9, delay_ns=MS, limit_packets=412)
     line = {"delay": 0.001, "jitter": 0, "correlation": 0}
-    root = {**NETEM, "options": {"limit": netem.queue_limit_packets(far, 1500), "delay": line}}
+    root = {**NETEM, "options": {"limit": netem.netem_limit_packets(distant, 1500), "delay": line}}
     rate, slot = {"rate": 125000000, "packetoverhead": 0}, {"min-delay": 0.0001, "max-delay": 0.0001}
     child = {**NETEM, "handle": "2:", "parent": "1:1", "options": {"limit": 412, "rate": rate, "slot": slot}}
-    assert qdiscs.differences(json.dumps([root, child]), far, 1500) == []
-    assert qdiscs.differences(json.dumps([root]), far, 1500) == ["netem is missing"]
-    gathers = {**child, "options": {"limit": 412, "rate": rate}}
-    assert qdiscs.differences(json.dumps([root, gathers]), far, 1500) == ["netem slot.min-delay is None, not 0.0001"]
-    alone = Impairment(rate_bps=10**9, limit_packets=412)
-    assert qdiscs.differences(json.dumps([child]), alone, 1500, rate_by_netem=True) == []
-    assert qdiscs.differences(json.dumps([child]), alone, 1500) == ["netem is there", "tbf is missing"]
+    assert qdiscs.find_differences(json.dumps([root, child]), distant, 1500) == []
+    assert qdiscs.find_differences(json.dumps([root]), distant, 1500) == ["netem is missing"]
+    without_slot = {**child, "options": {"limit": 412, "rate": rate}}
+    assert qdiscs.find_differences(json.dumps([root, without_slot]), distant, 1500) == [
+        "netem slot.min-delay is None, not 0.0001"
+    ]
+    rate_only = Impairment(rate_bps=10**9, limit_packets=412)
+    assert qdiscs.find_differences(json.dumps([child]), rate_only, 1500, rate_by_netem=True) == []
+    assert qdiscs.find_differences(json.dumps([child]), rate_only, 1500) == ["netem is unexpected", "tbf is missing"]
 
 
-def test_the_counters_are_the_roots() -> None:
+def test_counters_are_those_of_the_root() -> None:
     child = {**TBF, "packets": 4, "drops": 1}
-    assert qdiscs.counters(json.dumps([{**NETEM, "options": {}}, child])) == qdiscs.Counters(5, 9, 2)
+    assert qdiscs.parse_counters(json.dumps([{**NETEM, "options": {}}, child])) == qdiscs.Counters(5, 9, 2)

@@ -1,4 +1,4 @@
-"""Real nodes of OpenSearch and Elasticsearch: started, filled, asked, ended."""
+"""Real nodes of OpenSearch and Elasticsearch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ import pytest
 from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import system, targets
-from ingest_bench.documents.synthetic import example
+from ingest_bench.documents.synthetic import make_example
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import data
+from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
-from ingest_bench.model.target import TargetOptions
-from ingest_bench.model.workload import Workload
+from ingest_bench.model.load import Workload
+from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.elastic import node_options
-from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
-from ingest_bench.targets.elastic.node import Node
-from ingest_bench.targets.elastic.opensearch import OPENSEARCH
+from ingest_bench.targets.elastic.node import ElasticTarget
+from ingest_bench.targets.elastic.versions import ELASTICSEARCH, OPENSEARCH
 
 opensearch = [pytest.mark.opensearch, pytest.mark.netns]
 elasticsearch = [pytest.mark.elasticsearch, pytest.mark.netns]
 HEAP_BYTES = 512 << 20
 
-# Each line: what is asked for, and what the node must say of itself.
+# Options, and what the node must report about itself.
 NODES = [
     pytest.param(
         {"name": "opensearch", "receive_predictor_bytes": (32768,), "socket_receive_buffer_bytes": 65536},
         {"version": "2.19.6", "allocator": "unpooled", "receive_predictor": "32768b"},
-        # An ordinary user has run the quickstart on it.
         marks=opensearch,
         id="opensearch-2",
     ),
@@ -81,49 +80,49 @@ NODES = [
 ]
 
 
-@pytest.mark.parametrize(("chosen", "says"), NODES)
-def test_a_node_takes_documents_counts_them_and_runs_as_asked(
-    tmp_path: Path, chosen: dict[str, Any], says: dict[str, str]
+@pytest.mark.parametrize(("fields", "expected"), NODES)
+def test_a_node_counts_documents_and_reports_its_options(
+    tmp_path: Path, fields: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    asked = TargetOptions(**{"heap_bytes": HEAP_BYTES} | chosen)
+    options = TargetOptions(**{"heap_bytes": HEAP_BYTES} | fields)
     recording = tmp_path / "home" / "recording.jfr"
     gc_log = tmp_path / "home" / "gc.log"
     probes = (
         f"-XX:StartFlightRecording=filename={recording},settings=none",
         f"-Xlog:gc:file={gc_log}:time:filecount=0",
     )
-    skip_without_java(asked)
-    with served(tmp_path, asked, probes) as server:
+    skip_without_java(options)
+    with served(tmp_path, options, probes) as server:
         server.create_index(WORKLOAD)
         assert server.bulk(500).json()["errors"] is False
         assert server.bulk(7).json()["errors"] is False
         assert server.count(WORKLOAD.index) == 507
-        for name in sorted(data.files("workloads")):
-            takes_a_document_of(server, catalog.workload(name))
-        told = server.target.describe(server.http, asked)
+        for name in sorted(files.data_files("workloads")):
+            check_workload(server, catalog.load_workload(name))
+        description = server.target.describe(server.http, options)
         name = Path(f"/proc/{server.process.jvm_pid}/comm").read_text(encoding="utf-8")
-    assert {key: told[key] for key in says} == says
+    assert {key: description[key] for key in expected} == expected
     assert name == "java\n"
     assert recording.read_bytes()[:4] == b"FLR\0"
     assert gc_log.read_text(encoding="utf-8").count("Using ") == 1
 
 
-def takes_a_document_of(server: Served, workload: Workload) -> None:
-    """The workload's own mapping and a document of its shape."""
-    if workload.name == "percolator" and server.asked.version == "8.19.21":
-        with pytest.raises(SpecError, match='has no type "percolator"'):
+def check_workload(server: Served, workload: Workload) -> None:
+    """Create the workload's index and send a document of it."""
+    if workload.name == "percolator" and server.options.version == "8.19.21":
+        with pytest.raises(SpecError, match='no type "percolator"'):
             server.create_index(workload)
         return
     server.create_index(workload)
-    body = b'{"index":{}}\n' + example(workload).strip() + b"\n"
-    answer = server.http.request("POST", server.target.wire(server.asked, workload).place, body, BULK)
-    assert answer.json()["errors"] is False, answer.body
+    body = b'{"index":{}}\n' + make_example(workload).strip() + b"\n"
+    response = server.http.request("POST", server.target.wire(server.options, workload).destination, body, BULK)
+    assert response.json()["errors"] is False, response.body
     assert server.count(workload.index) == 1
 
 
-def skip_without_java(asked: TargetOptions) -> None:
+def skip_without_java(options: TargetOptions) -> None:
     try:
-        targets.fetch(targets.named(asked.name).requirements(asked))
+        targets.fetch(targets.find_target(options.name).requirements(options))
     except MissingCapability as error:
         pytest.skip(str(error))
 
@@ -137,20 +136,20 @@ def skip_without_java(asked: TargetOptions) -> None:
         pytest.param("elasticsearch", "7.17.29", marks=elasticsearch),
     ],
 )
-def test_a_node_runs_on_the_java_that_pip_brings(
+def test_a_node_runs_on_the_java_of_the_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str
 ) -> None:
     monkeypatch.setenv("INGEST_BENCH_JAVA", "wheel")
-    asked = TargetOptions(name=name, version=version, heap_bytes=HEAP_BYTES)
-    with served(tmp_path, asked) as server:
+    options = TargetOptions(name=name, version=version, heap_bytes=HEAP_BYTES)
+    with served(tmp_path, options) as server:
         server.create_index(WORKLOAD)
         assert server.bulk(10).json()["errors"] is False
         assert server.count(WORKLOAD.index) == 10
 
 
-# What the distribution's own scripts add and we leave out on purpose, and its own log of collections.
+# Options of the distribution's scripts that are left out on purpose.
 LEFT_OUT = ("-Xlog:gc", "-XX:+HeapDumpOnOutOfMemoryError", "-XX:HeapDumpPath=", "-XX:+ExitOnOutOfMemoryError")
-# The same for both, at another place.
+# The same option with another value.
 ELSEWHERE = ("-Djava.io.tmpdir=", "-XX:ErrorFile=", "-Xms", "-Xmx", "-javaagent:", "-Xshare:")
 
 
@@ -165,18 +164,18 @@ ELSEWHERE = ("-Djava.io.tmpdir=", "-XX:ErrorFile=", "-Xms", "-Xmx", "-javaagent:
         ),
     ],
 )
-def test_the_jvms_options_are_those_of_the_distributions_own_script(
-    node: Node, version: str, parser: str, heap_bytes: int
+def test_jvm_options_are_those_of_the_start_script(
+    node: ElasticTarget, version: str, parser: str, heap_bytes: int
 ) -> None:
-    asked = TargetOptions(name=node.name, version=version, heap_bytes=heap_bytes)
-    skip_without_java(asked)
-    java = targets.fetch(node.requirements(asked))
+    options = TargetOptions(name=node.name, version=version, heap_bytes=heap_bytes)
+    skip_without_java(options)
+    java = targets.fetch(node.requirements(options))
     if not java.is_full:
-        pytest.skip("the script's options need a full JDK")
-    line = node.version(asked)
-    dist = artifacts.unpacked(line.archive)
+        pytest.skip("the script's options require a full JDK")
+    row = node.version(options)
+    dist = artifacts.fetch_unpacked(row.archive)
     theirs = options_of_the_script(java, dist, parser, heap_bytes)
-    ours = set(node_options.jvm_flags(line, asked, java, Path("/home"), dist))
+    ours = set(node_options.jvm_flags(row, NodeStart(options, java, Path("/home"), 0, (Endpoint("x", 1),)), dist))
     assert {flag for flag in ours if not flag.startswith(ELSEWHERE)} == {
         flag for flag in theirs if not flag.startswith((*ELSEWHERE, *LEFT_OUT))
     }
@@ -198,22 +197,21 @@ def options_of_the_script(java: Java, dist: Path, parser: str, heap_bytes: int) 
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_a_node_writes_nothing_outside_its_home(tmp_path: Path) -> None:
-    asked = TargetOptions(heap_bytes=HEAP_BYTES)
-    with served(tmp_path, asked) as server:
+    options = TargetOptions(heap_bytes=HEAP_BYTES)
+    with served(tmp_path, options) as server:
         server.create_index(WORKLOAD)
-        written = open_to_write(server.process.jvm_pid)
+        written = list_open_files(server.process.jvm_pid)
     assert any(path.is_relative_to(server.home) for path in written)
     assert not [path for path in written if not path.is_relative_to(tmp_path) and "hsperfdata_" not in str(path)]
 
 
-def open_to_write(pid: int) -> set[Path]:
-    """The files that a process has open to write."""
-    found = set()
+def list_open_files(pid: int) -> set[Path]:
+    """Return the files that a process has open for writing."""
+    files = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        # It may be closed meanwhile.
         with contextlib.suppress(FileNotFoundError):
             flags = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text(encoding="utf-8").split("flags:")[1].split()[0]
             path = link.readlink()
             if int(flags, 8) & 0o3 and path.is_file():
-                found.add(path)
-    return found
+                files.add(path)
+    return files

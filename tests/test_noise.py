@@ -1,4 +1,4 @@
-"""A/A tests: the plan that runs everything on two sides, and what they say of the machine's noise."""
+"""A/A tests: their plan with two sides, and the measured noise."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ import made_summaries as made
 import numpy as np
 import pytest
 
-from ingest_bench import report
-from ingest_bench.analysis.compare import changes, comparison, noise
-from ingest_bench.analysis.compare.comparable import Results
-from ingest_bench.analysis.numbers import student
-from ingest_bench.analysis.run import per_gb
-from ingest_bench.cli.what import What, plans
+from ingest_bench.analysis import student
+from ingest_bench.analysis.compare import changes, comparison
+from ingest_bench.analysis.compare.changes import Results
+from ingest_bench.analysis.run import columns as columns_module
+from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import order, spec
-from ingest_bench.report.tables import noise_table as shown
+from ingest_bench.experiment import spec
+from ingest_bench.report import change_tables, reports
 
 
 @pytest.mark.parametrize("comparisons", [1, 20])
 @pytest.mark.parametrize("runs", [3, 5, 20])
-def test_a_change_that_is_called_detectable_is_found_four_times_of_five(runs: int, comparisons: int) -> None:
+def test_detectable_change_is_found_with_80_percent_probability(runs: int, comparisons: int) -> None:
     from scipy import stats  # noqa: PLC0415 - it takes a second, and most others here nothing
 
     histories, random = 4000, np.random.default_rng(runs)
-    # The noise is known from an A/A test alone, as `run --aa` knows it.
+    # The noise is estimated from an A/A test, as in `run --aa`.
     spread = (random.normal(0, 2, (histories, 2, runs)).var(axis=2, ddof=1).mean(axis=1)) ** 0.5
     ones, others = random.normal(100, 2, (2, histories, comparisons, runs))
-    others[:, 0] += spread[:, None] * comparison.detectable(1.0, runs, comparisons)
+    others[:, 0] += spread[:, None] * comparison.detectable_difference(1.0, runs, comparisons)
     p_values = stats.ttest_ind(ones, others, axis=2, equal_var=False).pvalue
     ranked = np.sort(p_values, axis=1)
     kept = ranked <= 0.05 / (comparisons - np.arange(comparisons))
-    # Holm: the smallest p values, up to the first one that is not kept.
+    # Holm: the smallest p values, up to the first that exceeds its level.
     distinct = np.minimum.accumulate(kept, axis=1).sum(axis=1)
     detected = (
         p_values[:, 0] < np.take_along_axis(np.c_[ranked, np.full(histories, np.inf)], distinct[:, None], 1)[:, 0]
@@ -44,7 +43,7 @@ def test_a_change_that_is_called_detectable_is_found_four_times_of_five(runs: in
     assert 0.787 <= detected.mean() <= 0.82
 
 
-def test_the_power_of_the_planned_test_is_that_of_the_noncentral_t() -> None:
+def test_power_of_the_planned_test_matches_the_noncentral_t() -> None:
     from scipy import stats  # noqa: PLC0415
 
     # With many runs Welch's degrees of freedom are those of Student, and the noise is known.
@@ -54,17 +53,17 @@ def test_the_power_of_the_planned_test_is_that_of_the_noncentral_t() -> None:
     assert planned.power(0.0) == pytest.approx(0.05, abs=0.002)
 
 
-def test_the_replicates_that_are_proposed_show_the_change_and_fewer_do_not() -> None:
-    runs = comparison.replicates_for(0.02, 5, 1, 0.03)
+def test_suggested_replicates_detect_the_change_and_fewer_do_not() -> None:
+    runs = comparison.replicates_for_difference(0.02, 5, 1, 0.03)
     assert runs is not None
     one_fewer = student.WelchTest(runs=runs - 1, level=0.05, noise_freedom=8)
-    assert student.least_effect(one_fewer, 0.8) * 0.02 * 2**0.5 > 0.03
-    more = [comparison.replicates_for(0.02, 5, comparisons, 0.03) or 0 for comparisons in (5, 20)]
+    assert student.min_effect(one_fewer, 0.8) * 0.02 * 2**0.5 > 0.03
+    more = [comparison.replicates_for_difference(0.02, 5, comparisons, 0.03) or 0 for comparisons in (5, 20)]
     assert runs < more[0] < more[1]
-    assert comparison.replicates_for(1, 5, 1, 1e-6) is None
+    assert comparison.replicates_for_difference(1, 5, 1, 1e-6) is None
 
 
-def test_the_comparisons_are_those_that_compare_makes_by_default() -> None:
+def test_number_of_comparisons_is_that_of_compare() -> None:
     runs = [
         made.summary({"network": network, "side": side}, replicate, seed=seed)
         for seed, side in enumerate("AB")
@@ -72,68 +71,72 @@ def test_the_comparisons_are_those_that_compare_makes_by_default() -> None:
         for replicate in range(1, 4)
     ]
     before, now = ([run for run in runs if run.levels["side"] == side] for side in "AB")
-    between = changes.between(Results(summaries=before), Results(summaries=now))
-    for columns in (comparison.COMPARED, shown.ALL):
-        assert {quantity.comparisons for quantity in noise.noise(runs, columns)} == {len(between.found)}
-    assert {quantity.comparisons for quantity in noise.noise(runs, ["gc_pauses_per_gb"])} == {2}
+    between = changes.compare_results(Results(summaries=before), Results(summaries=now))
+    for columns in (comparison.DEFAULT_COLUMNS, change_tables.EVERY_COLUMN):
+        assert {quantity.comparisons for quantity in comparison.measure_noise(runs, columns)} == {
+            len(between.comparisons)
+        }
+    assert {quantity.comparisons for quantity in comparison.measure_noise(runs, ["gc_pauses_per_gb"])} == {2}
 
 
-def test_each_run_has_its_twin_beside_it_and_either_is_the_first() -> None:
-    (ordered,) = plans(What(experiment="quickstart", against_itself=4))
+def test_runs_of_both_sides_alternate_in_random_order() -> None:
+    (ordered,) = build_plans(ExperimentOptions(experiment="quickstart", against_itself=4))
     pairs = list(zip(ordered.runs[::2], ordered.runs[1::2], strict=True))
     assert len(ordered.runs) == 4 * 4 * 2
-    for one, other in pairs:
-        same = {key: level for key, level in one.cell.levels.items() if key != "side"}
-        assert {**same, "side": other.cell.levels["side"]} == other.cell.levels
-        assert one.replicate == other.replicate
-        assert {one.cell.levels["side"], other.cell.levels["side"]} == {"A", "B"}
-        assert (one.cell.network, one.cell.load) == (other.cell.network, other.cell.load)
-    assert min(Counter(one.cell.levels["side"] for one, _ in pairs).values()) >= 3
+    for first, second in pairs:
+        same = {key: level for key, level in first.cell.levels.items() if key != "side"}
+        assert {**same, "side": second.cell.levels["side"]} == second.cell.levels
+        assert first.replicate == second.replicate
+        assert {first.cell.levels["side"], second.cell.levels["side"]} == {"A", "B"}
+        assert (first.cell.network, first.cell.load) == (second.cell.network, second.cell.load)
+    assert min(Counter(first.cell.levels["side"] for first, _ in pairs).values()) >= 3
     assert len({run.id for run in ordered.runs}) == 32
     assert {run.id for run in ordered.runs} >= {"network=loopback+receive_predictor=32KiB+side=A/1"}
 
 
-def test_an_experiment_without_factors_and_one_too_large() -> None:
-    ordered = order.order(spec.load("quickstart", ["network=loopback", "receive_predictor=32KiB"], replicates=3))
-    assert {run.id.partition("side=")[2] for run in order.against_itself(ordered).runs} == {
+def test_aa_test_without_factors_and_with_too_many_runs() -> None:
+    ordered = spec.build_plan(
+        spec.load_experiment("quickstart", ["network=loopback", "receive_predictor=32KiB"], replicates=3)
+    )
+    assert {run.id.partition("side=")[2] for run in spec.pair_runs(ordered).runs} == {
         f"{side}/{number}" for side, number in itertools.product("AB", (1, 2, 3))
     }
-    with pytest.raises(SpecError, match=r"that makes 12,000 runs, and at most 10,000 are done"):
-        plans(What(experiment="quickstart", against_itself=1500))
-    with pytest.raises(SpecError, match="take --replicates out"):
-        plans(What(experiment="quickstart", against_itself=3, replicates=3))
+    with pytest.raises(SpecError, match=r"the plan has 12,000 runs; at most 10,000 are allowed"):
+        build_plans(ExperimentOptions(experiment="quickstart", against_itself=1500))
+    with pytest.raises(SpecError, match="--aa cannot be combined with --replicates"):
+        build_plans(ExperimentOptions(experiment="quickstart", against_itself=3, replicates=3))
 
 
-def test_the_table_says_what_would_be_noise_and_nothing_where_there_are_no_sides() -> None:
+def test_noise_table_is_empty_without_sides() -> None:
     runs = [
         made.summary({"network": "ethernet", "side": side}, replicate, seed=seed)
         for seed, side in enumerate("AB")
         for replicate in range(1, 6)
     ]
-    head, first, *_ = shown.table(runs)
+    head, first, *_ = change_tables.noise_rows(runs)
     assert head[:3] == ["column", "mean", "runs a side"]
     row = dict(zip(head, first, strict=True))
-    (rate, *_) = noise.noise(runs, comparison.COMPARED)
+    (rate, *_) = comparison.measure_noise(runs, comparison.DEFAULT_COLUMNS)
     assert rate.spread is not None
-    # They were made with 2%.
+    # The synthetic noise is 2%.
     assert 0.01 < rate.spread < 0.04
     assert row["column"] == "docs_per_s_mean"
     assert row["they show"] == f"{rate.detectable:.1%}"
     assert int(row["replicates for 10%"]) <= int(row["replicates for 5%"]) <= int(row["replicates for 3%"])
     assert row["sides differ"] == "no"
-    assert shown.table([made.summary({"network": "ethernet"}, replicate) for replicate in (1, 2)]) == []
+    assert change_tables.noise_rows([made.summary({"network": "ethernet"}, replicate) for replicate in (1, 2)]) == []
 
 
-def test_the_file_has_the_noise_of_every_column_that_can_be_compared() -> None:
+def test_noise_file_has_every_comparable_column() -> None:
     runs = [
         made.summary({"network": "ethernet", "side": side}, replicate, seed=seed)
         for seed, side in enumerate("AB")
         for replicate in range(1, 4)
     ]
-    text = report.noise_tables(runs)["report/noise.csv"].decode()
+    text = reports.build_noise(runs)["report/noise.csv"].decode()
     columns = [row["column"] for row in csv.DictReader(text.splitlines())]
     numbers = {name for name, value in runs[0].values.items() if isinstance(value, (int, float))}
-    assert set(columns) == {name for name in numbers if name not in per_gb.TOTALS}
+    assert set(columns) == {name for name in numbers if name not in columns_module.PER_GB_TOTALS}
     assert {"docs_per_s_mean", "heap_after_gc_max_bytes", "gc_pauses_per_gb"} <= set(columns)
     assert "gc_pauses" not in columns
-    assert report.noise_tables([made.summary({"network": "ethernet"})]) == {}
+    assert reports.build_noise([made.summary({"network": "ethernet"})]) == {}

@@ -1,4 +1,4 @@
-"""Probes on a JVM that runs already: what they see, and that nothing of them stays."""
+"""Probes on a running JVM: their readings, and that they leave no trace."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from servers import BULK, Served, served, visible
 from ingest_bench import probes, system
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import java
-from ingest_bench.jvm.attach import Attached, attach
-from ingest_bench.jvm.observed import observed
+from ingest_bench.jvm.attach import AttachedJvm, attach
+from ingest_bench.jvm.observe import observe
 from ingest_bench.ledger import sessions
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import recording, vantage
+from ingest_bench.probes import observer, recording
 from ingest_bench.probes.context import ReadContext
-from ingest_bench.targets.small.sink import Sink
+from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
 DOCUMENT = b'{"index":{}}\n{"text":"%s"}\n' % (b"x" * 4000)
-# Large enough that each buffer is outside of every TLAB, and that there are collections.
+# Large enough that each buffer is outside a TLAB, and that there are collections.
 RECEIVE_BYTES = 512 << 10
 
 
@@ -41,272 +41,251 @@ on_each_java = pytest.mark.parametrize("server", [11, 17, 25], indirect=True)
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A sink that has a GC log of its own."""
+    """A sink with a GC log of its own."""
     folder = tmp_path_factory.mktemp("attach")
     java_version = getattr(request, "param", 17)
-    asked = TargetOptions(
+    options = TargetOptions(
         name="sink", version=f"java{java_version}", heap_bytes=64 << 20, receive_predictor_bytes=(RECEIVE_BYTES,)
     )
     with (
         visible(),
-        served(folder, asked, (f"-Xlog:gc=info:file={folder / 'home' / 'own.log'}:uptime:filecount=0",)) as started,
+        served(folder, options, (f"-Xlog:gc=info:file={folder / 'home' / 'own.log'}:uptime:filecount=0",)) as sink,
     ):
-        yield started
+        yield sink
 
 
 @pytest.fixture
-def jvm(server: Served) -> Attached:
+def jvm(server: Served) -> AttachedJvm:
     return attach(server.process.jvm_pid)
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    made = tmp_path / "raw"
-    made.mkdir()
-    return made
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ledger of our own."""
+    """Use a ledger of the test."""
     folder = tmp_path / "state"
     monkeypatch.setenv("INGEST_BENCH_STATE", str(folder))
     return folder
 
 
-def switched_on(jvm: Attached) -> tuple[list[str], list[str]]:
-    """Log outputs and recordings of a JVM; the numbers of outputs do not matter."""
-    outputs = re.findall(r"^ #\d+: (.*)$", jvm.ask("VM.log", "list"), re.MULTILINE)
-    return outputs, re.findall(r"name=\S+", jvm.ask("JFR.check"))
+def list_outputs(jvm: AttachedJvm) -> tuple[list[str], list[str]]:
+    """Return log outputs and recordings of a JVM."""
+    outputs = re.findall(r"^ #\d+: (.*)$", jvm.run_jcmd("VM.log", "list"), re.MULTILINE)
+    return outputs, re.findall(r"name=\S+", jvm.run_jcmd("JFR.check"))
 
 
-def bulks(server: Served, count: int) -> None:
+def send_bulks(server: Served, count: int) -> None:
     for _ in range(count):
         assert server.http.request("POST", "/test/_bulk", DOCUMENT * 1000, BULK).status == 200
 
 
 def counters(server: Served) -> dict[str, Any]:
     assert isinstance(server.target, Sink)
-    return server.target.counters((server.http,))
+    return server.target.read_counters((server.http,))
 
 
-def watched(names: list[str], jvm: Attached, raw: Path, limit_s: int = 300) -> AbstractContextManager[None]:
-    return vantage.AttachedTo(jvm).watch(probes.chosen(names), [raw], limit_s)
+def watch(names: list[str], jvm: AttachedJvm, raw: Path, limit_s: int = 300) -> AbstractContextManager[None]:
+    return observer.AttachedObserver(jvm).watch(probes.select_probes(names), [raw], limit_s)
 
 
-def context(jvm: Attached, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
-    found = java.find(jvm.java_version)
+def context(jvm: AttachedJvm, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
+    runtime = java.find_java(jvm.java_version)
     window = {"start_ns": start_ns, "end_ns": 2**62}
-    return ReadContext(raw=raw, **window, ports=frozenset(ports), reader=lambda: recording.reader(found))
+    return ReadContext(raw=raw, **window, ports=frozenset(ports), reader=lambda: recording.reader_command(runtime))
 
 
-def readings(measured: list[Measured]) -> dict[str, Any]:
-    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+def readings(outputs: list[ProbeOutput]) -> dict[str, Any]:
+    return {item.name: item.value for item in outputs if isinstance(item, Reading)}
 
 
-def remarks(measured: list[Measured]) -> list[str]:
-    return [item.text for item in measured if isinstance(item, Remark)]
+def notes(outputs: list[ProbeOutput]) -> list[str]:
+    return [item.text for item in outputs if isinstance(item, Note)]
 
 
 @pytest.mark.nightly
 @on_each_java
-def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
-    server: Served, jvm: Attached, raw: Path
-) -> None:
-    assert f"java{jvm.java_version}" == server.asked.version
+def test_probes_read_exactly_what_the_sink_counts(server: Served, jvm: AttachedJvm, raw: Path) -> None:
+    assert f"java{jvm.java_version}" == server.options.version
     names = ["reads", "gc", "allocations", "host", *(["kernel-reads"] if system.is_root() else [])]
-    own_before = switched_on(jvm)
+    own_before = list_outputs(jvm)
     own = server.home / "own.log"
     own_bytes = [own.stat().st_size]
-    bulks(server, 3)
+    send_bulks(server, 3)
     before = counters(server)
     start_ns = time.time_ns()
-    with watched(names, jvm, raw):
-        outputs, recordings = switched_on(jvm)
-        bulks(server, 40)
+    with watch(names, jvm, raw):
+        outputs, recordings = list_outputs(jvm)
+        send_bulks(server, 40)
         after = counters(server)
         own_bytes.append(own.stat().st_size)
-    assert switched_on(jvm) == own_before
-    bulks(server, 20)
+    assert list_outputs(jvm) == own_before
+    send_bulks(server, 20)
     own_bytes.append(own.stat().st_size)
-    assert own_bytes == sorted(set(own_bytes)), "the server's own log goes on, during and after"
+    assert own_bytes == sorted(set(own_bytes)), "the server's own log continues"
     assert len(outputs) == len(own_before[0]) + 2
     assert len(recordings) == 1
     # All connections: the port that sent the bulks is one of them.
     ports = {int(port) for port in after["by_peer_port"]}
-    measured = vantage.Started.read(probes.chosen(names), context(jvm, raw, ports, start_ns))
-    assert remarks(measured) == []
-    seen = readings(measured)
+    measured = observer.LaunchedObserver.read(probes.select_probes(names), context(jvm, raw, ports, start_ns))
+    assert notes(measured) == []
+    values = readings(measured)
 
-    def grown(name: str) -> int:
+    def increase(name: str) -> int:
         return int(after[name]) - int(before[name])
 
-    assert seen["reads_recorded"] == grown("reads") > 40
-    assert seen["bytes_read"] == grown("bytes_read") > 40 * 1000 * 4000
+    assert values["reads_recorded"] == increase("reads") > 40
+    assert values["bytes_read"] == increase("bytes_read") > 40 * 1000 * 4000
     sizes = next(item.counts for item in measured if isinstance(item, Histogram) and item.name == "read_bytes")
-    assert sum(sizes.values()) == grown("reads")
-    assert seen["outside_tlab_network_bytes"] == pytest.approx(grown("buffer_bytes_allocated"), rel=0.01)
-    assert seen["gc_collector"] == "g1"
-    assert seen["gc_pauses"] == seen["gc_pauses_log"] > 0
-    assert seen["server_cpu_s"] > 0
-    assert (seen["direct_buffers_max"] is None) == (jvm.java_version == 11)
+    assert sum(sizes.values()) == increase("reads")
+    assert values["outside_tlab_network_bytes"] == pytest.approx(increase("buffer_bytes_allocated"), rel=0.01)
+    assert values["gc_collector"] == "g1"
+    assert values["gc_pauses"] == values["gc_pauses_log"] > 0
+    assert values["server_cpu_s"] > 0
+    assert (values["direct_buffers_max"] is None) == (jvm.java_version == 11)
     if system.is_root():
-        assert seen["kernel_bytes_read"] == seen["bytes_read"]
-        assert seen["kernel_reads"] == seen["reads_recorded"]
+        assert values["kernel_bytes_read"] == values["bytes_read"]
+        assert values["kernel_reads"] == values["reads_recorded"]
 
 
 @pytest.mark.nightly
-def test_a_jvm_that_runs_already_is_recorded_for_profiling_too_and_also_without_a_probe(
-    server: Served, jvm: Attached, raw: Path
-) -> None:
-    own = switched_on(jvm)
-    with vantage.AttachedTo(jvm, profiles=True).watch({}, [raw], limit_s=300):
-        bulks(server, 40)
-    assert switched_on(jvm) == own
-    types = recording.load(context(jvm, raw, set())).content["types"]
+def test_a_running_jvm_is_profiled_without_probes(server: Served, jvm: AttachedJvm, raw: Path) -> None:
+    own = list_outputs(jvm)
+    with observer.AttachedObserver(jvm, is_profiling=True).watch({}, [raw], limit_s=300):
+        send_bulks(server, 40)
+    assert list_outputs(jvm) == own
+    types = recording.load_recording(context(jvm, raw, set())).content["types"]
     assert types["jdk.ExecutionSample"] > 0
     assert "jdk.SocketRead" not in types or types["jdk.SocketRead"] < 40
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("server", [25], indirect=True)
-def test_another_recording_of_the_jvm_hides_no_read(server: Served, jvm: Attached, raw: Path) -> None:
-    jvm.ask("JFR.start", "name=other", "settings=default")
+def test_another_recording_hides_no_reads(server: Served, jvm: AttachedJvm, raw: Path) -> None:
+    jvm.run_jcmd("JFR.start", "name=other", "settings=default")
     try:
         before = counters(server)
-        with watched(["reads"], jvm, raw):
-            bulks(server, 80)
+        with watch(["reads"], jvm, raw):
+            send_bulks(server, 80)
             after = counters(server)
     finally:
-        jvm.ask("JFR.stop", "name=other")
+        jvm.run_jcmd("JFR.stop", "name=other")
     ports = {int(port) for port in after["by_peer_port"]}
-    numbers = readings(vantage.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
-    # The other one records at most 100 of them in a second.
+    numbers = readings(observer.LaunchedObserver.read(probes.select_probes(["reads"]), context(jvm, raw, ports)))
+    # The other recording has at most 100 reads per second.
     assert numbers["reads_recorded"] == after["reads"] - before["reads"] > 600
     assert numbers["bytes_read"] == after["bytes_read"] - before["bytes_read"]
 
 
 @pytest.mark.nightly
-def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached, tmp_path: Path) -> None:
-    seen, true = [], []
-    for name in ("first", "second"):
-        raw = tmp_path / name
-        raw.mkdir()
-        before = counters(server)
-        with watched(["reads", "gc"], jvm, raw):
-            bulks(server, 2)
-            after = counters(server)
-        ports = {int(port) for port in after["by_peer_port"]}
-        found = readings(vantage.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
-        seen.append((found["reads_recorded"], found["bytes_read"]))
-        true.append(tuple(after[name] - before[name] for name in ("reads", "bytes_read")))
-    assert seen == true
-
-
-@pytest.mark.nightly
-def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: Attached, raw: Path) -> None:
-    before = switched_on(jvm)
-    with pytest.raises(RunFailed, match="answered 404"), watched(["reads", "gc"], jvm, raw):
-        server.http.expect("GET", "/there/is/no/such/page")
-    assert switched_on(jvm) == before
+def test_a_failed_block_leaves_no_trace_in_the_jvm(server: Served, jvm: AttachedJvm, raw: Path) -> None:
+    before = list_outputs(jvm)
+    with pytest.raises(RunFailed, match="got status 404"), watch(["reads", "gc"], jvm, raw):
+        server.http.request_json("GET", "/there/is/no/such/page")
+    assert list_outputs(jvm) == before
     assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
-    assert sessions.show() == []
-    nothing_is_left()
+    assert sessions.list_sessions() == []
+    check_folders_are_removed()
 
 
 @pytest.mark.nightly
-def test_nobody_else_can_observe_the_same_jvm(jvm: Attached, raw: Path) -> None:
+def test_a_jvm_has_one_observer_at_a_time(jvm: AttachedJvm, raw: Path) -> None:
     with (
-        watched(["gc"], jvm, raw),
+        watch(["gc"], jvm, raw),
         pytest.raises(RunFailed, match=f"in use by pid {os.getpid()}: probes in the JVM with pid {jvm.pid}"),
-        watched(["gc"], jvm, raw),
+        watch(["gc"], jvm, raw),
     ):
-        pytest.fail("it is taken")
+        pytest.fail("two observers")
 
 
 @pytest.mark.nightly
-def test_a_time_limit_ends_all_of_it_and_is_told(jvm: Attached, raw: Path) -> None:
-    before = switched_on(jvm)
+def test_the_time_limit_ends_the_observation(jvm: AttachedJvm, raw: Path) -> None:
+    before = list_outputs(jvm)
     with (
-        pytest.raises(InvalidRun, match="time limit of 6 s was over"),
-        watched(["reads", "gc"], jvm, raw, limit_s=6),
+        pytest.raises(InvalidRun, match="time limit of 6 s expired"),
+        watch(["reads", "gc"], jvm, raw, limit_s=6),
     ):
-        wait_until(lambda: switched_on(jvm) == before)
+        wait_until(lambda: list_outputs(jvm) == before)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_whoever_ends_us_nothing_stays_in_the_jvm(number: signal.Signals, jvm: Attached, raw: Path) -> None:
-    before = switched_on(jvm)
+def test_a_killed_observer_leaves_no_trace_in_the_jvm(number: signal.Signals, jvm: AttachedJvm, raw: Path) -> None:
+    before = list_outputs(jvm)
     argv = [sys.executable, str(Path(__file__).with_name("observe_driver.py")), str(jvm.pid), str(raw)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "attached\n"
-        assert switched_on(jvm) != before
+        assert list_outputs(jvm) != before
         driver.send_signal(number)
         driver.wait(60)
-    wait_until(lambda: sessions.show() == [])
-    assert switched_on(jvm) == before
-    nothing_is_left()
+    wait_until(lambda: sessions.list_sessions() == [])
+    assert list_outputs(jvm) == before
+    check_folders_are_removed()
 
 
-def test_a_refused_recording_is_an_error_with_the_jvms_words(jvm: Attached, raw: Path) -> None:
-    (raw / "broken.jfc").write_text("this is no settings file", encoding="utf-8")
+def test_a_refused_recording_quotes_the_jvm(jvm: AttachedJvm, raw: Path) -> None:
+    (raw / "broken.jfc").write_text("not a settings file", encoding="utf-8")
     with (
-        pytest.raises(RunFailed, match=r"JFR\.start .*(it said|and said)"),
-        observed(jvm, raw, settings=raw / "broken.jfc", logs=(), limit_s=60),
+        pytest.raises(RunFailed, match=r"JFR\.start "),
+        observe(jvm, raw, settings=raw / "broken.jfc", logs=(), limit_s=60),
     ):
-        pytest.fail("it cannot start")
+        pytest.fail("started")
     assert not list(raw.glob("*.jfr"))
-    nothing_is_left()
+    check_folders_are_removed()
 
 
-def test_a_refused_log_leaves_no_recording(jvm: Attached, raw: Path) -> None:
-    before = switched_on(jvm)
+def test_a_refused_log_leaves_no_recording(jvm: AttachedJvm, raw: Path) -> None:
+    before = list_outputs(jvm)
     broken = dataclasses.replace(probes.PROBES["gc"].logs[0], what="no-such-tag=info")
     settings = raw / "settings.jfc"
-    settings.write_text(recording.settings(dict(probes.PROBES["reads"].events)), encoding="utf-8")
+    settings.write_text(recording.format_settings(dict(probes.PROBES["reads"].events)), encoding="utf-8")
     with (
         pytest.raises(RunFailed, match=r"VM\.log .*no-such-tag"),
-        observed(jvm, raw, settings=settings, logs=(broken,), limit_s=60),
+        observe(jvm, raw, settings=settings, logs=(broken,), limit_s=60),
     ):
-        pytest.fail("it cannot start")
-    assert switched_on(jvm) == before
+        pytest.fail("started")
+    assert list_outputs(jvm) == before
 
 
 @pytest.mark.nightly
-def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Path) -> None:
+def test_a_jvm_that_exits_leaves_its_recording(tmp_path: Path, raw: Path) -> None:
     with visible(), served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
-        with watched(["reads", "gc"], attach(server.process.jvm_pid), raw):
+        with watch(["reads", "gc"], attach(server.process.jvm_pid), raw):
             server.bulk(10)
             server.process.popen.terminate()
             server.process.popen.wait(60)
         assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
-        assert sessions.show() == []
+        assert sessions.list_sessions() == []
 
 
 @pytest.mark.nightly
-def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path, raw: Path) -> None:
+def test_a_killed_jvm_is_not_an_error_of_the_probes(tmp_path: Path, raw: Path) -> None:
     with visible(), served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
         jvm = attach(server.process.jvm_pid)
-        with watched(["reads", "gc"], jvm, raw):
+        with watch(["reads", "gc"], jvm, raw):
             server.bulk(10)
             server.process.popen.kill()
             server.process.popen.wait(60)
         assert not jvm.is_alive()
-        assert remarks(vantage.Started.read(probes.chosen(["reads"]), context(jvm, raw, {1}))) != []
-        assert sessions.show() == []
+        assert notes(observer.LaunchedObserver.read(probes.select_probes(["reads"]), context(jvm, raw, {1}))) != []
+        assert sessions.list_sessions() == []
 
 
 def scratch() -> list[Path]:
-    """Folders of observations that are there, of whomever."""
+    """Return the folders of all observations on this machine."""
     return [path for path in Path("/var/tmp").glob("ingest-bench-?*") if (path / "jvm" / "gc.log").exists()]  # noqa: S108
 
 
-def nothing_is_left() -> None:
-    """No folder that is there now stays: those of tests beside this one go with their runs."""
-    found = set(scratch())
-    wait_until(lambda: not found & set(scratch()))
+def check_folders_are_removed() -> None:
+    """Wait until all present folders are removed: those of other tests go with their runs."""
+    folders = set(scratch())
+    wait_until(lambda: not folders & set(scratch()))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -317,26 +296,26 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")
-def test_the_user_of_the_jvm_cannot_put_a_link_in_place_of_its_folder(
+def test_the_user_of_the_jvm_cannot_replace_its_folder(
     tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = tmp_path / "settings.jfc"
     secret.write_text("of root")
     settings = tmp_path / "recording.jfc"
     settings.write_text("<configuration/>")
-    theirs = Attached(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", began="")
+    theirs = AttachedJvm(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", start_id="")
     chown = os.chown
-    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    as_user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
     moves: list[int] = []
 
     def chown_and_swap(folder: Path, uid: int, group: int) -> None:
         chown(folder, uid, group)
         swap = f'mv "{folder}" "{folder}-aside" && ln -s "{tmp_path}" "{folder}"'
-        moves.append(subprocess.run((*as_nobody, "sh", "-c", swap), check=False, capture_output=True).returncode)
-        subprocess.run((*as_nobody, "ln", "-sf", str(secret), str(folder / "settings.jfc")), check=False)
+        moves.append(subprocess.run((*as_user, "sh", "-c", swap), check=False, capture_output=True).returncode)
+        subprocess.run((*as_user, "ln", "-sf", str(secret), str(folder / "settings.jfc")), check=False)
 
     monkeypatch.setattr(os, "chown", chown_and_swap)
-    with pytest.raises(RunFailed, match=r"JFR\.start"), observed(theirs, raw, settings=settings, logs=(), limit_s=60):
+    with pytest.raises(RunFailed, match=r"JFR\.start"), observe(theirs, raw, settings=settings, logs=(), limit_s=60):
         pass
     assert moves == [1]
     assert secret.read_text() == "of root"
@@ -344,13 +323,13 @@ def test_the_user_of_the_jvm_cannot_put_a_link_in_place_of_its_folder(
 
 @pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")
 @pytest.mark.parametrize("plant", ["link", "pipe", "name"])
-def test_only_plain_files_of_a_jvm_of_another_user_are_kept(
+def test_only_plain_files_of_another_user_are_kept(
     tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch, plant: str
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of root")
     (raw / "host.jsonl").write_text("measured")
-    theirs = Attached(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", began="")
+    theirs = AttachedJvm(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", start_id="")
     folders: list[Path] = []
     chown = os.chown
 
@@ -360,8 +339,8 @@ def test_only_plain_files_of_a_jvm_of_another_user_are_kept(
 
     monkeypatch.setattr(os, "chown", record_chown)
 
-    def observe() -> None:
-        with observed(theirs, raw, settings=None, logs=(), limit_s=60):
+    def observe_once() -> None:
+        with observe(theirs, raw, settings=None, logs=(), limit_s=60):
             (folders[0] / "gc.log").write_text("[0.1s] a line")
             folders[0].chmod(0o777)
             if plant == "link":
@@ -371,8 +350,8 @@ def test_only_plain_files_of_a_jvm_of_another_user_are_kept(
             else:
                 (folders[0] / "host.jsonl").write_text("another measurement")
 
-    with pytest.raises(RunFailed, match="is no plain file of a probe's"):
-        observe()
+    with pytest.raises(RunFailed, match="is not a plain file of a probe"):
+        observe_once()
     assert (raw / "gc.log").read_text() == "[0.1s] a line"
     assert (raw / "gc.log").stat().st_uid == 0
     assert (raw / "host.jsonl").read_text() == "measured"

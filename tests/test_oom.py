@@ -27,15 +27,15 @@ NETTY = "failed to allocate 16777216 byte(s) of direct memory (used: 1056964615,
         ("Compressed class space", "metaspace"),
     ],
 )
-def test_an_error_file_says_what_ran_out(text: str, kind: str, tmp_path: Path) -> None:
+def test_kind_is_read_from_the_error_file(text: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "hs_err.log").write_text(CRASH.format(text))
-    found = find_oom(tmp_path)
-    assert found is not None
-    assert (found.kind, found.text, found.source) == (kind, text, "hs_err.log")
+    error = find_oom(tmp_path)
+    assert error is not None
+    assert (error.kind, error.text, error.source) == (kind, text, "hs_err.log")
 
 
 @pytest.mark.parametrize("text", ["Direct buffer memory", DIRECT])
-def test_an_error_that_somebody_caught_is_in_the_exceptions_log(text: str, tmp_path: Path) -> None:
+def test_caught_error_is_found_in_the_exceptions_log(text: str, tmp_path: Path) -> None:
     (tmp_path / "exceptions.log").write_text("[0.1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: heap>\n")
     with (tmp_path / "exceptions.log").open("a") as log:
         log.write(THROWN.format(text))
@@ -43,70 +43,70 @@ def test_an_error_that_somebody_caught_is_in_the_exceptions_log(text: str, tmp_p
     assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=text, source="exceptions.log", at_ns=1500 * 10**6)
 
 
-def test_the_moment_is_the_one_that_the_log_says(tmp_path: Path) -> None:
+def test_time_is_that_of_the_log_line(tmp_path: Path) -> None:
     (tmp_path / "exceptions.log").write_text("[2026-11-22T07:38:46.274+0000]" + THROWN.format(DIRECT))
-    found = find_oom(tmp_path)
-    assert found is not None
-    assert found.at_ns == 1795333126_274_000_000
+    error = find_oom(tmp_path)
+    assert error is not None
+    assert error.at_ns == 1795333126_274_000_000
 
 
-def test_an_error_without_words_is_explained_by_a_later_one(tmp_path: Path) -> None:
+def test_error_without_a_message_gets_the_kind_of_a_later_one(tmp_path: Path) -> None:
     lines = (
         "[2026-11-22T07:38:46.274+0000][info] Exception <a 'java/lang/OutOfMemoryError'{0x1}> (0x1)",
         "[2026-11-22T07:38:47.000+0000][info] Exception <a 'java/lang/OutOfMemoryError'{0x2}: Java heap space> (0x2)",
     )
     (tmp_path / "exceptions.log").write_text("\n".join(lines))
-    found = find_oom(tmp_path)
-    assert found is not None
-    assert (found.kind, found.text) == ("heap", "Java heap space")
-    assert found.at_ns == 1795333126_274_000_000
+    error = find_oom(tmp_path)
+    assert error is not None
+    assert (error.kind, error.text) == ("heap", "Java heap space")
+    assert error.at_ns == 1795333126_274_000_000
 
 
-def test_nettys_own_direct_memory_is_direct(tmp_path: Path) -> None:
+def test_direct_memory_of_netty_is_direct(tmp_path: Path) -> None:
     line = f"[9s][info][exceptions] Exception <a 'io/netty/util/internal/OutOfDirectMemoryError'{{0x1}}: {NETTY}>\n"
     (tmp_path / "exceptions.log").write_text(line)
     os.utime(tmp_path / "exceptions.log", (2, 2))
     assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=NETTY, source="exceptions.log", at_ns=2 * 10**9)
 
 
-def test_the_servers_own_log_is_asked_last(tmp_path: Path) -> None:
+def test_log_of_the_server_is_read_last(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(f'Exception in thread "main" java.lang.OutOfMemoryError: {DIRECT}\n\tat java.base/java.nio.Bits\n')
     os.utime(log, (3, 3))
     assert find_oom(tmp_path, log) == OutOfMemory(kind="direct", text=DIRECT, source="server.log", at_ns=3 * 10**9)
 
 
-def test_a_crash_of_another_kind_is_no_lack_of_memory(tmp_path: Path) -> None:
+def test_other_crash_is_not_out_of_memory(tmp_path: Path) -> None:
     (tmp_path / "hs_err.log").write_text("#\n#  SIGSEGV (0xb) at pc=0x00007f, pid=1, tid=2\n#\n")
     (tmp_path / "exceptions.log").write_text("[1s][info][exceptions] Exception <a 'java/io/IOException'{0x0}: x>\n")
     assert find_oom(tmp_path, tmp_path / "no.log") is None
 
 
-def test_another_exception_that_says_the_words_of_one_is_none(tmp_path: Path) -> None:
-    said = THROWN.format("Java heap space")
-    parsing = f"[2026-11-22T07:38:46.274+0000][info][exceptions] Exception <a 'a/ParseException'{{0x1}}: near {said}"
-    (tmp_path / "exceptions.log").write_text(parsing + f"near {said}")
+def test_other_exception_with_the_same_message_is_ignored(tmp_path: Path) -> None:
+    text = THROWN.format("Java heap space")
+    parsing = f"[2026-11-22T07:38:46.274+0000][info][exceptions] Exception <a 'a/ParseException'{{0x1}}: near {text}"
+    (tmp_path / "exceptions.log").write_text(parsing + f"near {text}")
     assert find_oom(tmp_path) is None
 
 
-def test_an_error_in_unknown_words_is_of_another_kind(tmp_path: Path) -> None:
+def test_unknown_message_is_of_kind_other(tmp_path: Path) -> None:
     (tmp_path / "hs_err.log").write_text(CRASH.format("Something new"))
-    found = find_oom(tmp_path)
-    assert found is not None
-    assert found.kind == "other"
+    error = find_oom(tmp_path)
+    assert error is not None
+    assert error.kind == "other"
 
 
-def test_a_line_of_any_length_fits_into_memory_and_what_it_says_into_a_sentence(tmp_path: Path) -> None:
+def test_long_line_is_shortened(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with log.open("wb") as file:
         file.write(bytes(40 << 20))
         file.write(b"\njava.lang.OutOfMemoryError: Java heap space" + b"!" * 100_000)
     tracemalloc.start()
     try:
-        found = find_oom(tmp_path, log)
+        error = find_oom(tmp_path, log)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert found is not None
-    assert (found.kind, len(found.text)) == ("heap", 1000)
+    assert error is not None
+    assert (error.kind, len(error.text)) == ("heap", 1000)
     assert peak_bytes < 10 << 20

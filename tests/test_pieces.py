@@ -1,4 +1,4 @@
-"""Samples that are read in pieces give the numbers that they give at once."""
+"""Samples that are read in batches give the same numbers as an array."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.numbers import quantiles
-from ingest_bench.analysis.run import over_time, steady
+from ingest_bench.analysis import quantiles
+from ingest_bench.analysis.run import sample_columns, steady
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
-from ingest_bench.results import sample_files
-from ingest_bench.results.sample_files import SampleFiles
+from ingest_bench.results import layout
+from ingest_bench.results.layout import SampleFiles
 
 SECONDS = made.WARM_UP_S + made.MEASURE_S
 
 
-def workers(count: int, each: int, seed: int = 1) -> list[Samples]:
-    """What the workers of a load wrote, by the moment each ticket ended; what was never sent comes last."""
+def workers(count: int, size: int, seed: int = 1) -> list[Samples]:
+    """Return the samples of several workers by their end, unsent arrivals last."""
     draw = np.random.default_rng(seed)
-    found = []
+    result = []
     for number in range(count):
-        one = np.zeros(each, dtype=SAMPLE)
-        one["done_ns"] = made.START + np.sort(draw.integers(0, (SECONDS + 1) * made.SECOND, each))
-        one["planned_ns"] = one["done_ns"] - np.exp(draw.normal(17, 1.5, each)).astype(np.int64)
-        one["sent_ns"] = one["planned_ns"] + 1000
-        one["documents"] = one["documents_acked"] = draw.integers(1, 200, each)
-        one["bytes_sent"] = one["documents"] * 500
-        one["attempts"], one["status"], one["user"] = 1, 200, number
-        failed = draw.random(each) < 0.1
-        one["outcome"][failed], one["documents_acked"][failed] = OUTCOMES.index("timeout"), 0
-        unsent = slice(each - each // 50, each)
-        one["attempts"][unsent] = one["bytes_sent"][unsent] = one["documents_acked"][unsent] = 0
-        one["outcome"][unsent] = OUTCOMES.index("cut-off")
-        one["done_ns"][unsent] = made.START + SECONDS * made.SECOND - 10**8 * (number + 1)
-        found.append(one)
-    return found
+        samples = np.zeros(size, dtype=SAMPLE)
+        samples["done_ns"] = made.START + np.sort(draw.integers(0, (SECONDS + 1) * made.SECOND, size))
+        samples["scheduled_ns"] = samples["done_ns"] - np.exp(draw.normal(17, 1.5, size)).astype(np.int64)
+        samples["sent_ns"] = samples["scheduled_ns"] + 1000
+        samples["documents"] = samples["documents_acked"] = draw.integers(1, 200, size)
+        samples["bytes_sent"] = samples["documents"] * 500
+        samples["attempts"], samples["status"], samples["user"] = 1, 200, number
+        failed = draw.random(size) < 0.1
+        samples["outcome"][failed], samples["documents_acked"][failed] = OUTCOMES.index("timeout"), 0
+        unsent = slice(size - size // 50, size)
+        samples["attempts"][unsent] = samples["bytes_sent"][unsent] = samples["documents_acked"][unsent] = 0
+        samples["outcome"][unsent] = OUTCOMES.index("cut-off")
+        samples["done_ns"][unsent] = made.START + SECONDS * made.SECOND - 10**8 * (number + 1)
+        result.append(samples)
+    return result
 
 
 def on_disk(folder: Path, parts: Sequence[Samples]) -> SampleFiles:
@@ -54,37 +54,35 @@ def on_disk(folder: Path, parts: Sequence[Samples]) -> SampleFiles:
 
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_load_that_is_read_in_pieces_has_the_same_summary(
+def test_load_read_in_batches_has_the_same_summary(
     tmp_path: Path, count: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = workers(count, 5000)
-    whole = np.concatenate(parts)
+    combined = np.concatenate(parts)
     files = on_disk(tmp_path, parts)
-    report = made.report(is_open=is_open)
-    expected = summarise(made.record(), made.cell(), whole, report, made.measured(), queries=whole)
-    monkeypatch.setattr(sample_files, "_PIECE_RECORDS", 1500)
-    monkeypatch.setattr(sample_files, "_LEAST_RECORDS", 100)
-    monkeypatch.setattr(quantiles, "_FIT", 50)
-    monkeypatch.setattr(over_time, "_LATE_S", 2)
-    assert len(list(files.pieces())) > 3
-    found = summarise(made.record(), made.cell(), files, report, made.measured(), queries=files)
-    assert found.values == pytest.approx(expected.values)
-    assert (found.state, found.reason) == (expected.state, expected.reason)
+    report = made.report(is_open_loop=is_open)
+    expected = summarise(made.inputs(samples=combined, report=report, queries=combined))
+    monkeypatch.setattr(layout, "_BATCH_RECORDS", 1500)
+    monkeypatch.setattr(layout, "_MIN_BATCH_RECORDS", 100)
+    monkeypatch.setattr(quantiles, "_MAX_KEPT", 50)
+    monkeypatch.setattr(sample_columns, "_LATE_S", 2)
+    assert len(list(files.batches())) > 3
+    result = summarise(made.inputs(samples=files, report=report, queries=files))
+    assert result.values == pytest.approx(expected.values)
+    assert (result.state, result.reason) == (expected.state, expected.reason)
     for name, series in expected.series.items():
-        assert found.series[name].at_ns == series.at_ns
-        assert found.series[name].values == pytest.approx(series.values)
+        assert result.series[name].at_ns == series.at_ns
+        assert result.series[name].values == pytest.approx(series.values)
 
 
-def test_no_piece_has_a_sample_from_before_what_the_one_before_called_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_batch_has_a_sample_before_the_settled_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = workers(3, 2000)
     for part in parts:
         part.sort(order="done_ns")
     files = on_disk(tmp_path, parts)
-    monkeypatch.setattr(sample_files, "_PIECE_RECORDS", 900)
-    monkeypatch.setattr(sample_files, "_LEAST_RECORDS", 100)
-    pieces = list(files.pieces())
+    monkeypatch.setattr(layout, "_BATCH_RECORDS", 900)
+    monkeypatch.setattr(layout, "_MIN_BATCH_RECORDS", 100)
+    pieces = list(files.batches())
     assert sum(len(samples) for samples, _ in pieces) == len(files) == 6000
     for (_, settled_ns), (samples, _) in itertools.pairwise(pieces):
         assert settled_ns is not None
@@ -93,12 +91,12 @@ def test_no_piece_has_a_sample_from_before_what_the_one_before_called_settled(
     assert sorted(np.concatenate([samples for samples, _ in pieces]).tolist()) == sorted(np.concatenate(parts).tolist())
 
 
-def test_samples_without_a_file_and_files_without_a_sample_are_none(tmp_path: Path) -> None:
+def test_missing_and_empty_sample_files_have_no_samples(tmp_path: Path) -> None:
     for files in (SampleFiles([]), on_disk(tmp_path, [np.empty(0, dtype=SAMPLE)] * 2)):
         assert len(files) == 0
-        assert [len(samples) for samples, _ in files.pieces()] == [0]
-        assert over_time.series(files, made.report()) == {}
-        assert steady.of_load(files, made.report()).reason == "nothing was sent"
+        assert [len(samples) for samples, _ in files.batches()] == [0]
+        assert sample_columns.load_series(files, made.report()) == {}
+        assert steady.find_steady_start(files, made.report()).reason == "nothing was sent"
 
 
 DRAW = np.random.default_rng(7)
@@ -118,23 +116,23 @@ DRAW = np.random.default_rng(7)
     ids=["even", "skewed", "all alike", "a few", "below zero", "the ends of a number", "one"],
 )
 @pytest.mark.parametrize("fit", [1 << 20, 100, 1])
-def test_percentiles_are_exact_however_the_values_lie_and_however_few_fit_into_memory(
+def test_percentiles_are_exact_for_all_distributions(
     values: Samples, fit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantiles, "_FIT", fit)
+    monkeypatch.setattr(quantiles, "_MAX_KEPT", fit)
     percents = (0, 0.1, 1, 50, 90, 99, 99.9, 99.99, 100)
 
     def passes() -> Iterator[Mapping[str, Samples]]:
         for start in range(0, len(values), 700):
             yield {"some": values[start : start + 700], "none": values[:0]}
 
-    found = quantiles.percentiles(passes, {"some": percents, "none": (50,)})
+    result = quantiles.percentiles(passes, {"some": percents, "none": (50,)})
     ordered = np.sort(values)
-    known = [percent for percent in percents if percent == 100 or len(values) * (100 - Fraction(str(percent))) >= 100]
-    assert {percent for kind, percent in found if kind == "some"} == set(known)
-    for percent in known:
-        # The least value that at least so many percent are not above. numpy's inverted_cdf rounds: of 2,000 values
+    defined = [percent for percent in percents if percent == 100 or len(values) * (100 - Fraction(str(percent))) >= 100]
+    assert {percent for kind, percent in result if kind == "some"} == set(defined)
+    for percent in defined:
+        # The least value with at least this percentage at or below it. numpy's inverted_cdf rounds: of 2,000 values
         # its 99.9th percentile is the 1,999th.
         place = math.ceil(Fraction(str(percent)) * len(values) / 100) - 1
-        assert found["some", percent] == ordered[max(0, place)]
-    assert ("none", 50) not in found
+        assert result["some", percent] == ordered[max(0, place)]
+    assert ("none", 50) not in result

@@ -1,4 +1,4 @@
-"""The command in a folder of somebody else, with an environment that looks there for everything: nothing there runs."""
+"""Programs and modules planted in the working directory and environment are never run."""
 
 from __future__ import annotations
 
@@ -40,83 +40,70 @@ at = "500ms"
 GATE = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = 1\n'
 
 
-@pytest.fixture(scope="module", params=commands.USERS, ids=lambda user: f"user {user}" if user else "as we are")
-def here(request: pytest.FixtureRequest) -> Iterator[Planted]:
+@pytest.fixture(scope="module")
+def here() -> Iterator[Planted]:
     commands.fill_cache()
-    with commands.place(request.param), planted(request.param) as made:
+    with commands.place(), planted(None) as planted_here:
         watching = ["reads", "gc", "allocations", "host"]
-        if made.user is None and kernel_reads.capability().present:
+        if kernel_reads.check_capability().present:
             watching.append("kernel-reads")
-        (made.folder / "watched.toml").write_text(f"probes = {watching}\n{EXPERIMENT}")
-        (made.folder / "reset.toml").write_text(EXPERIMENT + RESET)
-        (made.folder / "gate.toml").write_text(GATE)
-        yield made
+        (planted_here.folder / "watched.toml").write_text(f"probes = {watching}\n{EXPERIMENT}{RESET}")
+        (planted_here.folder / "gate.toml").write_text(GATE)
+        yield planted_here
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [("doctor",), ("list",), ("plan", "quickstart"), ("net", "check", "ethernet")])
-def test_what_looks_at_the_machine_starts_nothing_of_the_folder(here: Planted, words: tuple[str, ...]) -> None:
-    code, *said = here.does(*words)
-    assert (code, here.ran) == (0, []), said
+def test_commands_that_inspect_the_machine_run_no_planted_program(here: Planted, words: tuple[str, ...]) -> None:
+    code, *output = here.run(*words)
+    assert (code, here.executed) == (0, []), output
 
 
 @pytest.mark.nightly
-def test_a_run_with_every_probe_and_what_is_made_of_it_start_nothing_of_the_folder(here: Planted) -> None:
-    code, *said = here.does("run", "watched.toml", "--out", "out")
-    assert (code, here.ran) == (0, []), said
+def test_run_with_every_probe_and_its_reports_run_no_planted_program(here: Planted) -> None:
+    code, *output = here.run("run", "watched.toml", "--out", "out")
+    assert (code, here.executed) == (0, []), output
     (results,) = here.folder.glob("out/*/*")
     (summary,) = json.loads((results / "summary.json").read_text())
     assert summary["state"] == "measured", summary["reason"]
     for words in (("report",), ("recommend",), ("gate", "--thresholds", "gate.toml")):
-        code, *said = here.does(*words, str(results.relative_to(here.folder)))
-        assert (code, here.ran) == (0, []), said
+        code, *output = here.run(*words, str(results.relative_to(here.folder)))
+        assert (code, here.executed) == (0, []), output
 
 
 @pytest.mark.nightly
-def test_a_run_with_forged_packets_starts_nothing_of_the_folder(here: Planted) -> None:
-    code, *said = here.does("run", "reset.toml", "--out", "reset")
-    assert (code, here.ran) == (0, []), said
-
-
-@pytest.mark.nightly
-def test_a_calibration_starts_nothing_of_the_folder(here: Planted) -> None:
-    code, *said = here.does("calibrate", "--set", "bulk=64KiB", "--set", "processes=2", "--out", "calibrated")
-    assert (code, here.ran) == (0, []), said
-
-
-@pytest.mark.nightly
-def test_a_worker_and_an_attached_jvm_start_nothing_of_the_folder(here: Planted) -> None:
+def test_worker_and_attached_jvm_run_no_planted_program(here: Planted) -> None:
     bind = f"127.0.0.1:{free_port()}"
     # Not below pytest's folder: a server that has to walk through a closed one lets no ordinary user attach.
     served = here.folder / "served"
     served.mkdir()
-    code, *said = here.does("worker", "--new-keys", "keys", "--count", "1")
-    assert (code, here.ran) == (0, []), said
+    code, *output = here.run("worker", "--new-keys", "keys", "--count", "1")
+    assert (code, here.executed) == (0, []), output
     with running(served, TargetOptions(name="sink", heap_bytes=128 << 20)) as (http, server):
         joining = ("--workers", "1", "--bind", bind, "--keys", "keys/run.key")
-        asked = ("--url", http.origin, "--attach", str(server.jvm_pid), *joining)
-        with here.started("worker", "--connect", bind, "--keys", "keys/worker-1.key") as worker:
-            code, *said = here.does("run", *asked, "--warm-up", "500ms", "--measure", "1s", "--out", "attached")
-            assert (code, here.ran) == (0, []), said
-            said = list(worker.communicate(timeout=commands.LIMIT_S))
-            assert (worker.returncode, here.ran) == (0, []), said
+        arguments = ("--url", http.origin, "--attach", str(server.jvm_pid), *joining)
+        with here.start("worker", "--connect", bind, "--keys", "keys/worker-1.key") as worker:
+            code, *output = here.run("run", *arguments, "--warm-up", "500ms", "--measure", "1s", "--out", "attached")
+            assert (code, here.executed) == (0, []), output
+            output = list(worker.communicate(timeout=commands.LIMIT_S))
+            assert (worker.returncode, here.executed) == (0, []), output
 
 
-def test_a_users_command_runs_as_typed_in_the_users_own_folder_and_environment(here: Planted) -> None:
+def test_command_of_net_exec_runs_in_the_folder_and_environment_of_the_user(here: Planted) -> None:
     ask = "pwd; echo $PATH; echo $JAVA_TOOL_OPTIONS; echo =$0"
-    code, out, errors = here.does("net", "exec", "ethernet", "--", "/bin/sh", "-c", ask, "a b")
-    assert (code, here.ran) == (0, []), errors
-    assert out.splitlines() == [str(here.folder), ".:/usr/bin:/bin", "-javaagent:agent.jar", "=a b"]
+    code, stdout, errors = here.run("net", "exec", "ethernet", "--", "/bin/sh", "-c", ask, "a b")
+    assert (code, here.executed) == (0, []), errors
+    assert stdout.splitlines() == [str(here.folder), ".:/usr/bin:/bin", "-javaagent:agent.jar", "=a b"]
     # Not ours, so it runs: the folder is first in the user's PATH. Inside an ordinary user is root.
-    code, *said = here.does("net", "exec", "ethernet", "--server", "/bin/sleep 60", "--", "uname")
-    assert (code, here.ran) == (1, ["uname, uid 0"]), said
+    code, *output = here.run("net", "exec", "ethernet", "--server", "/bin/sleep 60", "--", "uname")
+    assert (code, here.executed) == (1, ["uname, uid 0"]), output
     (here.folder / "marks" / "uname, uid 0").unlink()
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not system.is_root(), reason="this needs root")
 @pytest.mark.parametrize("end", ["its time is over", "restore", "SIGKILL"])
-def test_a_shaped_interface_is_put_back_by_nothing_of_the_folder(tmp_path: Path, end: str) -> None:
+def test_interface_is_restored_without_a_planted_program(tmp_path: Path, end: str) -> None:
     with lab(tmp_path / "unused") as place, planted(None) as here:
         before = place.snapshot()
         limit = "1s" if end == "its time is over" else "10min"
@@ -131,16 +118,16 @@ def test_a_shaped_interface_is_put_back_by_nothing_of_the_folder(tmp_path: Path,
             limit,
             "--shared-settings",
         )
-        with here.started("net", *words, enter=place.client) as shaping:
+        with here.start("net", *words, enter=place.client) as shaping:
             assert shaping.stdout is not None
             assert "ethernet-100m on eth0" in shaping.stdout.readline(), shaping.communicate()
             if end == "restore":
                 assert place.snapshot() != before
-                code, *said = here.does("net", "restore", enter=place.client)
-                assert (code, here.ran) == (0, []), said
+                code, *output = here.run("net", "restore", enter=place.client)
+                assert (code, here.executed) == (0, []), output
             elif end == "SIGKILL":
                 shaping.kill()
             shaping.communicate(timeout=commands.LIMIT_S)
         Lab(place.client, place.server, here.folder / "state").wait_until_free()
-        assert (shaping.returncode, here.ran) == (-signal.SIGKILL if end == "SIGKILL" else 0, [])
+        assert (shaping.returncode, here.executed) == (-signal.SIGKILL if end == "SIGKILL" else 0, [])
         assert place.snapshot() == before

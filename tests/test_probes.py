@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Stacks
-from ingest_bench.nearest_rank import percentile
+from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading, Stacks, percentile
 from ingest_bench.probes import PROBES, jvm_options, oom, recording
 from ingest_bench.probes.context import Events, ReadContext
 
@@ -26,9 +25,9 @@ def sizes(count: int, total: int) -> dict[str, int]:
 
 def content(**changed: Any) -> dict[str, Any]:
     reads = {"all": sizes(5, 900), "window": sizes(4, 800), "other_ports": sizes(2, 50), "empty": 3, "ends": 1}
-    made: dict[str, Any] = {"events": 9, "last_ns": 99, "lost_bytes": 0, "files": []}
-    made["stacks"] = {"names": [], "nodes": [], "is_full": False}
-    return made | {"reads": reads | {"histogram": {"100": 1, "200": 2, "300": 1}}} | changed
+    written: dict[str, Any] = {"events": 9, "last_ns": 99, "lost_bytes": 0, "files": []}
+    written["stacks"] = {"names": [], "nodes": [], "is_full": False}
+    return written | {"reads": reads | {"histogram": {"100": 1, "200": 2, "300": 1}}} | changed
 
 
 def lay_out(raw: Path, read: dict[str, Any]) -> ReadContext:
@@ -38,7 +37,7 @@ def lay_out(raw: Path, read: dict[str, Any]) -> ReadContext:
     return context(raw)
 
 
-def readings(measured: list[Measured]) -> dict[str, Any]:
+def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
     return {item.name: item.value for item in measured if isinstance(item, Reading)}
 
 
@@ -53,7 +52,7 @@ def test_probes_share_one_recording(tmp_path: Path) -> None:
     )
 
 
-def test_without_probes_the_jvm_gets_no_recording_but_still_tells_of_its_end(tmp_path: Path) -> None:
+def test_without_probes_only_out_of_memory_options_are_set(tmp_path: Path) -> None:
     assert jvm_options([], tmp_path, 17) == (
         "-XX:+CrashOnOutOfMemoryError",
         "-XX:-CreateCoredumpOnCrash",
@@ -63,7 +62,7 @@ def test_without_probes_the_jvm_gets_no_recording_but_still_tells_of_its_end(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_settings_enable_what_the_probes_need_and_keep_every_read(tmp_path: Path) -> None:
+def test_settings_enable_the_events_of_the_probes_without_throttle(tmp_path: Path) -> None:
     jvm_options(["reads", "gc"], tmp_path, 25)
     events = {
         event.attrib["name"]: {setting.attrib["name"]: setting.text for setting in event}
@@ -75,33 +74,33 @@ def test_the_settings_enable_what_the_probes_need_and_keep_every_read(tmp_path: 
     assert {"jdk.GCPhasePause", "jdk.GarbageCollection", "jdk.DataLoss"} <= events.keys()
 
 
-def test_two_probes_cannot_want_one_event_in_two_ways() -> None:
+def test_conflicting_settings_of_an_event_are_refused() -> None:
     events = {"jdk.SocketRead": {"threshold": "0 ns"}}
-    with pytest.raises(ValueError, match="two probes want"):
-        recording.merge(events, {"jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "true"}})
+    with pytest.raises(ValueError, match="two probes require"):
+        recording.merge_events(events, {"jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "true"}})
 
 
-def test_of_two_thresholds_the_lower_one_counts_whichever_probe_comes_first() -> None:
-    low, high = ({"jdk.ThreadSleep": {"threshold": one, "stackTrace": "true"}} for one in ("0 ns", "20 ms"))
+def test_lower_threshold_of_two_probes_applies() -> None:
+    low, high = ({"jdk.ThreadSleep": {"threshold": event, "stackTrace": "true"}} for event in ("0 ns", "20 ms"))
     for first, second in ((low, high), (high, low)):
         events: Events = {}
-        recording.merge(events, first)
-        recording.merge(events, second)
+        recording.merge_events(events, first)
+        recording.merge_events(events, second)
         assert events == low
 
 
-def test_a_java_without_an_open_recorder_is_refused(tmp_path: Path) -> None:
+def test_java_before_11_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingCapability, match="Java 11"):
         jvm_options(["reads"], tmp_path, 8)
 
 
-def test_a_path_that_the_jvm_would_cut_in_two_is_refused(tmp_path: Path) -> None:
+def test_path_that_jvm_options_cannot_contain_is_refused(tmp_path: Path) -> None:
     for name in ("a,b", "a b", "a:b", 'a"b'):
-        with pytest.raises(SpecError, match="rename it"):
+        with pytest.raises(SpecError, match="Rename it"):
             jvm_options(["reads"], tmp_path / name, 17)
 
 
-def test_chunks_that_a_killed_jvm_left_are_read_in_place_of_its_empty_recording(tmp_path: Path) -> None:
+def test_chunks_of_a_killed_jvm_are_read_instead_of_its_recording(tmp_path: Path) -> None:
     (tmp_path / "recording.jfr").touch()
     chunks = tmp_path / "jfr" / "2026_11_22_04_14_55_16892"
     chunks.mkdir(parents=True)
@@ -109,18 +108,18 @@ def test_chunks_that_a_killed_jvm_left_are_read_in_place_of_its_empty_recording(
     for name in names:
         (chunks / name).write_bytes(b"x")
     (chunks / "2026_11_22_04_14_57.jfr").touch()
-    found, ended_well = recording.files(tmp_path)
-    assert [path.name for path in found] == sorted(names)
+    result, ended_well = recording.recording_files(tmp_path)
+    assert [path.name for path in result] == sorted(names)
     assert not ended_well
 
 
-def test_a_recording_that_the_jvm_ended_is_read_whole(tmp_path: Path) -> None:
+def test_recording_ended_by_the_jvm_is_complete(tmp_path: Path) -> None:
     (tmp_path / "recording.jfr").write_bytes(b"x")
     (tmp_path / "jfr").mkdir()
-    assert recording.files(tmp_path) == ([tmp_path / "recording.jfr"], True)
+    assert recording.recording_files(tmp_path) == ([tmp_path / "recording.jfr"], True)
 
 
-def test_reads_are_of_the_measurement_and_bytes_of_the_whole_recording(tmp_path: Path) -> None:
+def test_read_sizes_are_of_the_measurement_and_bytes_of_the_recording(tmp_path: Path) -> None:
     measured = list(PROBES["reads"].read(lay_out(tmp_path, content())))
     assert measured == [
         Reading("bytes_read", 900),
@@ -130,20 +129,20 @@ def test_reads_are_of_the_measurement_and_bytes_of_the_whole_recording(tmp_path:
     ]
 
 
-def test_a_server_whose_reads_the_recorder_cannot_see_has_no_number_and_not_zero(tmp_path: Path) -> None:
+def test_reads_that_the_recorder_cannot_see_are_unavailable(tmp_path: Path) -> None:
     unseen = content()
     unseen["reads"] |= {"all": sizes(0, 0), "window": sizes(0, 0), "histogram": {}}
     measured = list(PROBES["reads"].read(lay_out(tmp_path, unseen)))
     assert readings(measured) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
     assert not any(isinstance(item, Histogram) for item in measured)
-    assert any(isinstance(item, Remark) and "2 of others" in item.text for item in measured)
+    assert any(isinstance(item, Note) and "2 of others" in item.text for item in measured)
 
 
 CUT = {"file": "x/a.jfr", "bytes": 9, "events": 0, "error": "java.io.IOException: cut"}
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "text"),
     [
         ({"lost_bytes": 4096}, "dropped 4096 bytes"),
         (
@@ -152,32 +151,32 @@ CUT = {"file": "x/a.jfr", "bytes": 9, "events": 0, "error": "java.io.IOException
         ),
     ],
 )
-def test_bytes_of_a_recording_with_a_hole_are_unavailable(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_bytes_of_a_recording_with_a_gap_are_unavailable(changed: dict[str, Any], text: str, tmp_path: Path) -> None:
     measured = list(PROBES["reads"].read(lay_out(tmp_path, content(**changed))))
     assert readings(measured)["bytes_read"] is None
-    assert any(isinstance(item, Remark) and said in item.text for item in measured)
+    assert any(isinstance(item, Note) and text in item.text for item in measured)
     assert any(isinstance(item, Histogram) for item in measured)
 
 
-def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
+def test_missing_recording_is_noted(tmp_path: Path) -> None:
     measured = list(PROBES["reads"].read(context(tmp_path)))
     assert readings(measured) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
-    assert any(isinstance(item, Remark) and "no flight recording" in item.text for item in measured)
+    assert any(isinstance(item, Note) and "no flight recording" in item.text for item in measured)
 
 
-def test_percentiles_are_values_that_occurred() -> None:
+def test_percentiles_are_observed_values() -> None:
     assert percentile({10: 50, 20: 49, 30: 1}, 50) == 10
     assert percentile({10: 50, 20: 49, 30: 1}, 99) == 20
     assert percentile({10: 50, 20: 49, 30: 1}, 100) == 30
     assert percentile({}, 50) is None
 
 
-def sizes_of(count: int, each: int) -> dict[str, int]:
-    return {"count": count, "total": count * each, "min": each, "max": each}
+def sizes_of(count: int, size: int) -> dict[str, int]:
+    return {"count": count, "total": count * size, "min": size, "max": size}
 
 
 def allocated(**changed: Any) -> dict[str, Any]:
-    kinds = {"outside network": sizes_of(4, 1000), "outside lucene": sizes_of(1, 10), "tlab rest": sizes_of(2, 500)}
+    kinds = {"outside network": sizes_of(4, 1000), "outside lucene": sizes_of(1, 10), "tlab other": sizes_of(2, 500)}
     site = {"kind": "outside", "layer": "network", "site": "io.netty.A.b", "count": 4, "bytes": 4000}
     # Parent, name, bytes and events of each node.
     nodes = [[-1, 0, 0, 0], [0, 1, 0, 0], [1, 2, 30, 3], [1, 3, 4, 1], [-1, 4, 0, 0], [4, 1, 7, 1]]
@@ -188,69 +187,67 @@ def allocated(**changed: Any) -> dict[str, Any]:
     )
 
 
-def test_allocations_are_told_by_kind_and_layer(tmp_path: Path) -> None:
-    seen = readings(list(PROBES["allocations"].read(lay_out(tmp_path, allocated()))))
-    assert (seen["outside_tlab_count"], seen["outside_tlab_total_bytes"], seen["outside_tlab_mean_bytes"]) == (
+def test_allocations_are_split_by_kind_and_layer(tmp_path: Path) -> None:
+    values = readings(list(PROBES["allocations"].read(lay_out(tmp_path, allocated()))))
+    assert (values["outside_tlab_count"], values["outside_tlab_total_bytes"], values["outside_tlab_mean_bytes"]) == (
         5,
         4010,
         802,
     )
-    assert (seen["outside_tlab_min_bytes"], seen["outside_tlab_max_bytes"]) == (10, 1000)
-    assert seen["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 10e-9)
-    layers = [seen[f"outside_tlab_{layer}_bytes"] for layer in ("network", "lucene", "rest")]
+    assert (values["outside_tlab_min_bytes"], values["outside_tlab_max_bytes"]) == (10, 1000)
+    assert values["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 10e-9)
+    layers = [values[f"outside_tlab_{layer}_bytes"] for layer in ("network", "lucene", "other")]
     assert layers == [4000, 10, 0]
-    assert (seen["tlab_count"], seen["tlab_total_bytes"], seen["tlab_rest_count"]) == (2, 1000, 2)
-    assert seen["outside_tlab_sites"] == "io.netty.A.b: 4000"
+    assert (values["tlab_count"], values["tlab_total_bytes"], values["tlab_other_count"]) == (2, 1000, 2)
+    assert values["outside_tlab_sites"] == "io.netty.A.b: 4000"
 
 
 @pytest.mark.parametrize(
     ("frame", "count"), [("io.netty.channel.nio.NioEventLoop.run", 0), ("org.xnio.Pooled.run", None)]
 )
-def test_the_network_layer_of_a_server_without_netty_is_unknown_and_not_zero(
-    tmp_path: Path, frame: str, count: int | None
-) -> None:
-    recording = allocated(allocations={"outside rest": sizes_of(4, 1000)})
+def test_network_layer_of_a_server_without_netty_is_unavailable(tmp_path: Path, frame: str, count: int | None) -> None:
+    recording = allocated(allocations={"outside other": sizes_of(4, 1000)})
     recording["stacks"]["names"][1] = frame
     numbers = readings(list(PROBES["allocations"].read(lay_out(tmp_path, recording))))
-    assert numbers["outside_tlab_rest_bytes"] == 4000
+    assert numbers["outside_tlab_other_bytes"] == 4000
     network = [f"{kind}_network_{unit}" for kind in ("outside_tlab", "tlab") for unit in ("bytes", "count")]
     assert [numbers[name] for name in network] == [count] * 4
     assert numbers["outside_tlab_lucene_count"] == 0
 
 
-def test_stacks_are_whole_from_the_outermost_frame_to_the_class_and_a_full_tree_is_said(tmp_path: Path) -> None:
+def test_stacks_are_complete_and_a_full_tree_is_noted(tmp_path: Path) -> None:
     measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated())))
     folded = {"outside TLABs;a.B.run;byte[]": 30, "outside TLABs;a.B.run;int[]": 4, "new TLABs;a.B.run": 7}
     assert [item for item in measured if isinstance(item, Stacks)] == [Stacks(folded)]
-    assert not [item for item in measured if isinstance(item, Remark)]
+    assert not [item for item in measured if isinstance(item, Note)]
     full = allocated()
     full["stacks"]["is_full"] = True
     measured = list(PROBES["allocations"].read(lay_out(tmp_path, full)))
-    (said,) = [item.text for item in measured if isinstance(item, Remark)]
-    assert said.startswith("the stacks have 6 frames, and there is no room for more")
+    (text,) = [item.text for item in measured if isinstance(item, Note)]
+    assert text.startswith("the stack tree is full at 6 frames")
 
 
-def test_allocations_of_a_killed_server_go_by_the_time_that_is_known(tmp_path: Path) -> None:
+def test_allocation_rate_of_a_killed_server_uses_the_recorded_time(tmp_path: Path) -> None:
     (tmp_path / "jfr" / "1").mkdir(parents=True)
     (tmp_path / "jfr" / "1" / "1.jfr").write_bytes(b"read already")
-    whole = lay_out(tmp_path, allocated(last_ns=14))
+    complete = lay_out(tmp_path, allocated(last_ns=14))
     key = [recording.READER_VERSION, 10, 20, [4000, 4001], ["1.jfr"]]
     (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": allocated(last_ns=14)}))
-    measured = list(PROBES["allocations"].read(whole))
+    measured = list(PROBES["allocations"].read(complete))
     assert readings(measured)["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 4e-9)
-    assert any(isinstance(item, Remark) and "was killed" in item.text for item in measured)
+    assert any(isinstance(item, Note) and "was killed" in item.text for item in measured)
 
 
-def test_allocations_of_a_recording_with_a_hole_are_unavailable(tmp_path: Path) -> None:
+def test_allocations_of_a_recording_with_a_gap_are_unavailable(tmp_path: Path) -> None:
     measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated(lost_bytes=1))))
     assert readings(measured) == {}
-    assert any(isinstance(item, Remark) and "dropped" in item.text for item in measured)
+    assert any(isinstance(item, Note) and "dropped" in item.text for item in measured)
 
 
 def large(**changed: Any) -> dict[str, Any]:
     """Two of 1 MiB and one of 300 MiB; a heap of 64 MiB in regions of 4 MiB."""
     size = 1 << 20
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "window": sizes(3, 302 * size),
         "very_large": 1,
         "larger_than": [3] * 20 + [1] * 9 + [0] * 35,
@@ -261,58 +258,60 @@ def large(**changed: Any) -> dict[str, Any]:
         "largest": "[B: a.B.c:1 < d.E.f:2",
     }
     heap = [[1, 11, "Before GC", 5, 64 * size], [1, 12, "After GC", 4, 64 * size]]
-    return content(large=found | changed, heap=heap, regions=[[1, "Before GC", 16]])
+    return content(large=result | changed, heap=heap, regions=[[1, "Before GC", 16]])
 
 
 def test_large_allocations_are_those_within_the_measurement(tmp_path: Path) -> None:
     measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large())))
-    seen, size = readings(measured), 1 << 20
-    assert (seen["allocations_1mib"], seen["allocations_100mib"], seen["allocations_humongous"]) == (3, 1, 1)
-    assert seen["allocations_1mib_bytes"] == 302 * size
-    assert seen["largest_allocation_bytes"] == 300 * size
-    assert seen["largest_allocation_stack"] == "[B: a.B.c:1 < d.E.f:2"
-    assert seen["large_allocation_sites"] == f"a.B.c: 2 of {301 * size}, g.H.i: 1 of {size}"
+    values, size = readings(measured), 1 << 20
+    assert (values["allocations_1mib"], values["allocations_100mib"], values["allocations_humongous"]) == (3, 1, 1)
+    assert values["allocations_1mib_bytes"] == 302 * size
+    assert values["largest_allocation_bytes"] == 300 * size
+    assert values["largest_allocation_stack"] == "[B: a.B.c:1 < d.E.f:2"
+    assert values["large_allocation_sites"] == f"a.B.c: 2 of {301 * size}, g.H.i: 1 of {size}"
 
 
-def test_without_g1_nothing_is_humongous_and_nobody_says_zero(tmp_path: Path) -> None:
-    found = large() | {"regions": []}
-    assert readings(list(PROBES["large-allocations"].read(lay_out(tmp_path, found))))["allocations_humongous"] is None
+def test_humongous_allocations_are_unavailable_without_g1(tmp_path: Path) -> None:
+    result = large() | {"regions": []}
+    assert readings(list(PROBES["large-allocations"].read(lay_out(tmp_path, result))))["allocations_humongous"] is None
 
 
-def test_large_allocations_beyond_those_that_are_kept_are_counted_and_it_is_said_what_the_picture_lacks(
+def test_large_allocations_beyond_the_plotted_ones_are_counted_and_noted(
     tmp_path: Path,
 ) -> None:
     measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large(lost=7))))
     assert readings(measured)["allocations_1mib"] == 3
-    assert any(isinstance(item, Remark) and "has 3 objects" in item.text for item in measured)
+    assert any(isinstance(item, Note) and "shows 3 objects" in item.text for item in measured)
 
 
-def test_what_the_jdk_records_for_profiling_stands_beside_our_events_which_stay_as_they_are(tmp_path: Path) -> None:
-    its = tmp_path / "profile.jfc"
-    its.write_text(
+def test_profiling_settings_do_not_change_events_of_the_probes(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.jfc"
+    profile.write_text(
         '<?xml version="1.0" encoding="UTF-8"?><configuration version="2.0" label="Profiling">'
         '<event name="jdk.ExecutionSample"><setting name="enabled">true</setting><setting name="period">10 ms</setting>'
         '</event><event name="jdk.SocketRead"><setting name="enabled" control="io">false</setting>'
         '<setting name="threshold" control="socket-threshold">10 ms</setting><setting name="throttle">300/s</setting>'
         "</event></configuration>"
     )
-    options = jvm_options(["reads"], tmp_path, 17, its)
+    options = jvm_options(["reads"], tmp_path, 17, profile)
     assert options[0].startswith(f"-XX:StartFlightRecording=name=ingest-bench,settings={tmp_path}/recording.jfc,")
-    found = {
+    result = {
         event.get("name"): {setting.get("name"): setting.text for setting in event}
         for event in ElementTree.parse(tmp_path / "recording.jfc").getroot()  # noqa: S314 - we wrote it
     }
-    assert found["jdk.ExecutionSample"] == {"enabled": "true", "period": "10 ms"}
+    assert result["jdk.ExecutionSample"] == {"enabled": "true", "period": "10 ms"}
     ours = {"enabled": "true", "throttle": "1000000/ms"}
-    assert found["jdk.SocketRead"] == ours | PROBES["reads"].events["jdk.SocketRead"]
-    assert found["jdk.DataLoss"] == ours
-    # Without any probe there is a recording for whoever opens it.
-    assert jvm_options([], tmp_path, 17, its)[0] == options[0]
-    with pytest.raises(MissingCapability, match=r"--jfr profile: the settings of this Java cannot be read .*nowhere"):
+    assert result["jdk.SocketRead"] == ours | PROBES["reads"].events["jdk.SocketRead"]
+    assert result["jdk.DataLoss"] == ours
+    # Also without probes.
+    assert jvm_options([], tmp_path, 17, profile)[0] == options[0]
+    with pytest.raises(
+        MissingCapability, match=r"--jfr profile: cannot read the profiling settings of this Java .*nowhere"
+    ):
         jvm_options([], tmp_path, 17, tmp_path / "nowhere" / "profile.jfc")
 
 
-def test_allocations_and_large_ones_share_their_events(tmp_path: Path) -> None:
+def test_allocation_probes_share_their_events(tmp_path: Path) -> None:
     jvm_options(["gc", "allocations", "large-allocations"], tmp_path, 17)
     names = [event.get("name") for event in ElementTree.parse(tmp_path / "recording.jfc").iter("event")]  # noqa: S314
     assert names.count("jdk.ObjectAllocationOutsideTLAB") == 1

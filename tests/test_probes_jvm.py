@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from ingest_bench import system
-from ingest_bench.jvm.compile import classes as compiled
-from ingest_bench.jvm.java import find
-from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series, Stacks
-from ingest_bench.probes import PROBES, allocations, chosen, jvm_options, recording
-from ingest_bench.probes.context import ATTACHED, ReadContext
+from ingest_bench.jvm.java import compile_classes as compiled
+from ingest_bench.jvm.java import find_java
+from ingest_bench.model.results import READ_FIELDS, Histogram, Note, ProbeOutput, Reading, Series, Stacks
+from ingest_bench.probes import PROBES, jfr, jvm_options, recording, select_probes
+from ingest_bench.probes.context import ATTACHMENT_FILE, ReadContext
+from ingest_bench.probes.observer import LaunchedObserver
 from ingest_bench.probes.oom import find_oom
-from ingest_bench.probes.vantage import Started
 
 pytestmark = pytest.mark.jvm
 
@@ -33,19 +33,19 @@ EVER = (0, 2**63 - 1)
 
 @pytest.fixture(scope="module")
 def java() -> Path:
-    return find(17).java
+    return find_java(17).java
 
 
 @pytest.fixture(scope="module")
 def classes() -> Path:
-    return compiled(find(17), (*recording.READER, *sorted(PROGRAMS.rglob("*.java"))))
+    return compiled(find_java(17), (*recording.READER, *sorted(PROGRAMS.rglob("*.java"))))
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    made = tmp_path / "raw"
-    made.mkdir()
-    return made
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    return folder
 
 
 def context(raw: Path, java: Path, classes: Path, ports: set[int]) -> ReadContext:
@@ -57,15 +57,15 @@ def context(raw: Path, java: Path, classes: Path, ports: set[int]) -> ReadContex
 
 
 def counted(output: str) -> dict[str, int]:
-    """What the program says of itself, such as "reads=3126 bytes=200000"."""
+    """Return the counts that the program prints, such as "reads=3126 bytes=200000"."""
     return {key: int(value) for key, value in re.findall(r"(\w+)=([0-9]+)", output)}
 
 
-def readings(measured: list[Measured]) -> dict[str, Any]:
+def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
     return {item.name: item.value for item in measured if isinstance(item, Reading)}
 
 
-def histogram(measured: list[Measured]) -> dict[int, int]:
+def histogram(measured: list[ProbeOutput]) -> dict[int, int]:
     return next(item.counts for item in measured if isinstance(item, Histogram) and item.name == "read_bytes")
 
 
@@ -75,41 +75,41 @@ def serve(java: Path, classes: Path, raw: Path, *arguments: object) -> list[str]
 
 
 def run(raw: Path, java: Path, *arguments: str) -> str:
-    """What a JVM says that works where its crash leaves a recording (hs_err_pidN.jfr): not in the project."""
+    """Run a JVM where its crash may leave a recording (hs_err_pidN.jfr), outside of the project; return its output."""
     return system.run(["env", "-C", str(raw.parent), str(java), *arguments], timeout_s=120, check=False)
 
 
 @pytest.mark.nightly
-def test_a_million_reads_are_found_exactly_as_the_server_counted_them(java: Path, classes: Path, raw: Path) -> None:
-    said = counted(system.run(serve(java, classes, raw, 700_000, "exit"), timeout_s=300))
-    assert said["reads"] > 1_000_000
-    measured = Started.read(chosen(["reads", "gc"]), context(raw, java, classes, {said["port"]}))
+def test_million_reads_equal_the_counts_of_the_server(java: Path, classes: Path, raw: Path) -> None:
+    counts = counted(system.run(serve(java, classes, raw, 700_000, "exit"), timeout_s=300))
+    assert counts["reads"] > 1_000_000
+    measured = LaunchedObserver.read(select_probes(["reads", "gc"]), context(raw, java, classes, {counts["port"]}))
     sizes = histogram(measured)
-    assert sum(sizes.values()) == said["reads"]
-    assert sum(size * count for size, count in sizes.items()) == said["bytes"] == readings(measured)["bytes_read"]
-    assert [item for item in measured if isinstance(item, Remark) and item.probe == "reads"] == []
+    assert sum(sizes.values()) == counts["reads"]
+    assert sum(size * count for size, count in sizes.items()) == counts["bytes"] == readings(measured)["bytes_read"]
+    assert [item for item in measured if isinstance(item, Note) and item.source == "reads"] == []
     sequence = np.fromfile(raw / "reads.bin", dtype=np.dtype(list(READ_FIELDS)))
     data = sequence[sequence["bytes"] > 0]
-    assert len(data) == said["reads"]
-    assert int(data["bytes"].sum()) == said["bytes"]
-    assert set(sequence["port"]) == {said["port"]}
+    assert len(data) == counts["reads"]
+    assert int(data["bytes"].sum()) == counts["bytes"]
+    assert set(sequence["port"]) == {counts["port"]}
     in_order = np.sort(sequence, order="end_ns", kind="stable")
     assert in_order["bytes"][-1] == -1, "the end of the stream is the last read"
 
 
-def test_reads_of_other_connections_and_outside_the_measurement_stay_out(java: Path, classes: Path, raw: Path) -> None:
-    said = counted(system.run(serve(java, classes, raw, 2000, "exit"), timeout_s=120))
-    measured = Started.read(chosen(["reads"]), context(raw, java, classes, {said["port"] + 1}))
+def test_reads_of_other_connections_and_times_are_excluded(java: Path, classes: Path, raw: Path) -> None:
+    counts = counted(system.run(serve(java, classes, raw, 2000, "exit"), timeout_s=120))
+    measured = LaunchedObserver.read(select_probes(["reads"]), context(raw, java, classes, {counts["port"] + 1}))
     assert readings(measured)["bytes_read"] is None
-    whole = context(raw, java, classes, {said["port"]})
-    late = dataclasses.replace(whole, start_ns=EVER[1] - 1)
-    measured = Started.read(chosen(["reads"]), late)
+    full_context = context(raw, java, classes, {counts["port"]})
+    late = dataclasses.replace(full_context, start_ns=EVER[1] - 1)
+    measured = LaunchedObserver.read(select_probes(["reads"]), late)
     assert histogram(measured) == {}
-    assert readings(measured)["bytes_read"] == said["bytes"]
+    assert readings(measured)["bytes_read"] == counts["bytes"]
 
 
 @pytest.mark.nightly
-def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: Path, classes: Path, raw: Path) -> None:
+def test_recording_of_a_killed_server_is_read_and_the_loss_noted(java: Path, classes: Path, raw: Path) -> None:
     output = raw / "output"
     process = system.start(serve(java, classes, raw, 300_000, "wait"), stdout=output)
     try:
@@ -117,61 +117,59 @@ def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: 
     finally:
         process.kill()
         process.wait()
-    said = counted(output.read_text())
-    measured = Started.read(chosen(["reads", "gc"]), context(raw, java, classes, {said["port"]}))
-    found = sum(histogram(measured).values())
-    assert 0 < found <= said["reads"]
-    seen = readings(measured)
-    assert seen["bytes_read"] is None
-    assert seen["gc_pauses"] == seen["gc_pauses_log"] > 0
-    assert any(isinstance(item, Remark) and "was killed" in item.text for item in measured)
+    counts = counted(output.read_text())
+    measured = LaunchedObserver.read(select_probes(["reads", "gc"]), context(raw, java, classes, {counts["port"]}))
+    total = sum(histogram(measured).values())
+    assert 0 < total <= counts["reads"]
+    values = readings(measured)
+    assert values["bytes_read"] is None
+    assert values["gc_pauses"] == values["gc_pauses_log"] > 0
+    assert any(isinstance(item, Note) and "was killed" in item.text for item in measured)
 
 
-def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, classes: Path, raw: Path) -> None:
+def test_allocations_of_a_known_pattern_by_layer_and_kind(java: Path, classes: Path, raw: Path) -> None:
     names = ["allocations", "large-allocations"]
     run(raw, java, "-Xmx128m", *jvm_options(names, raw, 17), "-cp", str(classes), "Allocations", "pattern")
-    measured = Started.read(chosen(names), context(raw, java, classes, set()))
-    assert [item for item in measured if isinstance(item, Remark)] == []
-    seen = readings(measured)
-    assert seen["outside_tlab_network_count"] == 2000
-    assert seen["outside_tlab_network_bytes"] == 2000 * ((1 << 20) + 16)
-    assert seen["outside_tlab_rest_bytes"] == pytest.approx(1000 * ((512 << 10) + 16), rel=0.01)
-    assert seen["outside_tlab_max_bytes"] == (1 << 20) + 16
-    assert seen["outside_tlab_sites"].startswith("io.netty.pretend.Buffers.take: 2097184000")
+    measured = LaunchedObserver.read(select_probes(names), context(raw, java, classes, set()))
+    assert [item for item in measured if isinstance(item, Note)] == []
+    values = readings(measured)
+    assert values["outside_tlab_network_count"] == 2000
+    assert values["outside_tlab_network_bytes"] == 2000 * ((1 << 20) + 16)
+    assert values["outside_tlab_other_bytes"] == pytest.approx(1000 * ((512 << 10) + 16), rel=0.01)
+    assert values["outside_tlab_max_bytes"] == (1 << 20) + 16
+    assert values["outside_tlab_sites"].startswith("io.netty.pretend.Buffers.take: 2097184000")
     # A region has 1 MiB, so that all of them are humongous.
-    assert seen["allocations_1mib"] == seen["allocations_humongous"] == 2000
-    assert seen["allocations_1mib_bytes"] == 2000 * ((1 << 20) + 16)
-    assert (seen["largest_allocation_bytes"], seen["allocations_100mib"]) == ((1 << 20) + 16, 0)
-    assert seen["largest_allocation_stack"].startswith("[B: io.netty.pretend.Buffers.take:")
-    assert seen["large_allocation_sites"] == f"io.netty.pretend.Buffers.take: 2000 of {2000 * ((1 << 20) + 16)}"
+    assert values["allocations_1mib"] == values["allocations_humongous"] == 2000
+    assert values["allocations_1mib_bytes"] == 2000 * ((1 << 20) + 16)
+    assert (values["largest_allocation_bytes"], values["allocations_100mib"]) == ((1 << 20) + 16, 0)
+    assert values["largest_allocation_stack"].startswith("[B: io.netty.pretend.Buffers.take:")
+    assert values["large_allocation_sites"] == f"io.netty.pretend.Buffers.take: 2000 of {2000 * ((1 << 20) + 16)}"
     (line,) = [item for item in measured if isinstance(item, Series)]
     assert set(line.values) == {(1 << 20) + 16}
     # Both probes have all stacks, which end in the class, and nothing of the totals is missing in them.
     first, second = [item.folded for item in measured if isinstance(item, Stacks)]
     assert first == second
     for kind, total in (("outside TLABs", "outside_tlab_total_bytes"), ("new TLABs", "tlab_total_bytes")):
-        assert sum(size for frames, size in first.items() if frames.startswith(f"{kind};")) == seen[total]
+        assert sum(size for frames, size in first.items() if frames.startswith(f"{kind};")) == values[total]
     taken = "outside TLABs;Allocations.main;Allocations.pattern;io.netty.pretend.Buffers.take;byte[]"
     assert first[taken] == 2000 * ((1 << 20) + 16)
     # The last TLAB is not full, and a TLAB's end is thrown away.
-    assert seen["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
+    assert values["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
 
 
 def folded(stacks: Any) -> dict[str, int]:
-    (found,) = [item for item in allocations.stacks({"stacks": stacks}, "allocations") if isinstance(item, Stacks)]
-    return found.folded
+    (total,) = [item for item in jfr.allocation_stacks({"stacks": stacks}, "allocations") if isinstance(item, Stacks)]
+    return total.folded
 
 
-def test_what_has_no_place_in_a_full_tree_of_stacks_is_counted_where_it_ends_and_under_no_other_name(
-    java: Path, classes: Path
-) -> None:
+def test_stacks_beyond_a_full_tree_are_counted_at_their_last_frame(java: Path, classes: Path) -> None:
     names = {
         "a.Main$$Lambda$14/0x0000000800c03000.run": "a.Main$$Lambda.run",
         "a.Main$$Lambda+0x00007f1c8c003a48.run": "a.Main$$Lambda.run",
         "jdk.internal.reflect.GeneratedMethodAccessor7.invoke": "jdk.internal.reflect.GeneratedMethodAccessor.invoke",
         "jdk.proxy2.$Proxy11.get": "jdk.proxy.$Proxy.get",
         "com.sun.proxy.$Proxy12.get": "com.sun.proxy.$Proxy.get",
-        # Somebody wrote these: they have the same name in each run.
+        # Classes from source files have the same name in each run.
         "a.HttpProxy1.run": "a.HttpProxy1.run",
         "a.HttpProxy2.run": "a.HttpProxy2.run",
         "a.FieldAccessor32.get": "a.FieldAccessor32.get",
@@ -189,49 +187,45 @@ def test_what_has_no_place_in_a_full_tree_of_stacks_is_counted_where_it_ends_and
 
 
 @pytest.mark.parametrize("depth", [1, 128])
-def test_an_allocation_whose_stack_was_kept_too_short_is_of_no_layer(
-    depth: int, java: Path, classes: Path, raw: Path
-) -> None:
-    (raw / ATTACHED).write_text(json.dumps({"stack_depth": depth}))
+def test_allocation_with_a_truncated_stack_has_no_layer(depth: int, java: Path, classes: Path, raw: Path) -> None:
+    (raw / ATTACHMENT_FILE).write_text(json.dumps({"stack_depth": depth}))
     options = [
         option.replace("stackdepth=128", f"stackdepth={depth}") for option in jvm_options(["allocations"], raw, 17)
     ]
     run(raw, java, "-Xmx128m", *options, "-cp", str(classes), "Allocations", "behind")
-    measured = Started.read(chosen(["allocations"]), context(raw, java, classes, set()))
+    measured = LaunchedObserver.read(select_probes(["allocations"]), context(raw, java, classes, set()))
     size = 100 * ((1 << 20) + 16)
-    seen, said = readings(measured), [item.text for item in measured if isinstance(item, Remark)]
-    assert seen["outside_tlab_total_bytes"] >= size
+    values, counts = readings(measured), [item.text for item in measured if isinstance(item, Note)]
+    assert values["outside_tlab_total_bytes"] >= size
     if depth == 1:
-        assert seen["outside_tlab_rest_bytes"] < size
-        assert any("have only frames of the JDK among the 1 that this JVM keeps" in text for text in said)
+        assert values["outside_tlab_other_bytes"] < size
+        assert any("have only frames of the JDK among the 1 that this JVM keeps" in text for text in counts)
     else:
-        assert seen["outside_tlab_rest_bytes"] >= size
-        assert said == []
+        assert values["outside_tlab_other_bytes"] >= size
+        assert counts == []
 
 
 @pytest.mark.parametrize(("how", "kind"), [("heap", "heap"), ("direct", "direct"), ("caught", "direct")])
-def test_an_out_of_memory_error_is_found_and_its_kind_told(
-    how: str, kind: str, java: Path, classes: Path, raw: Path
-) -> None:
+def test_kind_of_an_out_of_memory_error_is_found(how: str, kind: str, java: Path, classes: Path, raw: Path) -> None:
     options = [*jvm_options(["gc"], raw, 17), "-Xmx64m", "-XX:MaxDirectMemorySize=32m"]
     output = run(raw, java, *options, "-cp", str(classes), "Allocations", how)
     assert "java.lang.OutOfMemoryError" in output or "OutOfMemory encountered" in output or "caught after" in output
-    found = find_oom(raw)
-    assert found is not None
-    assert found.kind == kind
+    total = find_oom(raw)
+    assert total is not None
+    assert total.kind == kind
 
 
-def test_a_server_that_ran_out_of_heap_leaves_its_recording(java: Path, classes: Path, raw: Path) -> None:
+def test_server_out_of_heap_leaves_its_recording(java: Path, classes: Path, raw: Path) -> None:
     options = [*jvm_options(["gc"], raw, 17), "-Xmx64m"]
     run(raw, java, *options, "-cp", str(classes), "Allocations", "heap")
-    seen = readings(Started.read(chosen(["gc"]), context(raw, java, classes, set())))
-    assert seen["gc_pauses"] > 0
-    assert seen["full_gcs"] > 0
-    assert seen["heap_after_gc_max_bytes"] > 32 << 20
+    values = readings(LaunchedObserver.read(select_probes(["gc"]), context(raw, java, classes, set())))
+    assert values["gc_pauses"] > 0
+    assert values["full_gcs"] > 0
+    assert values["heap_after_gc_max_bytes"] > 32 << 20
 
 
 @pytest.mark.nightly
-def test_the_host_probe_sees_the_cpu_and_the_threads_of_a_jvm(java: Path, classes: Path, raw: Path) -> None:
+def test_host_probe_measures_cpu_and_threads_of_a_jvm(java: Path, classes: Path, raw: Path) -> None:
     start_ns = time.time_ns()
     process = system.start(serve(java, classes, raw, 400_000, "wait"), stdout=raw / "output")
     try:
@@ -242,12 +236,12 @@ def test_the_host_probe_sees_the_cpu_and_the_threads_of_a_jvm(java: Path, classe
     finally:
         process.kill()
         process.wait()
-    whole = dataclasses.replace(context(raw, java, classes, set()), start_ns=start_ns, end_ns=time.time_ns())
-    seen = readings(Started.read(chosen(["host"]), whole))
-    assert seen["server_cpu_s"] > 0
-    assert seen["server_threads_max"] > 5
-    assert seen["server_context_switches_voluntary"] > 0
-    assert seen["server_rss_max_bytes"] > 10 << 20
+    full_context = dataclasses.replace(context(raw, java, classes, set()), start_ns=start_ns, end_ns=time.time_ns())
+    values = readings(LaunchedObserver.read(select_probes(["host"]), full_context))
+    assert values["server_cpu_s"] > 0
+    assert values["server_threads_max"] > 5
+    assert values["server_context_switches_voluntary"] > 0
+    assert values["server_rss_max_bytes"] > 10 << 20
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -277,20 +271,20 @@ TRUTH = {"11": (60756, 157), "17": (45646, 158), "25": (48482, 157)}
 
 
 def test_recordings_of_each_java_are_read_by_the_newest(recorded: str, classes: Path, raw: Path) -> None:
-    newest = find(25).java
+    newest = find_java(25).java
     port, reads = TRUTH[recorded]
-    measured = Started.read(chosen(["reads"]), context(raw, newest, classes, {port}))
+    measured = LaunchedObserver.read(select_probes(["reads"]), context(raw, newest, classes, {port}))
     assert sum(histogram(measured).values()) == reads
     assert readings(measured)["bytes_read"] == 10_000
     kept = json.loads((raw / "recording.json").read_text())["content"]
     assert kept["types"]["jdk.SocketRead"] == reads + 1  # and the end of the stream
-    assert recording.load(context(raw, newest, classes, {port})).is_whole
+    assert recording.load_recording(context(raw, newest, classes, {port})).is_complete
 
 
-def test_a_recording_for_profiling_has_no_environment_and_no_command_line_of_another_process(tmp_path: Path) -> None:
-    jdk = find(17)
+def test_profiling_recording_contains_no_secrets(tmp_path: Path) -> None:
+    jdk = find_java(17)
     settings, recorded = tmp_path / "recording.jfc", tmp_path / "recording.jfr"
-    settings.write_text(recording.settings({}, recording.profile(jdk.home)))
+    settings.write_text(recording.format_settings({}, recording.profile_path(jdk.home)))
     option = f"-XX:StartFlightRecording=settings={settings},filename={recorded}"
     environment = {"PATH": system.PATH, "PASSWORD": "of-the-environment"}
     with subprocess.Popen(["sh", "-c", "read _ # of-another"], stdin=subprocess.PIPE) as another:

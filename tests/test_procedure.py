@@ -12,23 +12,20 @@ import made_runs
 import pytest
 
 from ingest_bench import targets
-from ingest_bench.documents.tracks import admin
-from ingest_bench.documents.tracks.declared import Declared
+from ingest_bench.documents.tracks.declarations import OPERATIONS, Declarations
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, order, spec
-from ingest_bench.inputs import rates, records
-from ingest_bench.lab import campaign
-from ingest_bench.lab import steps as procedure
-from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together
-from ingest_bench.load import reports
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import load_values, records
+from ingest_bench.lab import campaign, planning
+from ingest_bench.lab.procedure import Load, ParallelLoads, Procedure, Requests
+from ingest_bench.load import supervisor
 from ingest_bench.model.experiment import Cell, Fault, Plan, Run
-from ingest_bench.model.load import LoadOptions, TrackChoice
-from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.model.workload import BulkAction
+from ingest_bench.model.load import BulkAction, LoadOptions, TrackOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.protocols.bulk import Bulk
 
 FOLDER = Path(__file__).parent / "data" / "track"
-LISTEN = Place(endpoint=Endpoint("198.18.0.2", 9200))
+LISTEN = ServerAddress(endpoint=Endpoint("198.18.0.2", 9200))
 SECOND = made_runs.SECOND
 
 
@@ -37,41 +34,41 @@ def cell(load: LoadOptions, target: str = "opensearch", version: str | None = No
 
 
 def track(target: str = "opensearch", version: str | None = None, **choice: Any) -> Procedure:
-    options = LoadOptions(track=TrackChoice(path=str(FOLDER), **choice))
-    return procedure.of(cell(options, target, version), LISTEN, Path("out"), may_delete=True)
+    options = LoadOptions(track=TrackOptions(path=str(FOLDER), **choice))
+    return planning.build_procedure(cell(options, target, version), LISTEN, Path("out"), may_delete=True)
 
 
-def part(found: Procedure, name: str) -> Ask | Send | Together:
-    return next(one for one in found.parts if one.name == name)
+def part(found: Procedure, name: str) -> Requests | Load | ParallelLoads:
+    return next(one for one in found.steps if one.name == name)
 
 
-def sent(found: Procedure, name: str) -> Send:
+def sent(found: Procedure, name: str) -> Load:
     one = part(found, name)
-    assert isinstance(one, Send)
+    assert isinstance(one, Load)
     return one
 
 
-def asked(found: Procedure, name: str) -> Ask:
+def asked(found: Procedure, name: str) -> Requests:
     one = part(found, name)
-    assert isinstance(one, Ask)
+    assert isinstance(one, Requests)
     return one
 
 
 def test_a_workload_is_its_index_and_one_load() -> None:
-    found = procedure.of(cell(LoadOptions(workload="nyc_taxis")), LISTEN, Path("out"), may_delete=True)
-    assert [one.name for one in found.parts] == ["index", "load"]
+    found = planning.build_procedure(cell(LoadOptions(workload="nyc_taxis")), LISTEN, Path("out"), may_delete=True)
+    assert [one.name for one in found.steps] == ["index", "load"]
     (create,) = asked(found, "index").requests
     assert (create.method, create.path) == ("PUT", "/nyc_taxis")
     assert create.body is not None
     assert create.body["mappings"]["properties"]["vendor_id"] == {"type": "keyword"}
     sending = sent(found, "load").plan
-    assert (sending.path, sending.out, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
+    assert (sending.path, sending.folder, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
     assert found.indices == ("nyc_taxis",)
 
 
 def test_several_indices_are_all_created_and_counted() -> None:
     options = LoadOptions(workload="nyc_taxis", action=BulkAction(indices=3))
-    found = procedure.of(cell(options), LISTEN, Path("out"), may_delete=True)
+    found = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
     assert found.indices == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
     assert [request.path for request in asked(found, "index").requests] == [f"/{name}" for name in found.indices]
 
@@ -80,21 +77,25 @@ def test_ready_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
     path = tmp_path / "bulk.json"
     path.write_text('{"index": {"_index": "b"}}\n{}\n{"create": {"_index": "a"}}\n{}\n')
     options = LoadOptions(documents=str(path))
-    assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b")
+    assert planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b")
     path.write_text(path.read_text() + '{"index": {}}\n{}\n')
-    assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b", "nyc_taxis")
+    assert planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True).indices == (
+        "a",
+        "b",
+        "nyc_taxis",
+    )
 
 
 def test_queries_go_to_every_index() -> None:
     options = LoadOptions(workload="nyc_taxis", query_users=1, action=BulkAction(indices=2))
-    found = procedure.of(cell(options), LISTEN, Path("out"), may_delete=True)
+    found = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
     assert sent(found, "load").plan.search_path == "/nyc_taxis-0,nyc_taxis-1/_search"
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"query_arrivals": "10/s"}, "nobody sends queries"),
+        ({"query_arrivals": "10/s"}, "requires query users"),
         ({"query_users": 1, "query_arrivals": "10docs/s"}, "a rate of requests"),
         ({"query_users": 1, "query_arrivals": "recorded x"}, "a rate of requests"),
     ],
@@ -102,30 +103,30 @@ def test_queries_go_to_every_index() -> None:
 def test_queries_that_cannot_be_sent_are_refused(chosen: dict[str, Any], message: str) -> None:
     options = records.from_toml(LoadOptions, chosen, "load")
     with pytest.raises(SpecError, match=message):
-        procedure.check(cell(options))
+        planning.check_procedure(cell(options))
 
 
 def test_a_warm_up_is_not_sought_where_it_could_not_be_found() -> None:
     asked_for = LoadOptions(warm_up_ns="auto")
-    assert procedure.check(cell(asked_for)).parts
+    assert planning.check_procedure(cell(asked_for)).steps
     fault = Fault(kind="reset", at_ns=SECOND)
-    with pytest.raises(SpecError, match="counted from a known start"):
-        procedure.check(cell(asked_for, faults=(fault,)))
-    steps = dataclasses.replace(asked_for, arrivals=rates.parse_arrivals("steps 100/s 200/s 1s"))
+    with pytest.raises(SpecError, match="conflicts with faults"):
+        planning.check_procedure(cell(asked_for, faults=(fault,)))
+    steps = dataclasses.replace(asked_for, arrivals=load_values.parse_arrivals("steps 100/s 200/s 1s"))
     with pytest.raises(SpecError, match='"steps" arrivals are never steady'):
-        procedure.check(cell(steps))
+        planning.check_procedure(cell(steps))
 
 
 def test_nobody_asks_in_the_cell_that_those_who_ask_are_compared_with() -> None:
     options = records.from_toml(LoadOptions, {"query_users": 0, "query_arrivals": "10/s"}, "load")
     for key in ("query_users", "load.query_users"):
-        found = procedure.check(dataclasses.replace(cell(options), levels={key: "0"}))
+        found = planning.check_procedure(dataclasses.replace(cell(options), levels={key: "0"}))
         assert sent(found, "load").plan.options.query_users == 0
 
 
 def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     found = track()
-    assert [one.name for one in found.parts] == [
+    assert [one.name for one in found.steps] == [
         "delete-index",
         "create-index",
         "check-cluster-health",
@@ -138,31 +139,31 @@ def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     assert found.indices == ("rides", "places")
     assert found.skipped == ("recent (search)", "sleep")
     rides = sent(found, "index-rides").plan
-    assert (rides.path, rides.users, rides.until_sent) == ("/rides/_bulk", 2, True)
+    assert (rides.path, rides.users, rides.ends_when_sent) == ("/rides/_bulk", 2, True)
     assert (rides.options.warm_up_ns, rides.options.bulk_documents) == (5 * SECOND, 100)
-    assert rides.options.arrivals.is_open
-    assert not sent(found, "index-places").plan.options.arrivals.is_open
-    assert len({rides.out, sent(found, "index-places").plan.out}) == 2
+    assert rides.options.arrivals.is_open_loop
+    assert not sent(found, "index-places").plan.options.arrivals.is_open_loop
+    assert len({rides.folder, sent(found, "index-places").plan.folder}) == 2
 
 
 def test_a_step_with_a_time_period_lasts_so_long() -> None:
     update = sent(track(challenge="update"), "update-rides").plan
-    assert (update.until_sent, update.options.measure_ns) == (False, 60 * SECOND)
-    assert update.speaks() == Bulk(path="/rides/_bulk", action=update.options.action)
+    assert (update.ends_when_sent, update.options.measure_ns) == (False, 60 * SECOND)
+    assert update.build_protocol() == Bulk(path="/rides/_bulk", action=update.options.action)
     assert update.options.action.pipeline == "clean"
 
 
 def test_the_first_error_ends_a_step_unless_the_track_lets_it_pass(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
-    options = LoadOptions(track=TrackChoice(path=str(folder)), on_error="abort")
+    options = LoadOptions(track=TrackOptions(path=str(folder)), on_error="abort")
     default = folder / "challenges" / "default.json"
     text = default.read_text()
     for level, kept in (("", "abort"), ('"ignore-response-error-level": "non-fatal", ', "continue")):
         default.write_text(text.replace('"clients": {{', level + '"clients": {{'))
-        assert sent(procedure.check(cell(options)), "index-rides").plan.options.on_error == kept
+        assert sent(planning.check_procedure(cell(options)), "index-rides").plan.options.on_error == kept
     default.write_text(text.replace('"clients": {{', '"ignore-response-error-level": "all", "clients": {{'))
     with pytest.raises(SpecError, match="\"ignore-response-error-level\" is 'all'"):
-        procedure.check(cell(options))
+        planning.check_procedure(cell(options))
 
 
 def test_the_indices_of_a_track_are_created_as_the_version_understands_it() -> None:
@@ -178,60 +179,62 @@ def test_an_index_is_created_filled_and_searched_by_the_same_name_whatever_is_in
     encoded = "/%3Crides-%7Bnow%2Fd%7D%3E%20%C3%BC"
     rides = sent(track(target), "index-rides").plan
     chosen = cell(LoadOptions(), target).target
-    path = targets.named(target).wire(chosen, dataclasses.replace(rides.workload, index=name)).place
+    path = targets.find_target(target).wire(chosen, dataclasses.replace(rides.workload, index=name)).destination
     assert path == f"{encoded}/_bulk"
-    (create,) = admin.create_index({"index": name, "body": {}}, Declared())
+    (create,) = OPERATIONS["create-index"]({"index": name, "body": {}}, Declarations())
     assert create.path == encoded
     assert Bulk(path=path, action=BulkAction()).url_path == f"{encoded}/_bulk"
 
 
 def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
-    options = LoadOptions(track=TrackChoice(path=str(FOLDER)))
+    options = LoadOptions(track=TrackOptions(path=str(FOLDER)))
     with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), on a server that is not ours"):
-        procedure.of(cell(options), LISTEN, Path("out"), may_delete=False)
-    options = LoadOptions(track=TrackChoice(path=str(FOLDER), challenge="update"))
-    assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=False).parts
+        planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=False)
+    options = LoadOptions(track=TrackOptions(path=str(FOLDER), challenge="update"))
+    assert planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=False).steps
 
 
 @pytest.mark.parametrize(
     "chosen", [{"users": 3}, {"documents": "x"}, {"measure_ns": 1}, {"warm_up_ns": "auto"}, {"bulk_bytes": 5}]
 )
 def test_what_the_track_says_cannot_be_said_beside_it(chosen: dict[str, Any]) -> None:
-    options = LoadOptions(track=TrackChoice(path=str(FOLDER)), **chosen)
-    key = records.key_of(next(iter(chosen)))
-    with pytest.raises(SpecError, match=f"load.{key}: the track says it"):
-        procedure.check(cell(options))
+    options = LoadOptions(track=TrackOptions(path=str(FOLDER)), **chosen)
+    key = records.toml_key(next(iter(chosen)))
+    with pytest.raises(SpecError, match=f"load.{key} conflicts with a track"):
+        planning.check_procedure(cell(options))
 
 
 def test_faults_need_a_measurement_of_known_length() -> None:
     fault = Fault(kind="pause", at_ns=1, for_ns=1)
-    with pytest.raises(SpecError, match="a track and faults"):
-        procedure.check(cell(LoadOptions(track=TrackChoice(path=str(FOLDER))), faults=(fault,)))
+    with pytest.raises(SpecError, match="a track conflicts with faults"):
+        planning.check_procedure(cell(LoadOptions(track=TrackOptions(path=str(FOLDER))), faults=(fault,)))
 
 
 def test_a_damaged_corpus_of_a_track_is_found_before_anything_starts(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
     with pytest.raises(SpecError, match=r"rides\.json: line 2 is not JSON"):
-        procedure.check(cell(LoadOptions(track=TrackChoice(path=str(folder)))))
+        planning.check_procedure(cell(LoadOptions(track=TrackOptions(path=str(folder)))))
 
 
 def ordered(*overrides: str) -> Plan:
     fixed = {"track": {"path": str(FOLDER), "parameters": {"bulk_size": 7}}}
-    return order.order(spec.load("track", overrides, fixed=fixed))
+    return spec.build_plan(spec.load_experiment("track", overrides, fixed=fixed))
 
 
 def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     again = records.from_json(Plan, json.loads(json.dumps(records.to_json(ordered("heap=1g,2g")))))
     assert again == ordered("heap=1g,2g")
-    assert again.runs[0].cell.load.track == TrackChoice(path=str(FOLDER), parameters={"bulk_size": 7})
-    assert [sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs] == [7, 7]
-    assert campaign.check(again) == ("skipped: recent (search)", "skipped: sleep")
+    assert again.runs[0].cell.load.track == TrackOptions(path=str(FOLDER), parameters={"bulk_size": 7})
+    assert [
+        sent(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs
+    ] == [7, 7]
+    assert campaign.check_plan(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
 def test_a_parameter_of_a_track_may_be_a_factor() -> None:
     runs = ordered("track.parameters.bulk_size=10,20").runs
-    sizes = {sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
+    sizes = {sent(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
     assert sizes == {10, 20}
 
 
@@ -244,23 +247,23 @@ def test_loads_in_a_row_are_measured_from_the_first_warm_up_to_the_last_end() ->
         measure_end_ns=first.measure_end_ns + 3 * SECOND,
         local_ports=(40001,),
     )
-    both = reports.joined([first, later])
+    both = supervisor.combine_sequential([first, later])
     assert (both.started_monotonic_ns, both.warm_up_end_ns) == (first.started_monotonic_ns, first.warm_up_end_ns)
     assert (both.measure_end_ns, both.local_ports) == (later.measure_end_ns, (40000, 40001))
     assert both.bytes_written == 2 * first.bytes_written
-    assert reports.joined([first]) == first
+    assert supervisor.combine_sequential([first]) == first
 
 
 def test_a_load_that_ended_within_its_warm_up_is_measured_from_its_start() -> None:
     short = made_runs.report(measure_end_ns=made_runs.START + SECOND, warm_up_end_ns=made_runs.START + SECOND)
-    assert reports.joined([short]).warm_up_end_ns == made_runs.START
+    assert supervisor.combine_sequential([short]).warm_up_end_ns == made_runs.START
 
 
 def test_every_workload_has_a_procedure_on_every_target() -> None:
     for name in ("geonames", "geopoint", "nyc_taxis", "percolator", "pmc"):
         for target in ("sink", "opensearch"):
             options = LoadOptions(workload=name)
-            assert procedure.check(cell(options, target)).indices == (catalog.workload(name).index,)
+            assert planning.check_procedure(cell(options, target)).indices == (catalog.load_workload(name).index,)
 
 
 WORKLOAD = """
@@ -294,6 +297,6 @@ def test_a_workload_whose_documents_cannot_be_made_is_refused_before_anything_st
         return Plan(experiment="x", description="", seed=1, factors=(), runs=(run,))
 
     with pytest.raises(SpecError) as refused:
-        campaign.check(plan(LoadOptions(workload=str(path))))
+        campaign.check_plan(plan(LoadOptions(workload=str(path))))
     assert said in str(refused.value)
-    assert campaign.check(plan(LoadOptions(workload=str(path), documents=str(documents)))) == ()
+    assert campaign.check_plan(plan(LoadOptions(workload=str(path), documents=str(documents)))) == ()

@@ -25,24 +25,22 @@ from thrift_server import THRIFT, returned, rows, thrift_server
 
 from ingest_bench.analysis.run import integrity
 from ingest_bench.documents import source
-from ingest_bench.documents.body import Body
+from ingest_bench.documents.body import Body, IdSequence
 from ingest_bench.documents.corpus import Corpus
-from ingest_bench.documents.ids import Ids
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.load.work import Work
-from ingest_bench.model.load import LoadOptions, Wire
+from ingest_bench.load.worker_state import WorkerState
+from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint
-from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols import PROTOCOLS, Protocol, spoken
+from ingest_bench.protocols import PROTOCOLS, Protocol, create_protocol
 
 with pytest.MonkeyPatch.context() as patched:
     # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import tries
+    from ingest_bench.load import users
 
 DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 
@@ -51,7 +49,7 @@ DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 class Spoken:
     """A protocol as a server understands it."""
 
-    wire: Wire
+    wire: ProtocolOptions
     read: Callable[[bytes], list[Any]]
     """The documents of a request's body."""
     acknowledge: Callable[[int], bytes]
@@ -72,24 +70,24 @@ class Spoken:
 
     @property
     def protocol(self) -> Protocol:
-        return spoken(self.wire, "i", LoadOptions())
+        return create_protocol(self.wire, "i", LoadOptions())
 
     @property
     def documents(self) -> list[bytes]:
         """What goes into one request."""
-        return DOCUMENTS[: self.protocol.most_documents]
+        return DOCUMENTS[: self.protocol.max_documents]
 
     def body(self) -> Body:
         return whole(self.protocol, self.documents)
 
 
 def whole(protocol: Protocol, documents: list[bytes]) -> Body:
-    made = protocol.body(documents, 1)
-    return made if isinstance(made, Body) else made.filled(Ids(0, 1, "none", 1))
+    made = protocol.build_body(documents, 1)
+    return made if isinstance(made, Body) else made.fill(IdSequence(0, 1, "none", 1))
 
 
-def json_array(**keys: Any) -> Wire:
-    return Wire(protocol="json-array", keys={"path": "/events?source=x", **keys})
+def json_array(**keys: Any) -> ProtocolOptions:
+    return ProtocolOptions(protocol="json-array", keys={"path": "/events?source=x", **keys})
 
 
 def lines(body: bytes) -> list[Any]:
@@ -106,7 +104,7 @@ def one_behind_the_other(body: bytes) -> list[Any]:
 
 SPOKEN = {
     "bulk": Spoken(
-        Wire(keys={"path": "/i/_bulk"}),
+        ProtocolOptions(keys={"path": "/i/_bulk"}),
         lambda body: lines(body)[1::2],
         lambda documents: answer(bulk_answer([201] * documents)),
     ),
@@ -119,7 +117,7 @@ SPOKEN = {
         b"PUT",
     ),
     "thrift": Spoken(
-        Wire(protocol="thrift", keys={"keyspace": "k"}),
+        ProtocolOptions(protocol="thrift", keys={"keyspace": "k"}),
         lambda body: [json.loads(document) for _, document in rows(body).values()],
         lambda _: returned(),
         b"",
@@ -131,7 +129,7 @@ SPOKEN = {
         packs=False,
     ),
     "cql": Spoken(
-        Wire(protocol="cql", keys={"keyspace": "k"}),
+        ProtocolOptions(protocol="cql", keys={"keyspace": "k"}),
         lambda body: [json.loads(document) for _, document in cql_rows(body).values()],
         lambda _: done(),
         b"",
@@ -143,7 +141,7 @@ SPOKEN = {
         packs=False,
     ),
     "kafka": Spoken(
-        Wire(protocol="kafka"),
+        ProtocolOptions(protocol="kafka"),
         one_behind_the_other,
         lambda _: b"",
         b"",
@@ -161,13 +159,13 @@ def speech(request: pytest.FixtureRequest) -> Spoken:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 @dataclass(frozen=True)
 class Sent:
     sample: Sample
-    work: Work
+    work: WorkerState
     server: BulkServer
 
     @property
@@ -179,15 +177,15 @@ class Sent:
         return self.sample.documents, self.sample.documents_acked, self.sample.documents_failed
 
 
-def ticket(speech: Spoken, address: Endpoint, retries: int) -> tuple[Sample, Work]:
+def ticket(speech: Spoken, address: Endpoint, retries: int) -> tuple[Sample, WorkerState]:
     """The sample of one ticket of that protocol, and the account."""
     if speech.by_a_library:
         pytest.skip("a library speaks it")
     user, kept = started(address, protocol=speech.protocol, retries=retries)
     gevent.spawn(user.send, PLANNED_NS, speech.body()).get(timeout=60)
     user.on_stop()
-    user.way.deadlines.close()
-    return kept.only, user.work
+    user.upstream.deadlines.close()
+    return kept.only, user.state
 
 
 def sent(speech: Spoken, reply: Reply, retries: int = 5) -> Sent:
@@ -218,12 +216,12 @@ def test_what_is_sent_is_what_the_server_reads(speech: Spoken) -> None:
     assert all(head.startswith(speech.method + b" /") for head in found.server.heads)
     assert len(found.server.heads) == bool(speech.method)
     assert found.sample.bytes_sent == found.server.bytes_read
-    assert found.work.acked == len(documents)
+    assert found.work.acknowledged == len(documents)
 
 
 def test_items_lie_where_the_body_says(speech: Spoken) -> None:
     body = speech.body()
-    starts = body.starts().tolist()
+    starts = body.item_offsets().tolist()
     assert (starts[0], starts[-1], len(starts)) == (0, len(body.data), body.documents + 1)
     for document, start, end in zip(speech.documents, starts, starts[1:], strict=False):
         assert document in bytes(body.data)[start:end]
@@ -239,7 +237,7 @@ def test_a_request_of_which_nothing_was_done_is_tried_again_and_stays_one_reques
     count = len(speech.documents)
     found = sent(speech, replies(speech.again, speech.acknowledge(count)))
     assert (found.outcome, found.documents, found.sample.attempts) == ("ok", (count, count, 0), 2)
-    assert (found.work.acked, found.work.documents_resent) == (count, count)
+    assert (found.work.acknowledged, found.work.documents_resent) == (count, count)
     first, second = found.server.bodies
     assert first == second
 
@@ -289,10 +287,10 @@ def test_nobody_who_listens_is_asked_again_for_nothing_was_sent(speech: Spoken) 
 def test_a_body_is_packed_when_it_is_asked_for(speech: Spoken) -> None:
     if not speech.packs:
         with pytest.raises(SpecError, match=rf"load\.gzip: {speech.wire.protocol}"):
-            spoken(speech.wire, "i", LoadOptions(gzip=True))
+            create_protocol(speech.wire, "i", LoadOptions(gzip=True))
         return
-    protocol = spoken(speech.wire, "i", LoadOptions(gzip=True))
-    body = protocol.body(speech.documents, 1)
+    protocol = create_protocol(speech.wire, "i", LoadOptions(gzip=True))
+    body = protocol.build_body(speech.documents, 1)
     assert isinstance(body, Body)
     assert gzip.decompress(body.data) == speech.body().data
     assert body.text == speech.body().data
@@ -301,14 +299,16 @@ def test_a_body_is_packed_when_it_is_asked_for(speech: Spoken) -> None:
 def test_an_unknown_key_of_a_protocol_is_named(speech: Spoken) -> None:
     wrong = speech.key.replace("a", "ah")
     with pytest.raises(SpecError, match=rf'mine\.toml: protocol: unknown key "{wrong}"; did you mean "{speech.key}"'):
-        spoken(
-            Wire(protocol=speech.wire.protocol, keys={wrong: "/"}, written="mine.toml: protocol"), "i", LoadOptions()
+        create_protocol(
+            ProtocolOptions(protocol=speech.wire.protocol, keys={wrong: "/"}, toml_key="mine.toml: protocol"),
+            "i",
+            LoadOptions(),
         )
 
 
 def test_an_unknown_protocol_is_named() -> None:
     with pytest.raises(SpecError, match='protocol: there is no protocol "json-aray"; did you mean "json-array"'):
-        spoken(Wire(protocol="json-aray"), "i", LoadOptions())
+        create_protocol(ProtocolOptions(protocol="json-aray"), "i", LoadOptions())
 
 
 @pytest.mark.parametrize(
@@ -326,19 +326,19 @@ def test_an_unknown_protocol_is_named() -> None:
         ({"headers": {"Authorization": "Bearer x"}}, "headers: Authorization: .* INGEST_BENCH_API_KEY"),
         ({"acknowledged": ["100"]}, "acknowledged: .*100.* is not a status"),
         ({"acknowledged": []}, "acknowledged: .* has 0 values"),
-        ({"again": ["429", "2xx"]}, "2xx stands there twice; a status means one thing"),
+        ({"retry": ["429", "2xx"]}, "2xx stands there twice; a status means one thing"),
     ],
 )
 def test_keys_of_json_array_that_cannot_be_are_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        spoken(json_array(**keys), "i", LoadOptions())
+        create_protocol(json_array(**keys), "i", LoadOptions())
 
 
 def test_json_array_has_nothing_of_the_bulk_api(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"load\.action"):
-        spoken(json_array(), "i", LoadOptions(action=BulkAction(conflicts="random")))
+        create_protocol(json_array(), "i", LoadOptions(action=BulkAction(conflicts="random")))
     with pytest.raises(SpecError, match="ready bulk bodies"):
-        spoken(json_array(), "i", LoadOptions()).of_file(tmp_path, ready=True, index=None)
+        create_protocol(json_array(), "i", LoadOptions()).for_file(tmp_path, has_action_lines=True, index=None)
 
 
 @pytest.mark.parametrize(
@@ -349,12 +349,12 @@ def test_json_array_has_nothing_of_the_bulk_api(tmp_path: Path) -> None:
         ("425 Too Early", "rejected", 0, 10),
         ("507 Full", "http-error", 0, 10),
         # Neither acknowledged nor refused: nobody knows what became of the documents.
-        ("408 Request Timeout", "broken-answer", 0, 0),
+        ("408 Request Timeout", "invalid-response", 0, 0),
         ("500 Internal Server Error", "http-error", 0, 0),
     ],
 )
 def test_a_status_means_what_its_key_says(status: str, outcome: str, acked: int, failed: int) -> None:
-    keys = {"acknowledged": ["2xx", 409], "again": [425], "refused": [400, 507]}
+    keys = {"acknowledged": ["2xx", 409], "retry": [425], "refused": [400, 507]}
     speech = Spoken(json_array(**keys), json.loads, lambda _: b"")
     found = sent(speech, lambda _body, _number: answer(b"", status), retries=0)
     assert (found.outcome, found.documents) == (outcome, (10, acked, failed))
@@ -369,24 +369,24 @@ def test_the_headers_of_json_array_are_its_own() -> None:
     assert b"\r\ncontent-type: text/json\r\n" in head
 
 
-def bodies(wire: Wire, corpus: Corpus | None = None, **options: Any) -> Iterator[Body]:
+def bodies(wire: ProtocolOptions, corpus: Corpus | None = None, **options: Any) -> Iterator[Body]:
     chosen = LoadOptions(**options)
-    workload = catalog.workload("nyc_taxis")
-    protocol = spoken(wire, workload.index, chosen)
-    return source.open_source(workload, chosen, protocol, corpus=corpus, pool_bytes=1).for_user(0)
+    workload = catalog.load_workload("nyc_taxis")
+    protocol = create_protocol(wire, workload.index, chosen)
+    return source.open_source(workload, chosen, protocol, corpus=corpus, pool_bytes=1).bodies_of(0)
 
 
 def test_a_workload_goes_by_every_protocol(speech: Spoken) -> None:
     for body in itertools.islice(bodies(speech.wire, bulk_documents=7), 3):
-        assert body.documents == len(speech.read(bytes(body.data))) == min(7, speech.protocol.most_documents or 7)
+        assert body.documents == len(speech.read(bytes(body.data))) == min(7, speech.protocol.max_documents or 7)
         assert all("trip_distance" in document for document in speech.read(bytes(body.data)))
 
 
 def test_a_file_goes_by_every_protocol(speech: Spoken, tmp_path: Path) -> None:
     (tmp_path / "d.ndjson").write_bytes(b"\n".join((*DOCUMENTS, b"")))
-    body = next(bodies(speech.wire, Corpus(tmp_path / "d.ndjson", bulk=False), bulk_documents=4))
+    body = next(bodies(speech.wire, Corpus(tmp_path / "d.ndjson", has_action_lines=False), bulk_documents=4))
     assert speech.read(bytes(body.data))[0] == json.loads(DOCUMENTS[0])
-    assert body.documents == (speech.protocol.most_documents or 4)
+    assert body.documents == (speech.protocol.max_documents or 4)
 
 
 @pytest.mark.nightly
@@ -419,5 +419,5 @@ def test_a_whole_load_is_accounted_for_whatever_the_server_does(speech: Spoken, 
     values = {"documents_acked": acked, "bytes_sent": report.bytes_written}
     record = RunRecord(run="x/1", replicate=1, cell="x", levels={}, state="measured")
     for counted, is_right in ((has, True), (acked - 1, False), (has + int(unknown) + 1, False)):
-        reasons = integrity.verdict(record, samples, report, {**values, "documents_counted": counted})
+        reasons = integrity.find_invalid_reasons(record, samples, report, {**values, "documents_counted": counted})
         assert any(reason.kind == "documents" for reason in reasons) != is_right

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest_bench.documents.body import Body
-from ingest_bench.load.recorder import sample_of
-from ingest_bench.load.tickets import OpenLoop, Tickets
-from ingest_bench.load.work import Work
+from ingest_bench.load.loops import ArrivalQueue, OpenLoop
+from ingest_bench.load.recorder import unpack_sample
+from ingest_bench.load.worker_state import WorkerState
+from ingest_bench.model.load import BulkAction
 from ingest_bench.model.samples import OUTCOMES, Sample
-from ingest_bench.model.target import Endpoint, Place
-from ingest_bench.model.workload import BulkAction
+from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.way import way_to
+from ingest_bench.protocols.way import resolve_upstream
 
 with pytest.MonkeyPatch.context() as patched:
     # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
@@ -32,46 +32,45 @@ with pytest.MonkeyPatch.context() as patched:
     from locust.env import Environment
     from locust.exception import StopUser
 
-    from ingest_bench.load.users import ingest, tries
-    from ingest_bench.load.users.ingest import TicketUser
-    from ingest_bench.load.users.tries import Sender
+    from ingest_bench.load import users
+    from ingest_bench.load.users import RetryingUser, ScheduledUser
 
 
 def bulk(documents: int, padding: int = 0) -> Body:
     item = b'{"index":{}}\n{"n":1%s}\n' % (b" " * padding)
-    return Body(item * documents, documents, lines=2)
+    return Body(item * documents, documents, lines_per_item=2)
 
 
 class Kept:
-    """In place of a recorder."""
+    """Replaces the recorder."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def add(self, one: bytes) -> None:
-        self.samples.append(sample_of(one))
+    def add(self, sample: bytes) -> None:
+        self.samples.append(unpack_sample(sample))
 
 
 def user_of(
-    bodies: Iterator[Body], address: Endpoint, *, pumps: bool, tickets: Tickets | None = None, **own: Any
+    bodies: Iterator[Body], address: Endpoint, *, pumps: bool, arrivals: ArrivalQueue | None = None, **own: Any
 ) -> tuple[Any, Kept]:
     """A user that is ready to send these, and what it will leave."""
     kept = Kept()
-    source: Any = SimpleNamespace(for_user=lambda _number: bodies)
-    work = Work(source=source, recorder=kept, users=range(3, 4))
-    if tickets is not None:
-        work.tickets = tickets
+    source: Any = SimpleNamespace(bodies_of=lambda _number: bodies)
+    work = WorkerState(source=source, recorder=kept, users=range(3, 4))
+    if arrivals is not None:
+        work.arrivals = arrivals
     work.end_ns = 2**62
     bulks = Bulk(path="/i/_bulk", action=BulkAction())
-    made = {
+    attributes = {
         "abstract": False,
-        "work": work,
-        "way": way_to(Place(endpoint=address)),
+        "state": work,
+        "upstream": resolve_upstream(ServerAddress(endpoint=address)),
         "judge": staticmethod(bulks.judge),
         "retries": 2,
         **own,
     }
-    user = type("User", (TicketUser, bulks.user()), made)(Environment())
+    user = type("User", (ScheduledUser, bulks.user_class()), attributes)(Environment())
     user.pumps = pumps
     user.on_start()
     return user, kept
@@ -82,45 +81,45 @@ def begun(user: Any) -> gevent.Greenlet:
 
     def work() -> None:
         with pytest.raises(StopUser):
-            user.send_until_the_end()
+            user.send_arrivals()
 
     greenlet = gevent.spawn(work)
     start_ns = time.monotonic_ns()
-    user.work.tickets.open(start_ns, start_ns + 60 * 10**9)
+    user.state.arrivals.open(start_ns, start_ns + 60 * 10**9)
     return greenlet
 
 
-def sent(reply: Reply, bodies: list[Body], *, pumps: bool, **own: Any) -> tuple[list[Sample], Work, int, int]:
+def sent(reply: Reply, bodies: list[Body], *, pumps: bool, **own: Any) -> tuple[list[Sample], WorkerState, int, int]:
     """The samples, the account, the bytes that the server read and the documents that it was sent."""
     with bulk_server(reply) as server:
         user, kept = user_of(iter(bodies), server.address, pumps=pumps, **own)
         begun(user).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
         # What was written is read before the server is looked at: its thread may be behind.
         limit = time.monotonic() + 10
-        while server.bytes_read < user.way.traffic.bytes_written and time.monotonic() < limit:
+        while server.bytes_read < user.upstream.traffic.bytes_written and time.monotonic() < limit:
             time.sleep(0.001)
-    return kept.samples, user.work, server.bytes_read, server.documents
+    return kept.samples, user.state, server.bytes_read, server.documents
 
 
-def account(samples: list[Sample], work: Work) -> tuple[Any, ...]:
+def account(samples: list[Sample], work: WorkerState) -> tuple[Any, ...]:
     """All that does not depend on clocks and ports."""
-    told = [
+    counts = [
         (
-            OUTCOMES[one.outcome],
-            one.documents,
-            one.documents_acked,
-            one.documents_failed,
-            one.attempts,
-            one.status,
-            one.bytes_sent,
-            one.user,
-            one.address,
+            OUTCOMES[sample.outcome],
+            sample.documents,
+            sample.documents_acked,
+            sample.documents_failed,
+            sample.attempts,
+            sample.status,
+            sample.bytes_sent,
+            sample.user,
+            sample.address,
         )
-        for one in samples
+        for sample in samples
     ]
-    return told, work.acked, work.documents_resent, dict(work.item_failures)
+    return counts, work.acknowledged, work.documents_resent, dict(work.item_failures)
 
 
 def usual(body: bytes, _number: int) -> bytes:
@@ -147,76 +146,79 @@ REPLIES: dict[str, Callable[[bytes], bytes | None]] = {
     script=st.lists(st.sampled_from([*REPLIES, *["usual"] * 6]), min_size=1, max_size=12),
     documents=st.lists(st.integers(1, 4), min_size=1, max_size=8),
 )
-def test_whatever_is_answered_the_account_is_the_same_with_and_without_the_pump(
-    script: list[str], documents: list[int]
-) -> None:
+def test_counts_are_the_same_with_and_without_the_pump(script: list[str], documents: list[int]) -> None:
     def reply(body: bytes, number: int) -> bytes | None:
         return REPLIES[script[(number - 1) % len(script)]](body)
 
     bodies = [bulk(count) for count in documents]
     with pytest.MonkeyPatch.context() as patch:
         # Pauses after failures: the same in both, and nothing that has to be waited for.
-        patch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _seconds: None))
-        found = [sent(reply, bodies, pumps=pumps) for pumps in (False, True)]
-    (plain, plain_work, plain_bytes, _), (pumped, pumped_work, pumped_bytes, _) = found
+        patch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _seconds: None))
+        closed = [sent(reply, bodies, pumps=pumps) for pumps in (False, True)]
+    (plain, plain_work, plain_bytes, _), (pumped, pumped_work, pumped_bytes, _) = closed
     assert account(pumped, pumped_work) == account(plain, plain_work)
     assert pumped_bytes == plain_bytes
     assert len(pumped) == len(bodies)
 
 
-def test_the_loop_sends_all_but_the_first_request_and_each_has_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pump_sends_all_but_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     by_greenlet: list[int] = []
-    plain = Sender.send
+    plain = RetryingUser.send
 
-    def counted(self: Any, planned_ns: int, body: Body, begun: Any = None) -> None:
-        by_greenlet.append(planned_ns)
-        plain(self, planned_ns, body, begun)
+    def counted(self: Any, scheduled_ns: int, body: Body, begun: Any = None) -> None:
+        by_greenlet.append(scheduled_ns)
+        plain(self, scheduled_ns, body, begun)
 
-    monkeypatch.setattr(ingest.IngestUser, "send", counted, raising=False)
+    monkeypatch.setattr(users.IngestUser, "send", counted, raising=False)
     samples, work, read, documents = sent(usual, [bulk(2)] * 50, pumps=True)
     # The one that opens the connection.
     assert len(by_greenlet) == 1
-    assert (len(samples), work.acked, documents) == (50, 100, 100)
-    assert sum(one.bytes_sent for one in samples) == read
-    for one, following in itertools.pairwise(samples):
+    assert (len(samples), work.acknowledged, documents) == (50, 100, 100)
+    assert sum(sample.bytes_sent for sample in samples) == read
+    for sample, following in itertools.pairwise(samples):
         assert (
-            one.planned_ns <= one.sent_ns < one.written_ns <= one.first_byte_ns <= one.done_ns <= following.planned_ns
+            sample.scheduled_ns
+            <= sample.sent_ns
+            < sample.written_ns
+            <= sample.first_byte_ns
+            <= sample.done_ns
+            <= following.scheduled_ns
         )
 
 
-def test_each_sample_has_the_port_of_the_connection_on_which_its_request_went() -> None:
+def test_each_sample_has_the_port_of_its_connection() -> None:
     def reply(body: bytes, number: int) -> bytes:
         return REPLIES["says close"](body) if number == 5 else usual(body, number)  # type: ignore[return-value]
 
     samples, work, _, _ = sent(reply, [bulk(2)] * 10, pumps=True)
-    before, after = ({one.local_port for one in some} for some in (samples[:5], samples[5:]))
+    before, after = ({sample.local_port for sample in some} for some in (samples[:5], samples[5:]))
     assert (len(before), len(after), len(before | after)) == (1, 1, 2)
-    assert work.acked == 20
+    assert work.acknowledged == 20
 
 
-def test_a_body_that_the_kernel_does_not_take_at_once_is_sent_to_its_end() -> None:
+def test_a_body_larger_than_the_send_buffer_is_sent_completely() -> None:
     bodies = [bulk(1), bulk(1), bulk(2, padding=3_000_000), bulk(1), bulk(1)]
     samples, work, read, documents = sent(usual, bodies, pumps=True)
-    assert [OUTCOMES[one.outcome] for one in samples] == ["ok"] * 5
-    assert (work.acked, documents) == (6, 6)
-    assert sum(one.bytes_sent for one in samples) == read
+    assert [OUTCOMES[sample.outcome] for sample in samples] == ["ok"] * 5
+    assert (work.acknowledged, documents) == (6, 6)
+    assert sum(sample.bytes_sent for sample in samples) == read
     assert read > 6_000_000
 
 
-def test_a_request_that_is_not_answered_in_time_times_out_and_the_next_one_goes_on() -> None:
+def test_a_request_times_out_and_the_next_one_is_sent() -> None:
     def reply(body: bytes, number: int) -> bytes:
         if number == 3:
             time.sleep(1)
         return usual(body, number)
 
     samples, work, _, _ = sent(reply, [bulk(1)] * 5, pumps=True, timeout_ns=200 * 10**6, retries=0)
-    assert [OUTCOMES[one.outcome] for one in samples] == ["ok", "ok", "timeout", "ok", "ok"]
+    assert [OUTCOMES[sample.outcome] for sample in samples] == ["ok", "ok", "timeout", "ok", "ok"]
     late = samples[2]
-    assert 200 * 10**6 <= late.done_ns - late.planned_ns < 900 * 10**6
-    assert work.acked == 4
+    assert 200 * 10**6 <= late.done_ns - late.scheduled_ns < 900 * 10**6
+    assert work.acknowledged == 4
 
 
-def test_a_user_that_is_ended_while_the_loop_sends_leaves_its_ticket_cut_off() -> None:
+def test_a_user_killed_during_the_pump_leaves_a_cut_off_sample() -> None:
     def reply(body: bytes, number: int) -> bytes:
         if number == 4:
             time.sleep(0.5)
@@ -229,14 +231,14 @@ def test_a_user_that_is_ended_while_the_loop_sends_leaves_its_ticket_cut_off() -
             gevent.sleep(0.001)
         greenlet.kill()
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
     *before, last = kept.samples
-    assert [OUTCOMES[one.outcome] for one in before] == ["ok"] * 3
+    assert [OUTCOMES[sample.outcome] for sample in before] == ["ok"] * 3
     assert (OUTCOMES[last.outcome], last.documents, last.documents_acked, last.attempts) == ("cut-off", 2, 0, 1)
     assert last.bytes_sent > len(bulk(2).data)
 
 
-def test_what_fails_between_two_requests_is_raised_and_what_was_answered_is_kept() -> None:
+def test_an_exception_between_requests_keeps_the_finished_samples() -> None:
     def bodies() -> Iterator[Body]:
         yield from [bulk(1)] * 3
         raise ArithmeticError("a corpus that is cut off")
@@ -246,11 +248,11 @@ def test_what_fails_between_two_requests_is_raised_and_what_was_answered_is_kept
         with pytest.raises(ArithmeticError, match="cut off"):
             begun(user).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
-    assert [OUTCOMES[one.outcome] for one in kept.samples] == ["ok"] * 3
+        user.upstream.deadlines.close()
+    assert [OUTCOMES[sample.outcome] for sample in kept.samples] == ["ok"] * 3
 
 
-def test_what_fails_while_an_answer_is_judged_is_raised_with_a_sample_of_its_request() -> None:
+def test_an_exception_while_judging_leaves_a_sample_of_the_request() -> None:
     bulks, answers = Bulk(path="/i/_bulk", action=BulkAction()), itertools.count()
 
     def judge(answer: Any, body: Body, is_unsure: bool = False) -> Any:
@@ -263,11 +265,11 @@ def test_what_fails_while_an_answer_is_judged_is_raised_with_a_sample_of_its_req
         with pytest.raises(ArithmeticError, match="never seen"):
             begun(user).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
-    assert [OUTCOMES[one.outcome] for one in kept.samples] == ["ok", "ok", "cut-off"]
+        user.upstream.deadlines.close()
+    assert [OUTCOMES[sample.outcome] for sample in kept.samples] == ["ok", "ok", "cut-off"]
 
 
-def test_in_an_open_loop_requests_that_are_late_follow_at_once_and_the_others_wait_for_their_time() -> None:
+def test_in_an_open_loop_late_requests_follow_at_once() -> None:
     every_ns = 20 * 10**6
 
     def reply(body: bytes, number: int) -> bytes:
@@ -275,23 +277,23 @@ def test_in_an_open_loop_requests_that_are_late_follow_at_once_and_the_others_wa
             time.sleep(0.2)
         return usual(body, number)
 
-    tickets = OpenLoop(number * every_ns for number in range(30))
+    arrivals = OpenLoop(number * every_ns for number in range(30))
     with bulk_server(reply) as server:
-        user, kept = user_of(itertools.repeat(bulk(1)), server.address, pumps=True, tickets=tickets)
+        user, kept = user_of(itertools.repeat(bulk(1)), server.address, pumps=True, arrivals=arrivals)
         begun(user).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
     samples = kept.samples
     assert len(samples) == 30
-    planned = [one.planned_ns for one in samples]
+    planned = [sample.scheduled_ns for sample in samples]
     assert {later - earlier for earlier, later in itertools.pairwise(planned)} == {every_ns}
-    assert all(one.sent_ns >= one.planned_ns for one in samples)
-    waited = [one for one in samples if one.sent_ns - one.planned_ns > every_ns]
+    assert all(sample.sent_ns >= sample.scheduled_ns for sample in samples)
+    waited = [sample for sample in samples if sample.sent_ns - sample.scheduled_ns > every_ns]
     assert len(waited) >= 5
-    assert tickets.waited >= len(waited)
+    assert arrivals.waited >= len(waited)
 
 
-def test_a_server_that_hangs_up_beside_its_answers_is_found_out_at_the_next_request() -> None:
+def test_a_connection_closed_after_a_response_fails_the_next_request() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -307,20 +309,18 @@ def test_a_server_that_hangs_up_beside_its_answers_is_found_out_at_the_next_requ
         user, kept = user_of(iter([bulk(1)] * 5), Endpoint(*listener.getsockname()), pumps=True, retries=0)
         begun(user).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
         served.get(timeout=60)
-    outcomes = [OUTCOMES[one.outcome] for one in kept.samples]
+    outcomes = [OUTCOMES[sample.outcome] for sample in kept.samples]
     assert len(outcomes) == 5
     assert outcomes[:2] == ["ok", "ok"]
     assert set(outcomes) <= {"ok", "connection-error"}
-    assert user.work.acked == outcomes.count("ok")
+    assert user.state.acknowledged == outcomes.count("ok")
 
 
 @pytest.mark.parametrize("pumps", [False, True])
 @pytest.mark.parametrize("last_words", [b"", answer(b"", "408 Request Timeout", headers="connection: close\r\n")])
-def test_a_connection_that_the_server_ended_while_nothing_was_asked_is_not_used_any_more(
-    pumps: bool, last_words: bytes
-) -> None:
+def test_a_connection_closed_while_idle_is_not_used(pumps: bool, last_words: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -333,18 +333,18 @@ def test_a_connection_that_the_server_ended_while_nothing_was_asked_is_not_used_
                     accepted.sendall(last_words)
 
         served = gevent.get_hub().threadpool.spawn(serve)
-        tickets = OpenLoop(number * 2 * 10**8 for number in range(3))
+        arrivals = OpenLoop(number * 2 * 10**8 for number in range(3))
         address = Endpoint(*listener.getsockname())
-        user, kept = user_of(iter([bulk(1)] * 3), address, pumps=pumps, tickets=tickets)
+        user, kept = user_of(iter([bulk(1)] * 3), address, pumps=pumps, arrivals=arrivals)
         begun(user).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
         served.get(timeout=60)
-    assert [OUTCOMES[one.outcome] for one in kept.samples] == ["ok"] * 3
-    assert user.way.traffic.connects == 3
+    assert [OUTCOMES[sample.outcome] for sample in kept.samples] == ["ok"] * 3
+    assert user.upstream.traffic.connects == 3
 
 
-def test_repeated_documents_are_counted_by_the_loop_too() -> None:
+def test_the_pump_counts_repeated_documents() -> None:
     import numpy as np  # noqa: PLC0415 - this test alone
 
     body = dataclasses.replace(bulk(2), adds=np.array([1, 0], dtype=np.int8))
@@ -355,4 +355,4 @@ def test_repeated_documents_are_counted_by_the_loop_too() -> None:
         return answer(b'{"took":1,"errors":false,"items":[%s]}' % items)
 
     _, work, _, _ = sent(reply, [body] * 6, pumps=True)
-    assert (work.acked, work.documents_repeated) == (12, 6)
+    assert (work.acknowledged, work.documents_repeated) == (12, 6)

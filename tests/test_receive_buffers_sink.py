@@ -1,4 +1,4 @@
-"""Ground truth: what other receive buffers are said to cost is what the sink really allocates with them."""
+"""The predicted cost of receive buffers is what the sink allocates with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from servers import Served, served
 from ingest_bench import system
 from ingest_bench.analysis.buffers import receive_buffers
 from ingest_bench.analysis.buffers.netty import Fixed
-from ingest_bench.jvm.java import find
+from ingest_bench.jvm.java import find_java
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import jvm_options, recording
 from ingest_bench.probes.context import ReadContext
-from ingest_bench.targets.small.sink import Sink
+from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
@@ -28,50 +28,52 @@ Reads = np.ndarray[Any, np.dtype[Any]]
 
 
 def run(path: Path, *predictor_bytes: int) -> tuple[TargetOptions, Reads, dict[str, Any]]:
-    """A sink with these buffers that takes the same bulks as any other: its reads, and what it counted."""
+    """Return the reads and counters of a sink with these buffers, which receives the same bulks."""
     raw = path / "home" / "raw"
     raw.mkdir(parents=True)
-    asked = TargetOptions(
+    target = TargetOptions(
         name="sink", version="java17", heap_bytes=128 << 20, receive_predictor_bytes=tuple(predictor_bytes)
     )
-    # Loopback, and each bulk in one write smaller than a segment: it lies there whole when the sink is woken. What
-    # arrives in pieces differs from run to run by more than the prediction may.
-    with served(path, asked, jvm_options(["reads"], raw, 17), medium="loopback") as server:
+    # Loopback, and each bulk in one write smaller than a segment: the sink finds complete bulks. What
+    # arrives in parts differs between runs by more than the prediction may.
+    with served(path, target, jvm_options(["reads"], raw, 17), medium="loopback") as server:
         host, port = server.listen.host, server.listen.port
-        system.run(server.between.client.command([sys.executable, SENDER, host, str(port), "5,20,40,60", "100"]))
+        system.run(server.link.client.command([sys.executable, SENDER, host, str(port), "5,20,40,60", "100"]))
         counted = counters(server)
-    java = find(17)
+    java = find_java(17)
     ports = frozenset(map(int, counted["by_peer_port"]))
-    recording.load(ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, reader=lambda: recording.reader(java)))
+    recording.load_recording(
+        ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, reader=lambda: recording.reader_command(java))
+    )
     reads = np.fromfile(raw / "reads.bin", dtype=np.dtype(list(READ_FIELDS)))
-    # The sink counted until it was asked; what came later is the end of the connections.
+    # Later reads are the ends of the connections.
     ordered = reads[np.argsort(reads["end_ns"], kind="stable")]
-    return asked, ordered[: counted["buffers_allocated"]], counted
+    return target, ordered[: counted["buffers_allocated"]], counted
 
 
 def counters(server: Served) -> dict[str, Any]:
     target = server.target
     assert isinstance(target, Sink)
-    return target.counters((server.http,))
+    return target.read_counters((server.http,))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(64, 65536), (4096, 524288)])
-def test_the_adaptive_allocator_is_replayed_to_the_byte(sizes: tuple[int, int], tmp_path: Path) -> None:
-    asked, reads, counted = run(tmp_path, *sizes)
-    buffers = receive_buffers.made_with(asked)
+def test_adaptive_allocator_is_replayed_to_the_byte(sizes: tuple[int, int], tmp_path: Path) -> None:
+    target, reads, counted = run(tmp_path, *sizes)
+    buffers = receive_buffers.configured_buffers(target)
     assert buffers is not None
-    (cost,) = receive_buffers.what_if(reads, buffers, candidates=[buffers])
+    (cost,) = receive_buffers.predict_costs(reads, buffers, candidates=[buffers])
     assert cost.ingested_bytes == counted["bytes_read"]
     assert cost.allocations == counted["buffers_allocated"]
     assert cost.allocated_bytes == counted["buffer_bytes_allocated"]
 
 
 @pytest.mark.nightly
-def test_fixed_buffers_really_cost_what_was_predicted_within_ten_percent(tmp_path: Path) -> None:
+def test_fixed_buffers_cost_the_prediction_within_ten_percent(tmp_path: Path) -> None:
     candidates = [Fixed(size * KIB) for size in (4, 16, 32, 64)]
     _, reads, _ = run(tmp_path / "recorded", 256 * KIB)
-    predicted = receive_buffers.what_if(reads, Fixed(256 * KIB), candidates=candidates)
+    predicted = receive_buffers.predict_costs(reads, Fixed(256 * KIB), candidates=candidates)
     for cost in predicted:
         size = cost.buffers.largest_bytes
         _, _, counted = run(tmp_path / str(size), size)

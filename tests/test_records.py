@@ -9,7 +9,7 @@ from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.target import TargetOptions
 
 
-def test_a_profile_is_read_with_units_and_comes_back_from_json_the_same() -> None:
+def test_profile_with_units_survives_json() -> None:
     table = {
         "name": "x",
         "mtu": 1400,
@@ -21,42 +21,42 @@ def test_a_profile_is_read_with_units_and_comes_back_from_json_the_same() -> Non
     assert records.from_json(Profile, records.to_json(profile)) == profile
 
 
-def test_an_unknown_key_names_file_key_and_the_nearest_one() -> None:
+def test_unknown_key_is_refused_with_a_suggestion() -> None:
     with pytest.raises(SpecError, match=r'netem/x.toml: to_server: unknown key "dealy"; did you mean "delay"'):
         records.from_toml(Profile, {"name": "x", "to_server": {"dealy": "1ms"}}, "netem/x.toml")
 
 
-def test_a_rate_without_a_unit_is_refused() -> None:
+def test_rate_without_unit_is_refused() -> None:
     with pytest.raises(SpecError, match=r"netem/x.toml: to_server: rate: '1000' is not a rate"):
         records.from_toml(Profile, {"name": "x", "to_server": {"rate": 1000}}, "netem/x.toml")
 
 
-def test_a_missing_key_is_named() -> None:
+def test_missing_key_is_named() -> None:
     with pytest.raises(SpecError, match='the key "name" is missing'):
         records.from_toml(Profile, {}, "netem/x.toml")
 
 
-def test_a_range_of_sizes_is_two_sizes() -> None:
+def test_size_range_is_two_sizes() -> None:
     options = records.from_toml(TargetOptions, {"receive_predictor": "64KiB..512KiB", "heap": "2g"}, "x.toml")
     assert options.receive_predictor_bytes == (65536, 524288)
     assert options.heap_bytes == 2 << 30
 
 
-def test_a_level_is_text_also_where_the_field_is_a_number() -> None:
+def test_level_text_is_parsed_as_a_number() -> None:
     options = records.from_toml(LoadOptions, {"users": "8", "warm_up": "2s"}, "--set")
     assert (options.users, options.warm_up_ns) == (8, 2 * 10**9)
 
 
-def test_a_word_may_stand_in_the_place_of_a_number_where_the_field_knows_it() -> None:
+def test_word_instead_of_a_number_if_the_field_allows_it() -> None:
     options = records.from_toml(LoadOptions, {"warm_up": "auto", "measure": "20s"}, "--set")
-    assert (options.warm_up_ns, options.longest_warm_up_ns) == ("auto", 20 * 10**9)
+    assert (options.warm_up_ns, options.max_warm_up_ns) == ("auto", 20 * 10**9)
     assert records.from_json(LoadOptions, records.to_json(options)) == options
     with pytest.raises(SpecError, match="measure: 'auto' is not a time"):
         records.from_toml(LoadOptions, {"measure": "auto"}, "--set")
 
 
-def test_of_very_many_names_the_nearest_are_told() -> None:
-    known = [f"column_{number}" for number in range(100)]
-    assert records.nearest("qqq", known).startswith("of 100 that are known the nearest are column_")
-    assert records.nearest("qqq", known).count("column_") == 5
-    assert records.nearest("qqq", known[:3]) == "known: column_0, column_1, column_2"
+def test_only_the_closest_of_many_names_are_suggested() -> None:
+    names = [f"column_{number}" for number in range(100)]
+    assert records.suggest("qqq", names).startswith("closest of 100 known: column_")
+    assert records.suggest("qqq", names).count("column_") == 5
+    assert records.suggest("qqq", names[:3]) == "known: column_0, column_1, column_2"

@@ -21,21 +21,20 @@ from test_users import PLANNED_NS, started
 
 from ingest_bench import idl
 from ingest_bench.analysis.run import integrity
-from ingest_bench.documents.ids import Ids
+from ingest_bench.documents.body import IdSequence
 from ingest_bench.errors import SpecError
 from ingest_bench.idl import cql
-from ingest_bench.model.load import LoadOptions, Wire
+from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
 from ingest_bench.model.results import RunRecord
-from ingest_bench.model.target import Place
-from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols import spoken
-from ingest_bench.protocols.cql import insert
-from ingest_bench.protocols.way import way_to
+from ingest_bench.model.target import ServerAddress
+from ingest_bench.protocols import create_protocol
+from ingest_bench.protocols.cql import insert_statement
+from ingest_bench.protocols.way import resolve_upstream
 
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import tries
+    from ingest_bench.load import users
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,15 @@ class Kind:
     """All that a connection sends once."""
 
     @property
-    def wire(self) -> Wire:
-        return Wire(protocol=self.name, keys={"keyspace": "k"})
+    def wire(self) -> ProtocolOptions:
+        return ProtocolOptions(protocol=self.name, keys={"keyspace": "k"})
 
     @property
     def speech(self) -> Spoken:
         return Spoken(self.wire, lambda body: [*self.rows(body).values()], lambda _: self.done(), server=self.server)
 
     def protocol(self, **options: Any) -> Any:
-        return spoken(self.wire, "nyc_taxis", LoadOptions(**options))
+        return create_protocol(self.wire, "nyc_taxis", LoadOptions(**options))
 
     def answered(self, *answers: bytes | None, retries: int = 5) -> Sent:
         return sent(self.speech, replies(*answers), retries=retries)
@@ -77,7 +76,7 @@ CQL = Kind(
     busy=cql_server.raised(0x1001, ""),
     timed_out=cql_server.raised(0x1100, "Operation timed out", bytes(7)),
     bad_keyspace='a"b',
-    greeting=cql.startup() + cql.prepare(insert("k", "i")),
+    greeting=cql.encode_startup() + cql.encode_prepare(insert_statement("k", "i")),
 )
 THRIFT = Kind(
     name="thrift",
@@ -87,13 +86,13 @@ THRIFT = Kind(
     busy=thrift_server.returned(ue=thrift_server.THRIFT.UnavailableException()),
     timed_out=thrift_server.returned(te=thrift_server.THRIFT.TimedOutException()),
     bad_keyspace="a-b",
-    greeting=idl.call("set_keyspace", keyspace="k"),
+    greeting=idl.encode_call("set_keyspace", keyspace="k"),
 )
 
 
 @pytest.fixture(params=[CQL, THRIFT], ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
-    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
     found: Kind = request.param
     return found
 
@@ -106,18 +105,18 @@ def test_rows_go_to_all_tables_in_turn(kind: Kind) -> None:
 
 
 def test_no_two_rows_of_any_users_have_one_key(kind: Kind) -> None:
-    template = kind.protocol().body(DOCUMENTS, 1)
+    template = kind.protocol().build_body(DOCUMENTS, 1)
     keys = []
     for user in range(3):
-        ids, own = Ids(user, 3, "none", 1), template.copy()
-        keys += [key for _ in range(4) for key in kind.rows(bytes(own.filled(ids).data))]
+        ids, own = IdSequence(user, 3, "none", 1), template.copy()
+        keys += [key for _ in range(4) for key in kind.rows(bytes(own.fill(ids).data))]
     assert len(keys) == len(set(keys)) == 3 * 4 * len(DOCUMENTS)
 
 
 def test_a_share_of_the_keys_was_given_before_where_that_is_asked_for(kind: Kind) -> None:
     action = BulkAction(conflicts="random", conflict_probability_ppm=500_000)
-    body = kind.protocol(action=action).body(DOCUMENTS * 20, 1).filled(Ids(0, 1, "random", 1))
-    assert 50 < body.added() == len(kind.rows(bytes(body.data))) < 150
+    body = kind.protocol(action=action).build_body(DOCUMENTS * 20, 1).fill(IdSequence(0, 1, "random", 1))
+    assert 50 < body.count_added() == len(kind.rows(bytes(body.data))) < 150
 
 
 @pytest.mark.parametrize("kind", [CQL, THRIFT], ids=lambda kind: kind.name)
@@ -126,7 +125,7 @@ def test_a_share_of_the_keys_was_given_before_where_that_is_asked_for(kind: Kind
 def test_what_a_server_reads_is_what_was_put_in(kind: Kind, documents: list[bytes], indices: int) -> None:
     body = whole(kind.protocol(action=BulkAction(indices=indices)), documents)
     assert [document for _, document in kind.rows(bytes(body.data)).values()] == documents
-    assert int(body.starts()[-1]) == len(body.data)
+    assert int(body.item_offsets()[-1]) == len(body.data)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +143,14 @@ def test_keys_that_come_again_in_several_tables_are_refused_for_nobody_could_cou
 
 def test_ready_bulk_bodies_are_refused(kind: Kind, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="ready bulk bodies"):
-        kind.protocol().of_file(tmp_path, ready=True, index=None)
+        kind.protocol().for_file(tmp_path, has_action_lines=True, index=None)
 
 
 @pytest.mark.parametrize("keyspace", ["", "a b", "bad", "x" * 49, "ä"])
 def test_a_keyspace_that_cassandra_has_not_is_refused(kind: Kind, keyspace: str) -> None:
     keys = {"keyspace": kind.bad_keyspace if keyspace == "bad" else keyspace}
     with pytest.raises(SpecError, match="keyspace"):
-        spoken(Wire(protocol=kind.name, keys=keys), "i", LoadOptions())
+        create_protocol(ProtocolOptions(protocol=kind.name, keys=keys), "i", LoadOptions())
 
 
 def test_a_timeout_of_the_server_is_tried_again_for_each_row_has_a_key_of_ours(kind: Kind) -> None:
@@ -174,13 +173,13 @@ def test_a_connection_that_the_node_ended_while_nothing_was_asked_is_not_used_an
         kind.server(lambda _body, _number: kind.done()) as server,
         kind.server(lambda _body, _number: kind.done()) as other,
     ):
-        way = way_to(Place(endpoint=server.address), Place(endpoint=other.address))
-        user, kept = started(server.address, protocol=kind.speech.protocol, way=way)
+        way = resolve_upstream(ServerAddress(endpoint=server.address), ServerAddress(endpoint=other.address))
+        user, kept = started(server.address, protocol=kind.speech.protocol, upstream=way)
         gevent.spawn(user.send, PLANNED_NS, kind.speech.body()).get(timeout=60)
         server.end_connections()
         gevent.spawn(user.send, PLANNED_NS, kind.speech.body()).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
     assert [(sample.attempts, sample.documents_acked) for sample in kept.samples] == [(1, 10)] * 2
     assert [sample.address for sample in kept.samples] == [0, 1]
     assert [server.connections, other.connections] == [1, 1]
@@ -193,10 +192,10 @@ def test_each_connection_greets_once_and_every_byte_is_counted(kind: Kind) -> No
         for _ in range(4):
             gevent.spawn(user.send, PLANNED_NS, kind.speech.body()).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
     greeting, batch = len(kind.greeting), len(kind.speech.body().data)
     assert [sample.bytes_sent for sample in kept.samples] == [greeting + batch, batch, greeting + 2 * batch, batch]
-    assert sum(sample.bytes_sent for sample in kept.samples) == server.bytes_read == user.way.traffic.bytes_written
+    assert sum(sample.bytes_sent for sample in kept.samples) == server.bytes_read == user.upstream.traffic.bytes_written
     assert server.connections == 2
 
 
@@ -223,4 +222,4 @@ def test_a_whole_load_is_stored_once_whatever_the_server_does(kind: Kind, tmp_pa
     assert acked <= len(stored) <= acked + unknown
     values = {"documents_acked": acked, "bytes_sent": report.bytes_written, "documents_counted": len(stored)}
     record = RunRecord(run="x/1", replicate=1, cell="x", levels={}, state="measured")
-    assert integrity.verdict(record, samples, report, values) == []
+    assert integrity.find_invalid_reasons(record, samples, report, values) == []

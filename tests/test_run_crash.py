@@ -32,14 +32,14 @@ STAGES = {
     "link": (("stage link", "ip -batch"), ("cat",)),
     "check": (("stage check", "ingest_bench.network.measure.meter"), ("cat",)),
     "boot": (
-        ("ingest_bench.load.fleet.fleet_worker", "stage boot", "NettySink"),
-        ("cat", "asker.py", "ingest_bench.load.fleet.fleet_worker"),
+        ("ingest_bench.load.worker", "stage boot", "NettySink"),
+        ("cat", "http_child.py", "ingest_bench.load.worker"),
     ),
     "warm-up": (
         ("load warm-up",),
-        ("NettySink", "ingest_bench.load.fleet.fleet_worker", "ingest_bench.network.measure.wire"),
+        ("NettySink", "ingest_bench.load.worker", "ingest_bench.network.measure.wire"),
     ),
-    "measure": (("load measure",), ("NettySink", "ingest_bench.load.fleet.fleet_worker", "ingest_bench.probes.proc")),
+    "measure": (("load measure",), ("NettySink", "ingest_bench.load.worker", "ingest_bench.probes.proc")),
     "stop": (("stage stop",), ("NettySink", "cat")),
     "analysis": (("stage analysis", "JfrReader"), ()),
 }
@@ -52,14 +52,14 @@ def _cache() -> None:
 
 @pytest.fixture
 def here() -> Iterator[Place]:
-    with commands.place() as made:
-        (made.folder / "interrupted.toml").write_text(EXPERIMENT)
-        yield made
+    with commands.place() as place_here:
+        (place_here.folder / "interrupted.toml").write_text(EXPERIMENT)
+        yield place_here
 
 
 def reach(command: Command, stage: str) -> None:
-    told, needed = STAGES[stage]
-    for event in told:
+    events, needed = STAGES[stage]
+    for event in events:
         command.until(event)
     # A process that is about to become another program has no command line for a moment.
     for _ in range(100):
@@ -71,9 +71,9 @@ def reach(command: Command, stage: str) -> None:
 def readable(place: Place, capsys: pytest.CaptureFixture[str], stage: str) -> None:
     """Whatever was measured can be reported: all of it once the run itself was over."""
     (results,) = place.results
-    code, said = report(results, capsys)
-    assert code == (0 if stage == "analysis" else 3), said
-    assert "Traceback" not in said
+    code, output = report(results, capsys)
+    assert code == (0 if stage == "analysis" else 3), output
+    assert "Traceback" not in output
     assert (results / "summary.csv").is_file()
 
 
@@ -82,9 +82,9 @@ def explained(command: Command, place: Place) -> None:
     assert list(place.results[0].rglob("home")) == []
     results = place.results[0].relative_to(place.folder)
     assert "Traceback" not in command.text, command.text
-    said = [line for line in command.text.splitlines() if "interrupted" in line]
-    assert len(said) == 1, command.text
-    assert f"ingest-bench run --resume {results}" in said[0]
+    output = [line for line in command.text.splitlines() if "interrupted" in line]
+    assert len(output) == 1, command.text
+    assert f"ingest-bench run --resume {results}" in output[0]
 
 
 @pytest.mark.nightly
@@ -99,7 +99,7 @@ def explained(command: Command, place: Place) -> None:
         "analysis",
     ],
 )
-def test_sigkill_leaves_no_process_and_what_was_measured(
+def test_sigkill_leaves_no_process_and_keeps_the_measurements(
     stage: str, here: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with nothing_left(), here.command(*(VETH if stage in ("link", "measure") else LOOPBACK)) as command:
@@ -118,7 +118,7 @@ def test_sigkill_leaves_no_process_and_what_was_measured(
         ("SIGINT", "analysis"),
     ],
 )
-def test_a_signal_ends_the_run_in_order_with_one_line_of_explanation(
+def test_signal_ends_the_run_with_one_line_of_explanation(
     name: str, stage: str, here: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with nothing_left(), here.command(*LOOPBACK) as command:
@@ -130,17 +130,17 @@ def test_a_signal_ends_the_run_in_order_with_one_line_of_explanation(
 
 
 @pytest.mark.ordinary
-def test_ctrl_c_on_a_terminal_ends_the_run_in_order(here: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_on_a_terminal_ends_the_run(here: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with nothing_left(), here.command(*VETH, terminal=True) as command:
         reach(command, "measure")
-        os.write(command.heard, CTRL_C)
+        os.write(command.output_fd, CTRL_C)
         assert command.end() == 130, command.text
     explained(command, here)
     readable(here, capsys, "measure")
 
 
 @pytest.mark.nightly
-def test_a_terminal_that_is_closed_ends_the_run(here: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_terminal_ends_the_run(here: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with nothing_left(), here.command(*LOOPBACK, terminal=True) as command:
         reach(command, "stop")
         command.close_terminal()
@@ -149,17 +149,17 @@ def test_a_terminal_that_is_closed_ends_the_run(here: Place, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("module", ["ingest_bench.cli.app", "ingest_bench.probes"])
-def test_ctrl_c_while_the_program_is_loading_is_no_traceback(here: Place, module: str) -> None:
+def test_ctrl_c_while_loading_prints_no_traceback(here: Place, module: str) -> None:
     with nothing_left(), here.command("list", terminal=True) as command:
         command.until(f"loading {module}")
-        os.write(command.heard, CTRL_C)
+        os.write(command.output_fd, CTRL_C)
         assert command.end() == 130
     assert "Traceback" not in command.text
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("user", USERS)
-def test_an_interrupted_experiment_is_resumed_where_it_stopped(user: int | None) -> None:
+def test_interrupted_experiment_is_resumed(user: int | None) -> None:
     with commands.place(user) as place:
         (place.folder / "interrupted.toml").write_text(EXPERIMENT)
         with nothing_left(), place.command(*ONE_RUN, "--set", "network=loopback,ethernet") as command:

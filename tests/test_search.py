@@ -1,4 +1,4 @@
-"""The search for the highest rate, against servers that are made up."""
+"""The search finds the highest rate of synthetic servers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.run import over_time, sample_columns
+from ingest_bench.analysis import search
+from ingest_bench.analysis.run import sample_columns
 from ingest_bench.analysis.run.sample_columns import Samples
-from ingest_bench.analysis.search import goals
-from ingest_bench.analysis.search.next_step import Found, Next, Outcome, Tried, decide, judge
+from ingest_bench.analysis.search import JudgedStep, NextStep, Outcome, SearchResult, decide_next, judge_step
 from ingest_bench.inputs import records
 from ingest_bench.model.experiment import Search
 from ingest_bench.model.load import Rate
-from ingest_bench.model.results import ReasonKind, Summary
+from ingest_bench.model.results import InvalidKind, Summary
 
-GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
+GOAL = search.parse_goal("p99 < 500ms, errors < 0.1%")
 
 
 def searched(
@@ -26,17 +26,21 @@ def searched(
     *,
     estimate: float = 1000,
     rules: Search | None = None,
-    before: Sequence[Tried] = (),
-) -> tuple[Found, list[Tried]]:
+    before: Sequence[JudgedStep] = (),
+) -> tuple[SearchResult, list[JudgedStep]]:
     rules = rules or Search(goal=GOAL.text)
-    tried: list[Tried] = list(before)
+    steps: list[JudgedStep] = list(before)
     for _ in range(100):
-        decided = decide(tried, rules)
-        if isinstance(decided, Found):
-            return decided, tried
-        reached = estimate if decided.per_s is None else decided.per_s
-        found: Outcome = "met" if decided.per_s is None else outcome(decided.per_s)
-        tried.append(Tried(step=decided.step, per_s=decided.per_s, outcome=found, why="made up", reached_per_s=reached))
+        following = decide_next(steps, rules)
+        if isinstance(following, SearchResult):
+            return following, steps
+        reached = estimate if following.per_s is None else following.per_s
+        result: Outcome = "met" if following.per_s is None else outcome(following.per_s)
+        steps.append(
+            JudgedStep(
+                step=following.step, per_s=following.per_s, outcome=result, reason="made up", reached_per_s=reached
+            )
+        )
     raise AssertionError("the search does not end")
 
 
@@ -45,107 +49,107 @@ def knee_at(capacity: float) -> Callable[[float], Outcome]:
 
 
 @pytest.mark.parametrize("capacity", [20, 130, 499, 501, 730, 999, 1000, 3333, 9000])
-def test_the_rate_that_is_found_is_within_the_tolerance_below_the_capacity(capacity: float) -> None:
-    found, tried = searched(knee_at(capacity))
-    assert found.per_s is not None
-    assert capacity / 1.06 <= found.per_s <= capacity
-    assert found.is_knee
-    assert len(tried) <= 16
+def test_found_rate_is_within_the_tolerance_below_the_capacity(capacity: float) -> None:
+    result, steps = searched(knee_at(capacity))
+    assert result.per_s is not None
+    assert capacity / 1.06 <= result.per_s <= capacity
+    assert result.is_knee
+    assert len(steps) <= 16
 
 
-def test_the_last_step_confirms_the_rate_that_is_reported() -> None:
-    found, tried = searched(knee_at(730))
-    assert (tried[-1].step, tried[-1].per_s) == ("confirm", found.per_s)
-    assert [each.step for each in tried[:2]] == ["estimate", "ramp"]
+def test_last_step_confirms_the_reported_rate() -> None:
+    result, steps = searched(knee_at(730))
+    assert (steps[-1].step, steps[-1].per_s) == ("confirm", result.per_s)
+    assert [step.step for step in steps[:2]] == ["estimate", "ramp"]
 
 
-def test_a_rate_that_is_not_confirmed_is_not_reported() -> None:
-    seen: dict[float, int] = {}
+def test_unconfirmed_rate_is_not_reported() -> None:
+    runs_at: dict[float, int] = {}
 
     def once(per_s: float) -> Outcome:
-        """Between 600 and 800 only the first run meets the goal: a queue that grows slowly."""
-        seen[per_s] = seen.get(per_s, 0) + 1
-        return "met" if per_s <= 600 or (per_s <= 800 and seen[per_s] == 1) else "missed"
+        """Return "met" between 600 and 800 only for the first run, as with a slowly growing queue."""
+        runs_at[per_s] = runs_at.get(per_s, 0) + 1
+        return "met" if per_s <= 600 or (per_s <= 800 and runs_at[per_s] == 1) else "missed"
 
-    found, tried = searched(once, rules=Search(goal=GOAL.text, most_runs=40))
-    assert found.per_s is not None
-    assert 560 <= found.per_s <= 600
-    assert sum(each.step == "confirm" for each in tried) >= 2
-
-
-def test_a_generator_that_is_the_limit_is_not_a_knee_of_the_server() -> None:
-    found, _ = searched(lambda per_s: "met" if per_s < 1500 else "generator")
-    assert found.per_s is not None
-    assert not found.is_knee
-    assert "the load generator was the limit" in found.said
+    result, steps = searched(once, rules=Search(goal=GOAL.text, max_runs=40))
+    assert result.per_s is not None
+    assert 560 <= result.per_s <= 600
+    assert sum(step.step == "confirm" for step in steps) >= 2
 
 
-def test_a_goal_that_no_rate_meets_is_given_up() -> None:
-    found, tried = searched(lambda _: "missed")
-    assert found.per_s is None
-    assert "not even" in found.said
-    assert len(tried) < 10
+def test_generator_limit_is_not_a_knee() -> None:
+    result, _ = searched(lambda per_s: "met" if per_s < 1500 else "generator")
+    assert result.per_s is not None
+    assert not result.is_knee
+    assert "the load generator was the limit" in result.text
 
 
-def test_a_server_without_a_limit_ends_after_the_most_runs() -> None:
-    found, tried = searched(lambda _: "met", rules=Search(goal=GOAL.text, most_runs=6))
-    assert len(tried) == 6
-    assert tried[-1].step == "confirm"
-    assert not found.is_knee
-    assert "nothing higher was tried" in found.said
+def test_goal_that_no_rate_meets_is_given_up() -> None:
+    result, steps = searched(lambda _: "missed")
+    assert result.per_s is None
+    assert "not even" in result.text
+    assert len(steps) < 10
 
 
-def test_a_search_that_is_allowed_more_runs_goes_on_where_it_stopped() -> None:
-    few, tried = searched(lambda _: "met", rules=Search(goal=GOAL.text, most_runs=4))
-    assert "nothing higher was tried" in few.said
-    more, _ = searched(knee_at(3000), rules=Search(goal=GOAL.text), before=tried)
+def test_search_without_a_miss_ends_after_the_maximum_of_runs() -> None:
+    result, steps = searched(lambda _: "met", rules=Search(goal=GOAL.text, max_runs=6))
+    assert len(steps) == 6
+    assert steps[-1].step == "confirm"
+    assert not result.is_knee
+    assert "nothing higher was tried" in result.text
+
+
+def test_search_with_more_allowed_runs_continues() -> None:
+    few, steps = searched(lambda _: "met", rules=Search(goal=GOAL.text, max_runs=4))
+    assert "nothing higher was tried" in few.text
+    more, _ = searched(knee_at(3000), rules=Search(goal=GOAL.text), before=steps)
     assert more.per_s is not None
     assert few.per_s is not None
     assert few.per_s < more.per_s <= 3000
     assert more.is_knee
-    # Of one that stopped between two rates that lie far apart.
-    few, tried = searched(knee_at(730), rules=Search(goal=GOAL.text, most_runs=4))
-    more, _ = searched(knee_at(730), rules=Search(goal=GOAL.text), before=tried)
+    # It stopped between two distant rates.
+    few, steps = searched(knee_at(730), rules=Search(goal=GOAL.text, max_runs=4))
+    more, _ = searched(knee_at(730), rules=Search(goal=GOAL.text), before=steps)
     assert (few.per_s or 0) < 680 < (more.per_s or 0) <= 730
 
 
 @pytest.mark.parametrize(("outcome", "estimate"), [("met", 900_000), ("missed", 1e-4), ("met", 1e-6)])
-def test_no_rate_is_tried_that_a_load_cannot_have(outcome: Outcome, estimate: float) -> None:
-    found, tried = searched(lambda _: outcome, estimate=estimate)
-    rates = [each.per_s for each in tried if each.per_s is not None]
+def test_tried_rates_are_possible_for_a_load(outcome: Outcome, estimate: float) -> None:
+    result, steps = searched(lambda _: outcome, estimate=estimate)
+    rates = [step.per_s for step in steps if step.per_s is not None]
     assert rates
     for rate in rates:
         records.check(Rate(rate), "plan.json")
-    assert (found.per_s == max(rates)) is (outcome == "met")
-    assert len(tried) <= 16
+    assert (result.per_s == max(rates)) is (outcome == "met")
+    assert len(steps) <= 16
 
 
-def test_few_runs_still_end_in_a_confirmed_rate() -> None:
-    found, tried = searched(knee_at(730), rules=Search(goal=GOAL.text, most_runs=5))
-    assert tried[-1].step == "confirm"
-    assert found.per_s is not None
-    assert found.per_s <= 730
+def test_few_allowed_runs_end_in_a_confirmed_rate() -> None:
+    result, steps = searched(knee_at(730), rules=Search(goal=GOAL.text, max_runs=5))
+    assert steps[-1].step == "confirm"
+    assert result.per_s is not None
+    assert result.per_s <= 730
 
 
-def test_a_broken_run_is_done_again_once() -> None:
-    estimate = Tried(step="estimate", per_s=None, outcome="met", reached_per_s=1000)
-    broken = Tried(step="ramp", per_s=500, outcome="broken", why="failed: the server ended")
-    assert decide([estimate, broken], Search(goal="")) == Next("ramp", 500)
+def test_broken_run_is_repeated_once() -> None:
+    estimate = JudgedStep(step="estimate", per_s=None, outcome="met", reached_per_s=1000)
+    broken = JudgedStep(step="ramp", per_s=500, outcome="broken", reason="failed: the server ended")
+    assert decide_next([estimate, broken], Search(goal="")) == NextStep("ramp", 500)
     for before in ([], [estimate]):
-        given_up = decide([*before, broken, broken], Search(goal=""))
-        assert isinstance(given_up, Found)
-        assert "the server ended" in given_up.said
-    assert decide([broken], Search(goal="")) == Next("ramp", 500)
+        given_up = decide_next([*before, broken, broken], Search(goal=""))
+        assert isinstance(given_up, SearchResult)
+        assert "the server ended" in given_up.text
+    assert decide_next([broken], Search(goal="")) == NextStep("ramp", 500)
 
 
-def test_the_next_step_follows_from_the_steps_alone() -> None:
-    _, tried = searched(knee_at(730))
-    again = [decide(tried[:count], Search(goal=GOAL.text)) for count in range(len(tried))]
-    assert again == [Next(each.step, each.per_s) for each in tried]
+def test_next_step_depends_only_on_the_steps() -> None:
+    _, steps = searched(knee_at(730))
+    again = [decide_next(steps[:count], Search(goal=GOAL.text)) for count in range(len(steps))]
+    assert again == [NextStep(step.step, step.per_s) for step in steps]
 
 
 def run(state: str = "measured", reason: str = "", **values: float) -> Summary:
-    made = Summary(
+    summary = Summary(
         run="only/1",
         cell="only",
         replicate=1,
@@ -156,97 +160,97 @@ def run(state: str = "measured", reason: str = "", **values: float) -> Summary:
         measure_start_ns=0,
         measure_end_ns=10 * 10**9,
     )
-    return dataclasses.replace(made, state=state)  # type: ignore[arg-type]
+    return dataclasses.replace(summary, state=state)  # type: ignore[arg-type]
 
 
-def test_a_run_is_judged_by_every_condition() -> None:
-    assert judge("ramp", 100, run(), GOAL).outcome == "met"
-    slow = judge("ramp", 100, run(response_ms_p99=812.0), GOAL)
-    assert (slow.outcome, slow.why) == ("missed", "p99 812ms")
-    assert judge("ramp", 100, run(requests_failed=1), GOAL).why == "errors 0.1%"
+def test_run_is_judged_by_every_limit() -> None:
+    assert judge_step("ramp", 100, run(), GOAL).outcome == "met"
+    slow = judge_step("ramp", 100, run(response_ms_p99=812.0), GOAL)
+    assert (slow.outcome, slow.reason) == ("missed", "p99 812ms")
+    assert judge_step("ramp", 100, run(requests_failed=1), GOAL).reason == "errors 0.1%"
 
 
-def test_a_run_without_the_number_misses_the_goal() -> None:
-    made = run()
-    made.values.update({"response_ms_p99": None, "response_ms_max": None})
-    assert judge("ramp", 100, made, GOAL).why == "p99 unknown"
-    # Of few requests nobody knows the 99th percentile, yet it is not above the longest.
-    made.values["response_ms_max"] = 499.0
-    assert judge("ramp", 100, made, GOAL).outcome == "met"
-    made.values["response_ms_max"] = 501.0
-    assert judge("ramp", 100, made, GOAL).why == "p99 unknown"
+def test_unknown_number_misses_the_goal_unless_bounded() -> None:
+    summary = run()
+    summary.values.update({"response_ms_p99": None, "response_ms_max": None})
+    assert judge_step("ramp", 100, summary, GOAL).reason == "p99 unknown"
+    # The 99th percentile of few requests is unknown, but not above the longest.
+    summary.values["response_ms_max"] = 499.0
+    assert judge_step("ramp", 100, summary, GOAL).outcome == "met"
+    summary.values["response_ms_max"] = 501.0
+    assert judge_step("ramp", 100, summary, GOAL).reason == "p99 unknown"
 
 
 def step_of(samples: Samples, seconds: int) -> Summary:
     """Return the summary of a load that measured *seconds*, after its warm-up."""
-    report = made.report(measure_end_ns=made.START + (made.WARM_UP_S + seconds) * made.SECOND, is_open=True)
+    report = made.report(measure_end_ns=made.START + (made.WARM_UP_S + seconds) * made.SECOND, is_open_loop=True)
     return dataclasses.replace(
         run(),
-        values=dict(sample_columns.measured(samples, sample_columns.window_of(report))),
-        series=over_time.series(samples, report),
+        values=dict(sample_columns.load_columns(samples, sample_columns.measurement_window(report))),
+        series=sample_columns.load_series(samples, report),
         measure_start_ns=report.warm_up_end_ns + made.OFFSET,
         measure_end_ns=report.measure_end_ns + made.OFFSET,
     )
 
 
-LOOSE = goals.parse("p99 < 2s, errors < 0.1%")
+LOOSE = search.parse_goal("p99 < 2s, errors < 0.1%")
 
 
 @pytest.mark.parametrize(
-    ("per_s", "seconds", "outcome", "why"),
+    ("per_s", "seconds", "outcome", "reason"),
     [
         (490, 5, "met", ""),
         (569, 5, "missed", "the queue grew: response time rose by 121ms each second"),
         (515, 10, "missed", "the queue grew: response time rose by 29ms each second"),
         (1000, 10, "missed", "p99 11.9s, the queue grew: response time rose by 500ms each second"),
-        # What so few seconds show may be chance; the confirmation measures twice as long.
+        # Too few seconds may show chance; the confirmation measures twice as long.
         (569, 3, "met", ""),
         (569, 6, "missed", "the queue grew: response time rose by 121ms each second"),
     ],
 )
-def test_a_queue_that_grows_is_a_missed_goal(per_s: int, seconds: int, outcome: Outcome, why: str) -> None:
+def test_growing_queue_misses_any_goal(per_s: int, seconds: int, outcome: Outcome, reason: str) -> None:
     samples = made.queued(per_s, 500, made.WARM_UP_S + seconds)
-    verdict = judge("ramp", per_s, step_of(samples, seconds), LOOSE)
-    assert (verdict.outcome, verdict.why) == (outcome, why)
+    verdict = judge_step("ramp", per_s, step_of(samples, seconds), LOOSE)
+    assert (verdict.outcome, verdict.reason) == (outcome, reason)
 
 
-def test_a_loose_goal_finds_no_rate_above_what_the_server_can_do() -> None:
+def test_loose_goal_finds_no_rate_above_the_capacity() -> None:
     def outcome(per_s: float) -> Outcome:
         samples = made.queued(round(per_s), 500, made.WARM_UP_S + 5)
-        return judge("ramp", per_s, step_of(samples, 5), LOOSE).outcome
+        return judge_step("ramp", per_s, step_of(samples, 5), LOOSE).outcome
 
     result, _ = searched(outcome, estimate=500)
     assert result.per_s is not None
     assert 0.95 * 500 <= result.per_s <= 1.02 * 500
 
 
-def test_a_stall_in_a_step_is_no_queue_that_grows() -> None:
-    """Each second of ten in turn, the server does nothing for 1 s; then it answers what has waited at once."""
+def test_stall_is_not_taken_for_a_growing_queue() -> None:
+    """The server pauses for 1 s, in each second of ten in turn, and then responds to all waiting requests at once."""
     due_s = np.arange(100 * 12) / 100
     for second in range(10):
         begin_s = made.WARM_UP_S + second
         done_s = np.where((due_s >= begin_s) & (due_s < begin_s + 1), begin_s + 1, due_s) + 0.01
         samples = made.samples([made.sample(0, 0)]).repeat(len(due_s))
-        samples["planned_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
+        samples["scheduled_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
         samples["done_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
-        assert judge("ramp", 100, step_of(samples, 10), LOOSE).outcome == "met"
+        assert judge_step("ramp", 100, step_of(samples, 10), LOOSE).outcome == "met"
 
 
-def test_the_queue_of_a_busy_server_that_keeps_up_is_not_taken_for_one_that_grows() -> None:
+def test_busy_server_is_not_taken_for_a_growing_queue() -> None:
     random, missed = np.random.default_rng(31), 0
     for _ in range(40):
         due_s = np.arange(100 * 12) / 100
         served_s = np.cumsum(random.exponential(1 / 125, len(due_s)))
         done_s = served_s + np.maximum.accumulate(due_s - np.concatenate(([0], served_s[:-1])))
         samples = made.samples([made.sample(0, 0)]).repeat(len(due_s))
-        samples["planned_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
+        samples["scheduled_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
         samples["done_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
-        missed += judge("ramp", 100, step_of(samples, 10), LOOSE).outcome == "missed"
+        missed += judge_step("ramp", 100, step_of(samples, 10), LOOSE).outcome == "missed"
     assert missed <= 1
 
 
-def test_an_estimate_counts_the_answers_of_a_second() -> None:
-    assert judge("estimate", None, run(), GOAL).reached_per_s == 100
+def test_estimate_is_the_response_rate() -> None:
+    assert judge_step("estimate", None, run(), GOAL).reached_per_s == 100
 
 
 @pytest.mark.parametrize(
@@ -254,49 +258,49 @@ def test_an_estimate_counts_the_answers_of_a_second() -> None:
     [
         ("oom", (), "missed"),
         ("aborted", (), "missed"),
-        ("invalid", ("no answer",), "missed"),
+        ("invalid", ("no response",), "missed"),
         ("invalid", ("generator",), "generator"),
-        ("invalid", ("promise", "generator"), "broken"),
+        ("invalid", ("link check", "generator"), "broken"),
         ("failed", (), "broken"),
     ],
 )
-def test_a_run_that_is_not_valid_is_judged_by_what_was_broken_first(
-    state: str, invalid_for: tuple[ReasonKind, ...], outcome: str
+def test_invalid_run_is_judged_by_its_first_reason(
+    state: str, invalid_for: tuple[InvalidKind, ...], outcome: str
 ) -> None:
-    made = dataclasses.replace(run(state, "whatever its words are"), invalid_for=invalid_for)
-    assert judge("ramp", 100, made, GOAL).outcome == outcome
+    summary = dataclasses.replace(run(state, "whatever its words are"), invalid_for=invalid_for)
+    assert judge_step("ramp", 100, summary, GOAL).outcome == outcome
 
 
-def test_a_goal_without_a_limit_for_errors_has_the_usual_one_and_says_so() -> None:
-    goal = goals.parse("p99 < 500ms, max < 1s")
+def test_goal_without_limit_for_errors_has_the_default() -> None:
+    goal = search.parse_goal("p99 < 500ms, max < 1s")
     assert goal.text == "p99 < 500ms, max < 1s, errors < 0.1%"
-    # A server that refuses one request in a hundred at once.
-    assert judge("ramp", 100, run(response_ms_max=30.0, requests_failed=10), goal).why == "errors 1%"
-    assert judge("ramp", 100, run(response_ms_max=30.0), goal).outcome == "met"
-    assert goals.parse("p99 < 500ms, errors < 5%").text == "p99 < 500ms, errors < 5%"
-    assert goals.parse("errors < 2%").text == "errors < 2%"
+    # A server that immediately rejects one request in a hundred.
+    assert judge_step("ramp", 100, run(response_ms_max=30.0, requests_failed=10), goal).reason == "errors 1%"
+    assert judge_step("ramp", 100, run(response_ms_max=30.0), goal).outcome == "met"
+    assert search.parse_goal("p99 < 500ms, errors < 5%").text == "p99 < 500ms, errors < 5%"
+    assert search.parse_goal("errors < 2%").text == "errors < 2%"
 
 
 @pytest.mark.parametrize(
     "text",
     ["p99 < 500ms", "p99.9<2s, errors < 0.1%", "service  p99 < 10ms, max < 3s", "p99 < 1496ms, errors < 0.4994%"],
 )
-def test_a_goal_reads_as_it_is_written(text: str) -> None:
-    assert goals.parse(goals.parse(text).text) == goals.parse(text)
+def test_goal_text_can_be_parsed_again(text: str) -> None:
+    assert search.parse_goal(search.parse_goal(text).text) == search.parse_goal(text)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "allowed are p50, p99, p99.9, max"),
-        ("p98 < 500ms", "'p98' is not a number that can be limited: .*p99.9"),
+        ("p98 < 500ms", "'p98' is not a metric that can be limited: .*p99.9"),
         ("p99 > 500ms", "is not a condition"),
         ("p99 < 500", "is not a time"),
-        ("errors < 3ms", "is not a share"),
+        ("errors < 3ms", "is not a fraction"),
         ("errors < 0%", "can never be met"),
         ("p99 < 5ms, p99 < 6ms", "limits p99 twice"),
     ],
 )
-def test_a_wrong_goal_names_what_is_allowed(text: str, message: str) -> None:
+def test_wrong_goal_names_the_allowed_forms(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        goals.parse(text)
+        search.parse_goal(text)

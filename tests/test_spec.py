@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, order, spec
-from ingest_bench.inputs import data
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import files
 
 EXPERIMENT = """
 description = "x"
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("here")
 def test_every_combination_of_levels_becomes_a_cell() -> None:
-    cells = spec.cells(spec.load("x.toml"))
+    cells = spec.build_cells(spec.load_experiment("x.toml"))
     assert [cell.name for cell in cells] == [
         "heap=1g+receive_predictor=32KiB",
         "heap=1g+receive_predictor=512KiB",
@@ -45,8 +45,8 @@ def test_every_combination_of_levels_becomes_a_cell() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_an_override_replaces_a_factor_and_a_deep_key_keeps_its_neighbours() -> None:
-    experiment = spec.load("x.toml", ["heap=4g", "network.to_server.delay=1ms,2ms"], fixed={"measure": "1s"})
-    cells = spec.cells(experiment)
+    experiment = spec.load_experiment("x.toml", ["heap=4g", "network.to_server.delay=1ms,2ms"], fixed={"measure": "1s"})
+    cells = spec.build_cells(experiment)
     assert len(cells) == 4
     assert {cell.target.heap_bytes for cell in cells} == {4 << 30}
     assert {cell.network.to_server.delay_ns for cell in cells if cell.network} == {1_000_000, 2_000_000}
@@ -68,34 +68,34 @@ def test_an_override_replaces_a_factor_and_a_deep_key_keeps_its_neighbours() -> 
 )
 def test_a_wrong_override_is_refused_with_the_remedy(override: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        spec.load("x.toml", [override])
+        spec.load_experiment("x.toml", [override])
 
 
 def test_an_unknown_experiment_names_the_nearest() -> None:
     with pytest.raises(SpecError, match='did you mean "quickstart"'):
-        spec.load("quikstart")
+        spec.load_experiment("quikstart")
 
 
 def test_a_file_that_is_not_toml_is_named_with_its_line(here: Path) -> None:
     (here / "bad.toml").write_text("a = 1\nb = \n")
     with pytest.raises(SpecError, match=r"bad.toml: this is not TOML: .*line 2"):
-        spec.load("bad.toml")
+        spec.load_experiment("bad.toml")
 
 
 @pytest.mark.usefixtures("here")
 def test_each_replicate_holds_every_cell_once_in_an_order_that_the_seed_gives() -> None:
-    experiment = spec.load("x.toml", replicates=3)
-    ordered = order.order(experiment)
-    assert ordered == order.order(experiment)
+    experiment = spec.load_experiment("x.toml", replicates=3)
+    ordered = spec.build_plan(experiment)
+    assert ordered == spec.build_plan(experiment)
     for replicate in (1, 2, 3):
         names = sorted(run.cell.name for run in ordered.runs if run.replicate == replicate)
-        assert names == sorted(cell.name for cell in spec.cells(experiment))
+        assert names == sorted(cell.name for cell in spec.build_cells(experiment))
 
 
 @pytest.mark.usefixtures("here")
 def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
     (here / "x.toml").write_text('probes = ["reads"]\ncostly_probes = ["allocations"]\n' + EXPERIMENT)
-    runs = order.order(spec.load("x.toml")).runs
+    runs = spec.build_plan(spec.load_experiment("x.toml")).runs
     assert {(run.instrumented, run.cell.probes) for run in runs} == {
         (False, ("reads",)),
         (True, ("reads", "allocations")),
@@ -103,9 +103,9 @@ def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
     assert len({run.id for run in runs}) == len(runs) == 8
 
 
-@pytest.mark.parametrize("name", sorted(data.files(catalog.EXPERIMENTS)))
+@pytest.mark.parametrize("name", sorted(files.data_files(catalog.EXPERIMENTS)))
 def test_every_shipped_experiment_can_be_planned(name: str) -> None:
-    assert all(order.order(spec.load(each)).runs for each in spec.included(name))
+    assert all(spec.build_plan(spec.load_experiment(level)).runs for level in spec.expand_includes(name))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_every_shipped_experiment_can_be_planned(name: str) -> None:
         ("fault = [1]", "fault: 1 is not a table"),
         ("replicates = 0", "replicates: 0 is not between 1 and 10,000"),
         ("tagret = 1", 'unknown key "tagret"; did you mean "target"'),
-        ('[factors]\nheap = "1g"', "heap: a factor is a list of levels"),
+        ('[factors]\nheap = "1g"', "heap: a factor requires a list of levels"),
         ('[factors]\nheap = ["1g", "1024m"]', "heap=1g and heap=1024m are the same"),
         ("[load]\nusers = true", "users: True is not a whole number"),
     ],
@@ -127,7 +127,7 @@ def test_every_shipped_experiment_can_be_planned(name: str) -> None:
 def test_a_wrong_experiment_names_file_key_and_what_was_found(here: Path, text: str, message: str) -> None:
     (here / "bad.toml").write_text(text + "\n")
     with pytest.raises(SpecError, match=message):
-        spec.load("bad.toml")
+        spec.load_experiment("bad.toml")
 
 
 SETTING = "indices.memory.index_buffer_size"
@@ -165,7 +165,7 @@ def test_a_name_with_dots_is_read_alike_wherever_it_stands(
 ) -> None:
     path = tmp_path / "x.toml"
     path.write_text(DOTTED.format(written))
-    (cell,) = spec.cells(spec.load(str(path), overrides))
+    (cell,) = spec.build_cells(spec.load_experiment(str(path), overrides))
     assert cell.target.setting == {SETTING: "8mb"}
 
 
@@ -173,7 +173,7 @@ def test_a_name_that_is_given_twice_in_two_ways_is_refused(tmp_path: Path) -> No
     path = tmp_path / "x.toml"
     path.write_text(DOTTED.format(f"[target.setting]\n{SETTING} = '8mb'\n'{SETTING}' = '4mb'"))
     with pytest.raises(SpecError, match=r"target\.setting: indices\.memory\.index_buffer_size is given twice"):
-        spec.load(str(path))
+        spec.load_experiment(str(path))
 
 
 @pytest.mark.parametrize(
@@ -191,15 +191,17 @@ def test_two_files_of_one_base_name_make_cells_and_runs_with_names_of_their_own(
         (tmp_path / folder).mkdir()
         levels.append(str(tmp_path / folder / name))
         Path(levels[-1]).write_text(content.replace("1", "1" if folder == "old" else "2"))
-    found = spec.load("verify-recommendation", (f"{key}={','.join(levels)}", "receive_predictor=4KiB,64KiB"))
-    made = spec.cells(found)
-    assert len(made) == len({cell.name for cell in made}) == (4 if key == "network" else 8)
-    ordered = order.order(found)
-    assert len({run.id for run in ordered.runs}) == len(ordered.runs) == len(made) * found.replicates
+    result = spec.load_experiment(
+        "verify-recommendation", (f"{key}={','.join(levels)}", "receive_predictor=4KiB,64KiB")
+    )
+    profile_of = spec.build_cells(result)
+    assert len(profile_of) == len({cell.name for cell in profile_of}) == (4 if key == "network" else 8)
+    ordered = spec.build_plan(result)
+    assert len({run.id for run in ordered.runs}) == len(ordered.runs) == len(profile_of) * result.replicates
 
 
 def test_each_shipped_experiment_says_why_it_has_as_many_replicates() -> None:
-    folder = data.folder("workloads") / "experiments"
+    folder = files.data_folder("workloads") / "experiments"
     for path in sorted(folder.glob("*.toml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         if any(line.startswith("includes") for line in lines):
@@ -213,28 +215,28 @@ def test_each_shipped_experiment_says_why_it_has_as_many_replicates() -> None:
 @pytest.mark.parametrize(
     ("text", "trouble"),
     [
-        (".".join("a" * 20_000) + " = 1", "line 1: a key of more than 64 parts"),
-        ("b = {" + " . ".join(["'a'", '"b"'] * 1000) + " = 1}", "line 1: a key of more than 64 parts"),
-        ("\n[" + ".".join("a" * 20_000) + "]", "line 2: a key of more than 64 parts"),
+        (".".join("a" * 20_000) + " = 1", "line 1: a key has more than 64 parts"),
+        ("b = {" + " . ".join(["'a'", '"b"'] * 1000) + " = 1}", "line 1: a key has more than 64 parts"),
+        ("\n[" + ".".join("a" * 20_000) + "]", "line 2: a key has more than 64 parts"),
         ("#" * (1 << 21), "this file is too large: 2,097,152 characters, at most 1,048,576 are read"),
-        ("[[fault]]\n" * 1001, "fault: 1,001 faults, and at most 1,000 are possible"),
+        ("[[fault]]\n" * 1001, "fault: 1,001 faults; at most 1,000 are allowed"),
     ],
 )
 def test_a_file_that_takes_minutes_to_read_is_refused_at_once(tmp_path: Path, text: str, trouble: str) -> None:
     path = tmp_path / "x.toml"
     path.write_text(text)
     with pytest.raises(SpecError, match=f"^{path}: {trouble}"):
-        spec.load(str(path))
+        spec.load_experiment(str(path))
 
 
 def test_a_key_of_many_parts_in_a_text_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(f'description = "{"a. b, " * 70} {"x" * 200} {"1.2.3.4 " * 40}"\n')
-    assert spec.load(str(path)).description.startswith("a. b")
+    assert spec.load_experiment(str(path)).description.startswith("a. b")
 
 
 def test_an_experiment_includes_at_most_a_hundred(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(f"includes = {json.dumps(['quickstart'] * 101)}")
-    with pytest.raises(SpecError, match="includes: 101 experiments, and at most 100 are possible"):
-        spec.included(str(path))
+    with pytest.raises(SpecError, match="includes: 101 experiments; at most 100 are allowed"):
+        spec.expand_includes(str(path))

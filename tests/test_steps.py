@@ -1,4 +1,4 @@
-"""Steps of a history: tried on histories that were made up with known ones."""
+"""Level changes are found in synthetic histories."""
 
 from __future__ import annotations
 
@@ -8,84 +8,84 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_histories import Made, histories
+from made_histories import MadeHistory, histories
 
-from ingest_bench.analysis.numbers import level_changes
-
-
-def found(lot: list[Made]) -> tuple[int, int, int]:
-    """How many steps were found within one night, how many there were, and how many were said and are none."""
-    right = said = 0
-    for made in lot:
-        places = [step.place for step in level_changes.find(made.values).steps]
-        said += len(places)
-        right += sum(any(abs(each - place) <= 1 for each in places) for place in made.places)
-    return right, sum(len(made.places) for made in lot), said - right
+from ingest_bench.analysis import level_changes
 
 
-def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are_found() -> None:
+def count_steps(lot: list[MadeHistory]) -> tuple[int, int, int]:
+    """Return the numbers of steps found within one result, of true steps, and of false ones."""
+    right = reported = 0
+    for history in lot:
+        places = [step.place for step in level_changes.find_level_changes(history.values).steps]
+        reported += len(places)
+        right += sum(any(abs(step_place - place) <= 1 for step_place in places) for place in history.places)
+    return right, sum(len(history.places) for history in lot), reported - right
+
+
+def test_synthetic_steps_are_found_and_false_ones_are_rare() -> None:
     none = list(histories(200, 101, (0,)))
-    assert sum(bool(level_changes.find(made.values).steps) for made in none) <= 10
-    # Half of all steps of 3 to 30% are below what noise of 2 to 10% lets anyone see.
-    right, there, false = found(list(histories(100, 1, (0, 1, 2), (0.03, 0.3))))
+    assert sum(bool(level_changes.find_level_changes(history.values).steps) for history in none) <= 10
+    # Half of all steps of 3 to 30% are hidden by noise of 2 to 10%.
+    right, there, false = count_steps(list(histories(100, 1, (0, 1, 2), (0.03, 0.3))))
     assert (there, right >= 55, false <= 12) == (99, True, True)
-    right, there, false = found(list(histories(100, 51, (1,))))
+    right, there, false = count_steps(list(histories(100, 51, (1,))))
     assert right >= 0.9 * there
     assert false <= 0.1 * there
-    right, there, false = found(list(histories(60, 52, (2,))))
+    right, there, false = count_steps(list(histories(60, 52, (2,))))
     assert right >= 0.79 * there
 
 
-def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
+def test_step_interval_has_90_percent_coverage() -> None:
     from scipy import special  # noqa: PLC0415 - it takes half a second, and most others here nothing
 
-    held = seen = 0
-    for made in histories(100, 53, (1,)):
-        for step in level_changes.find(made.values).steps:
-            if abs(step.place - made.places[0]) <= 1:
+    held = result = 0
+    for history in histories(100, 53, (1,)):
+        for step in level_changes.find_level_changes(history.values).steps:
+            if abs(step.place - history.places[0]) <= 1:
                 half = float(special.stdtrit(step.freedom, 0.975)) * step.error
-                held += abs(step.size - made.shares[0] * step.before) <= half
-                seen += 1
-    assert seen >= 85
-    assert held >= 0.9 * seen
+                held += abs(step.size - history.shares[0] * step.before) <= half
+                result += 1
+    assert result >= 85
+    assert held >= 0.9 * result
 
 
 @pytest.mark.parametrize(("nights", "found_of_100"), [(6, 65), (8, 82), (12, 93), (15, 93), (20, 93)])
-def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of_100: int) -> None:
+def test_short_history_has_its_step_and_no_false_one(nights: int, found_of_100: int) -> None:
     random = np.random.default_rng(nights)
     noise = random.normal(1, 0.05, (2, 100, nights))
     places = random.integers(3, nights - 2, 100)
-    assert sum(bool(level_changes.find(values.tolist()).steps) for values in noise[0]) <= 10
+    assert sum(bool(level_changes.find_level_changes(values.tolist()).steps) for values in noise[0]) <= 10
     right = 0
     for values, place in zip(noise[1], places, strict=True):
         values[place:] += 0.3
-        right += any(abs(step.place - place) <= 1 for step in level_changes.find(values.tolist()).steps)
+        right += any(abs(step.place - place) <= 1 for step in level_changes.find_level_changes(values.tolist()).steps)
     assert right >= found_of_100
 
 
-def test_a_step_is_known_when_it_is_three_nights_old_and_one_odd_night_is_none() -> None:
+def test_step_is_found_after_three_results_and_an_outlier_is_none() -> None:
     random = np.random.default_rng(5)
     for nights, at_least, at_most in ((1, 0, 1), (3, 48, 50), (5, 48, 50)):
         right = 0
         for values in random.normal(100, 2, (50, 60)):
             values[-nights:] -= 20
-            right += 60 - nights in [step.place for step in level_changes.find(values.tolist()).steps]
+            right += 60 - nights in [step.place for step in level_changes.find_level_changes(values.tolist()).steps]
         assert at_least <= right <= at_most, nights
     values = random.normal(100, 2, 60)
     values[30] = 400
-    seen = level_changes.find(values.tolist())
-    assert (seen.steps, seen.odd) == ((), (30,))
+    result = level_changes.find_level_changes(values.tolist())
+    assert (result.steps, result.outliers) == ((), (30,))
 
 
-def test_the_interval_of_a_step_allows_for_the_level_before_it() -> None:
+def test_relative_step_interval_includes_the_uncertain_level() -> None:
     from scipy import stats  # noqa: PLC0415
 
     before, after = [80.0, 100, 120, 95, 105], [900.0, 1100, 1000, 950, 1050]
-    (step,) = level_changes.find([*before, *after]).steps
+    (step,) = level_changes.find_level_changes([*before, *after]).steps
     assert step.relative is not None
     low, high = step.relative
     assert low < step.size / step.before < high
-    # Fieller in closed form: one variance of 8 degrees of freedom, means of 5 nights.
+    # Fieller in closed form: one variance of 8 degrees of freedom, means of 5 results.
     squares = stats.t.ppf(0.975, 8) ** 2 * (np.var(before) + np.var(after)) * 5 / 8 / 5
     ends = np.roots([100**2 - squares, -2 * 100 * 1000, 1000**2 - squares])
     assert (low, high) == pytest.approx((min(ends) - 1, max(ends) - 1))
@@ -93,7 +93,7 @@ def test_the_interval_of_a_step_allows_for_the_level_before_it() -> None:
 
 def false_steps(histories: Iterable[np.ndarray[Any, np.dtype[np.float64]]]) -> float:
     """Return the share of these histories, in none of which anything changed, that have a step."""
-    return fmean(bool(level_changes.find(values.tolist()).steps) for values in histories)
+    return fmean(bool(level_changes.find_level_changes(values.tolist()).steps) for values in histories)
 
 
 LENGTHS = (6, 8, 11, 15, 20, 30, 60)
@@ -102,7 +102,7 @@ LENGTHS = (6, 8, 11, 15, 20, 30, 60)
 @pytest.mark.parametrize("nights", LENGTHS)
 @pytest.mark.parametrize("place", [slice(None, 2), slice(-2, None)])
 @pytest.mark.parametrize("size", [4, 10])
-def test_two_odd_nights_at_an_end_are_a_step_at_most_5_times_of_100(nights: int, place: slice, size: float) -> None:
+def test_two_outliers_at_an_end_are_rarely_a_step(nights: int, place: slice, size: float) -> None:
     noise = np.random.default_rng(nights).normal(100, 1, (120, nights))
     noise[:, place] -= size
     share = false_steps(noise)
@@ -113,7 +113,7 @@ def test_two_odd_nights_at_an_end_are_a_step_at_most_5_times_of_100(nights: int,
 
 @pytest.mark.parametrize("nights", LENGTHS)
 @pytest.mark.parametrize("size", [4, 10])
-def test_a_straight_drift_is_a_step_at_most_7_times_of_100(nights: int, size: float) -> None:
+def test_straight_drift_is_rarely_a_step(nights: int, size: float) -> None:
     noise = np.random.default_rng(nights).normal(100, 1, (120, nights))
     share = false_steps(noise + np.linspace(0, size, nights))
     print(f"{nights} nights that drift by {size}: {share:.1%}")  # noqa: T201 - pytest -s
@@ -121,7 +121,7 @@ def test_a_straight_drift_is_a_step_at_most_7_times_of_100(nights: int, size: fl
 
 
 @pytest.mark.parametrize(("nights", "most"), [(8, 0.1), (15, 0.1), (20, 0.25), (30, 0.25), (60, 0.25)])
-def test_correlated_nights_have_no_more_false_steps_than_the_page_says(nights: int, most: float) -> None:
+def test_correlated_results_have_the_documented_false_steps(nights: int, most: float) -> None:
     noise = np.random.default_rng(nights).normal(0, 1, (nights + 50, 120))
     for night in range(1, len(noise)):
         noise[night] += 0.5 * noise[night - 1]
@@ -130,17 +130,17 @@ def test_correlated_nights_have_no_more_false_steps_than_the_page_says(nights: i
     assert share <= most + 2 * (most * (1 - most) / 120) ** 0.5
 
 
-def test_numbers_without_noise_are_no_error() -> None:
-    assert level_changes.find([1448] * 10).steps == ()
-    assert level_changes.find([0] * 7).steps == ()
-    (step,) = level_changes.find([1448] * 10 + [8948] * 10).steps
+def test_values_without_noise_are_accepted() -> None:
+    assert level_changes.find_level_changes([1448] * 10).steps == ()
+    assert level_changes.find_level_changes([0] * 7).steps == ()
+    (step,) = level_changes.find_level_changes([1448] * 10 + [8948] * 10).steps
     assert step.place == 10
     assert (step.before, step.size) == pytest.approx((1448, 7500))
-    (step,) = level_changes.find([1e300] * 10 + [1e250] * 10).steps
+    (step,) = level_changes.find_level_changes([1e300] * 10 + [1e250] * 10).steps
     assert step.size == pytest.approx(-1e300)
-    (step,) = level_changes.find([0] * 20 + [1] * 20).steps
+    (step,) = level_changes.find_level_changes([0] * 20 + [1] * 20).steps
     assert (step.before, step.relative) == (0, None)
-    # Counts: as much spread as of so many that come independently.
+    # Counts: the spread of as many independent events.
     counts = [20] * 6 + [22] * 6
-    assert level_changes.find(counts).steps
-    assert level_changes.find(counts, least_spread=21**0.5).steps == ()
+    assert level_changes.find_level_changes(counts).steps
+    assert level_changes.find_level_changes(counts, least_spread=21**0.5).steps == ()

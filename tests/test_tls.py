@@ -21,12 +21,12 @@ import pytest
 from bulk_server import BulkServer, answer, bulk_server
 from certificates import Certificates
 
-from ingest_bench.model.target import Endpoint, Place, Tls
+from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols.deadlines import Deadlines
 from ingest_bench.protocols.http1 import tls
-from ingest_bench.protocols.http1.framing import AnswerBuffer
+from ingest_bench.protocols.http1.framing import HttpResponseReader
 from ingest_bench.protocols.verdict import ConnectionBrokenError
-from ingest_bench.protocols.way import Traffic, way_to
+from ingest_bench.protocols.way import Traffic, resolve_upstream
 
 pytestmark = pytest.mark.processes
 
@@ -41,7 +41,7 @@ def head(body: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return certificates.made(tmp_path_factory.mktemp("certificates"))
+    return certificates.create_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(params=VERSIONS)
@@ -59,7 +59,9 @@ def traffic() -> Traffic:
 
 def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: str = "localhost") -> tls.TlsConnection:
     verify = Tls(name=name, ca_pem=ca.read_text() if ca else "")
-    return tls.TlsConnection(way_to(Place(endpoint=address, tls=verify), traffic=traffic), AnswerBuffer())
+    return tls.TlsConnection(
+        resolve_upstream(ServerAddress(endpoint=address, tls=verify), traffic=traffic), HttpResponseReader()
+    )
 
 
 def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
@@ -176,7 +178,7 @@ def test_a_certificate_that_is_not_verified_sends_nothing(
 
 
 def test_an_expired_certificate_sends_nothing(tmp_path: Path, traffic: Traffic) -> None:
-    expired = certificates.made(tmp_path, days=-1)
+    expired = certificates.create_certificates(tmp_path, days=-1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(expired.server)
     with bulk_server(tls=context) as server:
@@ -210,10 +212,10 @@ def test_a_connection_that_the_server_ended_while_idle_is_replaced_before_a_requ
         connection = connection_to(server.address, traffic, made.ca)
         exchanged(connection)
         # What TLS sent after its handshake is no end of it.
-        connection.drop_ended()
+        connection.close_if_ended()
         assert connection.is_open
         server.end_connections()
-        connection.drop_ended()
+        connection.close_if_ended()
         assert not connection.is_open
         assert exchanged(connection)[0] == 200
         connection.close()
@@ -293,8 +295,8 @@ def test_a_server_that_demands_a_certificate_of_ours_gets_it(
     with bulk_server(tls=demanding(made, version)) as server:
         for own, good in (((cert, key), True), (("", ""), False), ((old, old_key), False)):
             tls_of_it = dataclasses.replace(asked, client_cert=own[0], client_key=own[1])
-            way = way_to(Place(endpoint=server.address, tls=tls_of_it), traffic=traffic)
-            connection = tls.TlsConnection(way, AnswerBuffer())
+            way = resolve_upstream(ServerAddress(endpoint=server.address, tls=tls_of_it), traffic=traffic)
+            connection = tls.TlsConnection(way, HttpResponseReader())
             if good:
                 assert exchanged(connection)[0] == 200
             else:

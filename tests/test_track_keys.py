@@ -9,21 +9,19 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench.documents import tracks
-from ingest_bench.documents.tracks import keys
+from ingest_bench.documents.tracks import corpora, reader
 from ingest_bench.errors import SpecError
-from ingest_bench.lab import steps
-from ingest_bench.lab.steps.parts import Send
+from ingest_bench.lab import planning
+from ingest_bench.lab.procedure import Load
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.model.load import LoadOptions, TrackChoice
-from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.model.track import Track
+from ingest_bench.model.load import LoadOptions, Track, TrackOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 
 SECOND = 10**9
 # What the documentation and the schemas of Rally 2.13 and OpenSearch Benchmark 2.4 name.
-DOCUMENTED: list[tuple[keys.Keys, str]] = [
+DOCUMENTED: list[tuple[corpora.Keys, str]] = [
     (
-        keys.BULK,
+        corpora.BULK_KEYS,
         (
             "name meta operation-type include-in-reporting assertions request-timeout headers opaque-id bulk-size "
             "ingest-percentage ingest-doc-count corpora indices data-streams batch-size pipeline conflicts "
@@ -31,7 +29,7 @@ DOCUMENTED: list[tuple[keys.Keys, str]] = [
         ),
     ),
     (
-        keys.TASK,
+        corpora.TASK_KEYS,
         (
             "name meta tags operation clients warmup-iterations iterations ramp-up-time-period ramp-down-time-period "
             "warmup-time-period time-period schedule target-throughput target-interval ignore-response-error-level "
@@ -39,7 +37,7 @@ DOCUMENTED: list[tuple[keys.Keys, str]] = [
         ),
     ),
     (
-        keys.DOCUMENTS,
+        corpora.DOCUMENT_KEYS,
         (
             "name meta documents base-url source-url source-file source-file-parts source-format document-count "
             "includes-action-and-meta-data compressed-bytes uncompressed-bytes target-index target-data-stream "
@@ -76,32 +74,32 @@ def files(track: Track) -> list[str]:
 
 
 def plan(folder: Path, target: str = "sink") -> LoadPlan:
-    cell = made_runs.cell(load=LoadOptions(track=TrackChoice(path=str(folder))), target=TargetOptions(name=target))
-    place = Place(endpoint=Endpoint("192.0.2.1", 9200))
-    (part,) = steps.of(cell, place, Path("out"), may_delete=True).parts
-    assert isinstance(part, Send)
+    cell = made_runs.cell(load=LoadOptions(track=TrackOptions(path=str(folder))), target=TargetOptions(name=target))
+    place = ServerAddress(endpoint=Endpoint("192.0.2.1", 9200))
+    (part,) = planning.build_procedure(cell, place, Path("out"), may_delete=True).steps
+    assert isinstance(part, Load)
     return part.plan
 
 
 def test_a_documented_key_is_in_one_list_of_its_table() -> None:
     for table, documented in DOCUMENTED:
         assert not table.used & table.harmless
-        assert not (table.used | table.harmless) & table.named.keys()
+        assert not (table.used | table.harmless) & table.unsupported.keys()
         notes = list(table.notes(dict.fromkeys(documented.split(), 1), "x"))
         assert notes == [note for note in notes if "is unknown here" not in note]
 
 
 def test_a_bulk_sends_only_to_the_data_streams_that_it_names(tmp_path: Path) -> None:
-    assert files(tracks.read(written(tmp_path, [A, B], {"data-streams": ["logs-a"]}))) == ["a.json"]
-    assert files(tracks.read(written(tmp_path, [A, B], {"data-streams": "logs-b"}))) == ["b.json"]
-    with pytest.raises(SpecError, match="has nothing to send: no corpus of the track has documents for logs-x"):
-        tracks.read(written(tmp_path, [A, B], {"data-streams": ["logs-x"]}))
+    assert files(reader.read_track(written(tmp_path, [A, B], {"data-streams": ["logs-a"]}))) == ["a.json"]
+    assert files(reader.read_track(written(tmp_path, [A, B], {"data-streams": "logs-b"}))) == ["b.json"]
+    with pytest.raises(SpecError, match="nothing to send: no corpus of the track has documents for logs-x"):
+        reader.read_track(written(tmp_path, [A, B], {"data-streams": ["logs-x"]}))
 
 
 def test_parameters_and_timeout_of_a_bulk_are_those_of_each_request(tmp_path: Path) -> None:
     asks = {"timeout": "5m", "request-params": {"require_alias": False, "wait_for_active_shards": 2}}
     sends = plan(written(tmp_path, [A], {**asks, "request-timeout": 7200}))
-    url = getattr(sends.speaks(), "url_path")  # noqa: B009 - of this protocol
+    url = getattr(sends.build_protocol(), "url_path")  # noqa: B009 - of this protocol
     assert url == "/logs-a/_bulk?timeout=5m&require_alias=false&wait_for_active_shards=2"
     assert sends.options.timeout_ns == 7200 * SECOND
     usual = plan(written(tmp_path, [A]))
@@ -111,7 +109,7 @@ def test_parameters_and_timeout_of_a_bulk_are_those_of_each_request(tmp_path: Pa
 def test_request_params_go_before_the_keys_of_the_operation(tmp_path: Path) -> None:
     asks = {"pipeline": "old", "refresh": "false", "timeout": "1m"}
     asks |= {"request-params": {"pipeline": "new", "refresh": True, "timeout": "2m"}}  # type: ignore[dict-item]
-    step = tracks.read(written(tmp_path, [A], asks)).steps[0]
+    step = reader.read_track(written(tmp_path, [A], asks)).steps[0]
     assert (step.action.pipeline, step.action.refresh, step.query) == ("new", "true", "timeout=2m")
 
 
@@ -129,7 +127,7 @@ def test_parameters_that_no_request_can_have_are_refused(
     tmp_path: Path, operation: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError) as error:
-        tracks.read(written(tmp_path, [A], operation))
+        reader.read_track(written(tmp_path, [A], operation))
     assert message in str(error.value)
 
 
@@ -139,7 +137,7 @@ def test_hostile_text_in_request_params_stays_one_parameter(tmp_path: Path) -> N
 
 
 def test_parameters_of_a_request_are_refused_where_there_is_no_http(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match='"request-params" and "timeout" are of a bulk API over HTTP'):
+    with pytest.raises(SpecError, match='"request-params" and "timeout" require a bulk API over HTTP'):
         plan(written(tmp_path, [A], {"timeout": "5m"}), "kafka")
 
 
@@ -148,8 +146,8 @@ def test_keys_that_are_not_used_are_named_once_with_what_happens_instead(tmp_pat
     task = {"ramp-down-time-period": 5, "iterations": 3, "warmup-iterations": 0, "#COMMENT": "c", "tags": ["t"]}
     more: dict[str, Any] = {"target-type": "_doc", "meta": {"a": 1}}
     documents = [document_set("a.json", **more)] * 2
-    assert tracks.read(written(tmp_path, documents, operation, **task)).notes == (
-        'bulk: "recency" is not used: old ids are drawn evenly',
+    assert reader.read_track(written(tmp_path, documents, operation, **task)).notes == (
+        'bulk: "recency" is not used: reused ids are drawn uniformly',
         'bulk: "headers" is not used: requests have no headers of the track',
         'bulk: "recency2" is not used: the key is unknown here',
         'bulk: "ramp-down-time-period" is not used: all clients end together',
@@ -160,42 +158,43 @@ def test_keys_that_are_not_used_are_named_once_with_what_happens_instead(tmp_pat
 
 def test_documents_in_another_format_than_bulk_are_left_out_and_named(tmp_path: Path) -> None:
     hdf5 = document_set("vectors.hdf5", **{"source-format": "hdf5"})
-    track = tracks.read(written(tmp_path, [A, hdf5]))
+    track = reader.read_track(written(tmp_path, [A, hdf5]))
     assert files(track) == ["a.json"]
-    assert track.notes == ("corpus c: vectors.hdf5 is left out: its \"source-format\" is 'hdf5'",)
-    with pytest.raises(SpecError, match="has nothing to send"):
-        tracks.read(written(tmp_path, [hdf5]))
+    assert track.notes == ("corpus c: vectors.hdf5 is skipped: its \"source-format\" is 'hdf5'",)
+    with pytest.raises(SpecError, match="nothing to send"):
+        reader.read_track(written(tmp_path, [hdf5]))
 
 
 def test_a_source_url_is_the_address_of_the_file_itself(tmp_path: Path) -> None:
     signed = "https://signed.example.org/data/x?signature=1"
     base: dict[str, Any] = {"base-url": "https://example.org/base"}
     documents = [document_set("c.json.bz2", **base, **{"source-url": signed}), document_set("d.json.bz2", **base)]
-    origins = [file.origin.url for file in tracks.read(written(tmp_path, documents)).steps[0].files]
+    origins = [file.origin.url for file in reader.read_track(written(tmp_path, documents)).steps[0].files]
     assert origins == [signed, "https://example.org/base/d.json.bz2"]
     again = [document_set("c.json.bz2", **{"source-url": f"{signed}&again"})]
     first, second = (
-        tracks.read(written(tmp_path, sets), downloads=tmp_path).steps[0].files[0].path for sets in (documents, again)
+        reader.read_track(written(tmp_path, sets), downloads=tmp_path).steps[0].files[0].path
+        for sets in (documents, again)
     )
     assert first == second
 
 
 def test_a_file_in_parts_has_no_address_and_says_what_to_do(tmp_path: Path) -> None:
     parts: dict[str, Any] = {"base-url": "https://example.org", "source-file-parts": [{"name": "e1", "size": 5}]}
-    track = tracks.read(written(tmp_path, [document_set("e.json.bz2", **parts)]))
+    track = reader.read_track(written(tmp_path, [document_set("e.json.bz2", **parts)]))
     assert track.steps[0].files[0].origin.url == ""
-    assert "join the parts yourself, and put the whole file into the folder of the track" in track.notes[0]
-    with pytest.raises(SpecError, match=r"e\.json\.bz2 of its corpora is not there; put it into the folder"):
-        tracks.check(track)
+    assert "join the parts yourself, and put the complete file into the folder of the track" in track.notes[0]
+    with pytest.raises(SpecError, match=r"missing corpus files: e\.json\.bz2\. Put them into the folder"):
+        reader.check_files(track)
 
 
 def test_a_key_that_no_tool_reads_may_have_a_parameter_without_a_value(tmp_path: Path) -> None:
     documents = [document_set("a.json", owner="{{ owner }}", meta={"team": "{{ team }}"})]
-    track = tracks.read(written(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
+    track = reader.read_track(written(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
     assert track.notes == (
         'bulk: "wish" is not used: the key is unknown here',
         'bulk: "x" is not used: the key is unknown here',
         'corpus c: a.json: "owner" is not used: the key is unknown here',
     )
     with pytest.raises(SpecError, match='"where" has no value and no default'):
-        tracks.read(written(tmp_path, [document_set("a.json", **{"base-url": "{{ where }}"})]))
+        reader.read_track(written(tmp_path, [document_set("a.json", **{"base-url": "{{ where }}"})]))

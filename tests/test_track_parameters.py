@@ -11,7 +11,7 @@ import pytest
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
-from ingest_bench.inputs import track_parameters
+from ingest_bench.inputs import user_json
 
 VALUES = [
     ("False", False),
@@ -40,7 +40,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("text", "value"), VALUES)
 def test_a_parameter_is_typed_as_in_rally_wherever_it_is_given(text: str, value: Any) -> None:
-    parsed = track_parameters.parse(f"bulk_size:5, x : {text}")["x"]
+    parsed = user_json.parse_track_parameters(f"bulk_size:5, x : {text}")["x"]
     assert (parsed, type(parsed)) == (value, type(value))
 
 
@@ -51,8 +51,8 @@ path = "/t"
 [load.track.parameters]
 {line}
 """)
-    experiment = spec.load(str(tmp_path / "e.toml"), sets)
-    return [dict(cell.load.track.parameters) for cell in spec.cells(experiment) if cell.load.track]
+    experiment = spec.load_experiment(str(tmp_path / "e.toml"), sets)
+    return [dict(cell.load.track.parameters) for cell in spec.build_cells(experiment) if cell.load.track]
 
 
 @pytest.mark.parametrize(("text", "value"), [pair for pair in VALUES if pair[0] and len(pair[0]) < 100])
@@ -67,15 +67,15 @@ def test_a_parameter_as_a_factor_has_typed_levels(tmp_path: Path) -> None:
 
 def test_track_params_may_be_a_json_object_whose_types_are_kept() -> None:
     text = ' {"bulk_size": 2000, "version": "8.10", "merge": false, "list": [1, "x"], "file": "a.json"} '
-    assert track_parameters.parse(text) == json.loads(text)
+    assert user_json.parse_track_parameters(text) == json.loads(text)
 
 
 def test_track_params_may_be_a_json_file_also_below_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.json").write_text('{"bulk_size": "5"}')
     monkeypatch.setenv("HOME", os.fspath(tmp_path))
-    assert track_parameters.parse(str(tmp_path / "p.json")) == {"bulk_size": "5"}
-    assert track_parameters.parse("~/p.json") == {"bulk_size": "5"}
-    assert track_parameters.parse("mapping:small.json") == {"mapping": "small.json"}
+    assert user_json.parse_track_parameters(str(tmp_path / "p.json")) == {"bulk_size": "5"}
+    assert user_json.parse_track_parameters("~/p.json") == {"bulk_size": "5"}
+    assert user_json.parse_track_parameters("mapping:small.json") == {"mapping": "small.json"}
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_track_params_may_be_a_json_file_also_below_a_tilde(tmp_path: Path, monk
         (":5", "':5' is not NAME:VALUE"),
         ('{"bulk_size": 2000', "--track-params: cannot be read as JSON: Expecting"),
         ("/nowhere/p.json", "--track-params /nowhere/p.json: cannot be read: .*No such file"),
-        ("~nobody-of-this-name/p.json", "cannot be read: "),
+        ("~unknown-user/p.json", "cannot be read: "),
         ("a:1,\x1b[2J", "NAME:VALUE"),
     ],
 )
 def test_track_params_that_cannot_be_read_are_refused(text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message) as error:
-        track_parameters.parse(text)
+        user_json.parse_track_parameters(text)
     assert str(error.value).isprintable()
 
 
@@ -104,4 +104,4 @@ def test_a_json_file_with_another_thing_in_it_is_refused(tmp_path: Path) -> None
     ):
         (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(SpecError, match=message):
-            track_parameters.parse(str(tmp_path / "p.json"))
+            user_json.parse_track_parameters(str(tmp_path / "p.json"))

@@ -1,4 +1,4 @@
-"""What tracks are made of beside indices and bulks: streams, templates, pipelines, parallel tasks, rates over time."""
+"""Streams, templates, pipelines, parallel tasks and parameters of reader, as steps of a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ import made_runs
 import pytest
 
 from ingest_bench import system
-from ingest_bench.documents import tracks
-from ingest_bench.documents.tracks import __main__ as reader
+from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
-from ingest_bench.lab import steps
+from ingest_bench.lab import corpus_download, planning
+from ingest_bench.lab.procedure import Load, ParallelLoads, Procedure
 from ingest_bench.lab.server import borrowed
-from ingest_bench.lab.server.borrowed import Thing
-from ingest_bench.lab.steps import downloads, track_steps
-from ingest_bench.lab.steps.parts import Procedure, Send, Together
+from ingest_bench.lab.server.borrowed import ServerObject
 from ingest_bench.load.arrivals import schedule
-from ingest_bench.load.plan import from_table
+from ingest_bench.load.plan import plan_from_json
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
-from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.model.track import Step, Track
+from ingest_bench.model.load import Arrivals, LoadOptions, Rate, Step, Track, TrackOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 
 STREAMS = Path(__file__).parent / "data" / "streams"
-PLACE = Place(endpoint=Endpoint("192.0.2.1", 9200))
+PLACE = ServerAddress(endpoint=Endpoint("192.0.2.1", 9200))
 SECOND = 10**9
 BULK = {"name": "bulk", "operation-type": "bulk", "bulk-size": 5}
 
@@ -43,24 +40,24 @@ def written(folder: Path, rows: list[Any], **more: Any) -> Path:
     return folder
 
 
-def sends(found: Track) -> list[Step]:
-    return [step for step in found.steps if step.operation == "bulk"]
+def sends(track: Track) -> list[Step]:
+    return [step for step in track.steps if step.operation == "bulk"]
 
 
-def asked(found: Track, operation: str) -> list[tuple[str, str, Any]]:
-    requests = [request for step in found.steps if step.operation == operation for request in step.requests]
+def options(track: Track, operation: str) -> list[tuple[str, str, Any]]:
+    requests = [request for step in track.steps if step.operation == operation for request in step.requests]
     return [(request.method, request.path, request.body) for request in requests]
 
 
 def of(folder: Path, *, mark: str = "", target: TargetOptions | None = None) -> Procedure:
-    cell = made_runs.cell(load=LoadOptions(track=TrackChoice(path=str(folder))))
+    cell = made_runs.cell(load=LoadOptions(track=TrackOptions(path=str(folder))))
     cell = dataclasses.replace(cell, target=target or cell.target)
-    return steps.of(cell, PLACE, Path("out"), may_delete=True, mark=mark)
+    return planning.build_procedure(cell, PLACE, Path("out"), may_delete=True, mark=mark)
 
 
-def test_streams_templates_and_pipelines_are_made_in_the_order_of_the_track() -> None:
-    found = tracks.read(STREAMS)
-    assert [step.operation for step in found.steps] == [
+def test_streams_templates_and_pipelines_are_created_in_order() -> None:
+    track = reader.read_track(STREAMS)
+    assert [step.operation for step in track.steps] == [
         "delete-data-stream",
         "delete-composable-template",
         "delete-component-template",
@@ -74,31 +71,37 @@ def test_streams_templates_and_pipelines_are_made_in_the_order_of_the_track() ->
         "bulk",
         "refresh",
     ]
-    ((_, path, body),) = asked(found, "create-composable-template")
+    ((_, path, body),) = options(track, "create-composable-template")
     assert path == "/_index_template/logs"
     assert body["template"]["settings"] == {"index.number_of_shards": 1}
     assert body["data_stream"] == {}
-    assert asked(found, "create-data-stream") == [("PUT", "/_data_stream/logs-app", None)]
-    assert asked(found, "delete-data-stream") == [("DELETE", "/_data_stream/logs-app", None)]
-    assert [path for _, path, _ in asked(found, "create-component-template")] == ["/_component_template/logs-settings"]
-    assert [path for _, path, _ in asked(found, "create-index-template")] == ["/_template/old-rides"]
-    assert [path for _, path, _ in asked(found, "put-pipeline")] == ["/_ingest/pipeline/clean"]
-    assert found.steps[-1].requests[0].path == "/logs-app/_refresh?ignore_unavailable=true"
+    assert options(track, "create-data-stream") == [("PUT", "/_data_stream/logs-app", None)]
+    assert options(track, "delete-data-stream") == [("DELETE", "/_data_stream/logs-app", None)]
+    assert [path for _, path, _ in options(track, "create-component-template")] == [
+        "/_component_template/logs-settings"
+    ]
+    assert [path for _, path, _ in options(track, "create-index-template")] == ["/_template/old-rides"]
+    assert [path for _, path, _ in options(track, "put-pipeline")] == ["/_ingest/pipeline/clean"]
+    assert track.steps[-1].requests[0].path == "/logs-app/_refresh?ignore_unavailable=true"
 
 
-def test_a_data_stream_is_filled_by_create_and_an_index_by_index() -> None:
-    logs, rides = sends(tracks.read(STREAMS))
-    assert (logs.files[0].index, logs.files[0].stream, rides.files[0].stream) == ("logs-app", True, False)
-    plans = [one.plan for part in of(STREAMS).parts if isinstance(part, Together) for one in part.sends]
-    bodies = [next(plan.source().for_user(0)).data for plan in plans]
+def test_data_stream_is_filled_by_create_and_index_by_index() -> None:
+    logs, rides = sends(reader.read_track(STREAMS))
+    assert (logs.files[0].index, logs.files[0].is_data_stream, rides.files[0].is_data_stream) == (
+        "logs-app",
+        True,
+        False,
+    )
+    plans = [item.plan for part in of(STREAMS).steps if isinstance(part, ParallelLoads) for item in part.loads]
+    bodies = [next(plan.open_source().bodies_of(0)).data for plan in plans]
     assert bytes(bodies[0]).startswith(b'{"create":{"_index":"logs-app"}}\n{"@timestamp"')
     assert bytes(bodies[1]).startswith(b'{"index":{"_index":"rides-1"}}\n{"n":0}')
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
-        ({"data-streams": [{"name": "s"}]}, 'has "indices" and "data-streams"'),
+        ({"data-streams": [{"name": "s"}]}, '"indices" cannot be combined with "data-streams"'),
         ({"templates": [{"name": "t"}]}, 'templates: "t" has no "template", the file that it is in'),
         ({"composable-templates": [{"name": "t", "template": "docs.json"}]}, "is not JSON"),
         ({"component-templates": {"name": "t"}}, '"component-templates" is not a list of objects'),
@@ -108,68 +111,68 @@ def test_a_data_stream_is_filled_by_create_and_an_index_by_index() -> None:
         ({"schedule": [{"parallel": []}]}, '"parallel" is .*, not an object with "tasks"'),
     ],
 )
-def test_what_is_declared_wrongly_is_named(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        tracks.read(written(tmp_path, [{"operation": "bulk"}], **more))
+def test_wrong_declaration_is_named(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        reader.read_track(written(tmp_path, [{"operation": "bulk"}], **more))
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "message"),
     [
         ({"operation-type": "put-pipeline", "body": {}}, '"id", the name of the pipeline, is missing'),
         ({"operation-type": "put-pipeline", "id": "p", "body": []}, 'put-pipeline: "body" must be a JSON object'),
-        ({"operation-type": "create-index-template", "template": "t"}, '"t" is declared nowhere in the track'),
+        ({"operation-type": "create-index-template", "template": "t"}, 'the track does not declare "t"'),
         ({"operation-type": "create-index", "index": "x"}, '"x" is not declared under "indices" and the operation has'),
-        ({"operation-type": "force-merge", "max-num-segments": "all"}, "cannot be done as it is written"),
-        ({"operation-type": "force-merge", "max-num-segments": 1e999}, "cannot be done as it is written"),
+        ({"operation-type": "force-merge", "max-num-segments": "all"}, "invalid operation"),
+        ({"operation-type": "force-merge", "max-num-segments": 1e999}, "invalid operation"),
         ({"operation-type": "refresh", "request-timeout": 1e999}, 'refresh: "request-timeout" is inf, not between 0'),
         ({"operation-type": "refresh", "request-timeout": 1e300}, 'refresh: "request-timeout" is 1e.300, not between'),
         ({"operation-type": "refresh", "request-timeout": -1}, 'refresh: "request-timeout" is -1, not between 0 and'),
-        ({"operation-type": "index-stats", "retry-until-success": True, "condition": 5}, "cannot be done as it is"),
-        ({"operation-type": "refresh", "request-params": [1]}, "cannot be done as it is written"),
+        ({"operation-type": "index-stats", "retry-until-success": True, "condition": 5}, "invalid operation"),
+        ({"operation-type": "refresh", "request-params": [1]}, "invalid operation"),
     ],
 )
-def test_an_operation_that_cannot_be_done_is_named(tmp_path: Path, operation: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        tracks.read(written(tmp_path, [{"operation": operation}, {"operation": "bulk"}]))
+def test_unsupported_operation_is_named(tmp_path: Path, operation: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        reader.read_track(written(tmp_path, [{"operation": operation}, {"operation": "bulk"}]))
 
 
-def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_that_can_be_deleted() -> None:
-    found = of(STREAMS, mark="only-mine")
-    touched = borrowed.write_set(found)
+def test_created_objects_carry_the_mark_and_are_deleted_in_order() -> None:
+    track = of(STREAMS, mark="only-mine")
+    touched = borrowed.compute_write_set(track)
     assert touched.things == (
-        Thing("index", "rides-1"),
-        Thing("_data_stream", "logs-app"),
-        Thing("_index_template", "logs"),
-        Thing("_component_template", "logs-settings"),
-        Thing("_template", "old-rides"),
-        Thing("_ingest/pipeline", "clean"),
+        ServerObject("index", "rides-1"),
+        ServerObject("_data_stream", "logs-app"),
+        ServerObject("_index_template", "logs"),
+        ServerObject("_component_template", "logs-settings"),
+        ServerObject("_template", "old-rides"),
+        ServerObject("_ingest/pipeline", "clean"),
     )
-    assert Thing("_template", "old-rides") not in touched.deleted
-    assert Thing("_data_stream", "logs-app") in touched.deleted
-    bodies = {request.path.partition("?")[0]: request.body for request in found.requests if request.body}
+    assert ServerObject("_template", "old-rides") not in touched.deleted
+    assert ServerObject("_data_stream", "logs-app") in touched.deleted
+    bodies = {request.path.partition("?")[0]: request.body for request in track.requests if request.body}
     assert len(bodies) == 4
     assert all("only-mine" in json.dumps(body) for body in bodies.values())
 
 
-def test_an_index_that_a_track_deletes_and_does_not_declare_must_not_be_there(tmp_path: Path) -> None:
+def test_undeclared_index_that_a_track_deletes_must_not_exist(tmp_path: Path) -> None:
     deletion = {"operation-type": "delete-index", "index": "somebodys"}
-    touched = borrowed.write_set(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
-    assert Thing("index", "somebodys") in touched.things
-    assert Thing("index", "somebodys") not in touched.deleted
+    touched = borrowed.compute_write_set(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
+    assert ServerObject("index", "somebodys") in touched.things
+    assert ServerObject("index", "somebodys") not in touched.deleted
 
 
-def test_a_pipeline_with_processors_is_refused_where_the_server_has_none(tmp_path: Path) -> None:
+def test_pipeline_with_processors_is_refused_on_a_server_without(tmp_path: Path) -> None:
     put = {"operation-type": "put-pipeline", "id": "p", "body": {"processors": [{"set": {}}]}}
     folder = written(tmp_path, [{"operation": put}, {"operation": "bulk"}])
-    with pytest.raises(SpecError, match=r"has no processors for an ingest pipeline.*--url URL"):
+    with pytest.raises(SpecError, match=r"has no processors for ingest pipelines.*--url URL"):
         of(folder)
-    assert of(folder, target=TargetOptions(name="sink")).parts
+    assert of(folder, target=TargetOptions(name="sink")).steps
 
 
-def test_a_pipeline_that_nobody_makes_is_told(tmp_path: Path) -> None:
-    found = tracks.read(written(tmp_path, [{"operation": {**BULK, "pipeline": "p"}}]))
-    assert found.notes == ('bulk: its pipeline "p" is not made before; the server must have it',)
+def test_pipeline_that_is_not_created_is_noted(tmp_path: Path) -> None:
+    track = reader.read_track(written(tmp_path, [{"operation": {**BULK, "pipeline": "p"}}]))
+    assert track.notes == ('bulk: no step creates its pipeline "p"; the server must have it',)
 
 
 def parallel(*tasks: dict[str, Any], **more: Any) -> list[Any]:
@@ -180,129 +183,131 @@ def task(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "operation": "bulk", **more}
 
 
-def test_parallel_tasks_are_one_part_and_the_named_one_ends_it(tmp_path: Path) -> None:
+def test_parallel_tasks_are_one_step_that_ends_with_the_completing_one(tmp_path: Path) -> None:
     folder = written(tmp_path, parallel(task("a", clients=2), task("b"), **{"completed-by": "b"}))
-    (together,) = of(folder).parts
-    assert isinstance(together, Together)
+    (together,) = of(folder).steps
+    assert isinstance(together, ParallelLoads)
     assert (together.name, together.ends_all) == ("a + b", (False, True))
-    assert [one.plan.out.name for one in together.sends] == ["01-a", "02-b"]
-    assert [one.plan.users for one in together.sends] == [2, 1]
+    assert [item.plan.folder.name for item in together.loads] == ["01-a", "02-b"]
+    assert [item.plan.users for item in together.loads] == [2, 1]
     either = written(tmp_path / "any", parallel(task("a"), task("b"), **{"completed-by": "any"}))
-    assert [step.completes_group for step in sends(tracks.read(either))] == [True, True]
+    assert [step.completes_group for step in sends(reader.read_track(either))] == [True, True]
 
 
-def test_two_parallel_elements_in_a_row_are_two_parts(tmp_path: Path) -> None:
+def test_two_parallel_elements_are_two_steps(tmp_path: Path) -> None:
     rows = [*parallel(task("a"), task("b")), *parallel(task("c"), task("d")), {"operation": "bulk"}]
-    assert [part.name for part in of(written(tmp_path, rows)).parts] == ["a + b", "c + d", "bulk"]
+    assert [part.name for part in of(written(tmp_path, rows)).steps] == ["a + b", "c + d", "bulk"]
 
 
-def test_a_limited_number_of_clients_does_parallel_tasks_in_turns(tmp_path: Path) -> None:
+def test_limited_clients_run_parallel_tasks_in_turns(tmp_path: Path) -> None:
     rows = parallel(task("a", clients=2), task("b", clients=2), task("c", clients=1), clients=3)
-    found = tracks.read(written(tmp_path, rows))
-    assert [(step.name, step.group) for step in sends(found)] == [("a", 0), ("b", 2), ("c", 2)]
-    assert found.notes == ('a, b, c: with "clients" 3 for all of them they are done in 2 turns, one after another',)
+    track = reader.read_track(written(tmp_path, rows))
+    assert [(step.name, step.group) for step in sends(track)] == [("a", 0), ("b", 2), ("c", 2)]
+    assert track.notes == ('a, b, c: because of "clients" 3 for all of them they run in 2 waves, one after another',)
 
 
-def test_searches_and_refreshes_beside_a_bulk_are_skipped_and_named(tmp_path: Path) -> None:
+def test_parallel_searches_and_refreshes_are_skipped_and_named(tmp_path: Path) -> None:
     search = {"name": "look", "operation": {"operation-type": "search"}}
     rows = parallel(task("a"), search, {"operation": "refresh"}, **{"completed-by": "look"})
-    found = tracks.read(written(tmp_path, rows))
-    assert found.skipped == ("look (search)", "refresh (refresh, beside a bulk)")
-    assert found.notes == ('look: is skipped, so the parallel tasks that it would end ("completed-by") end last',)
-    with pytest.raises(SpecError, match='"completed-by" is "lok", and no task beside it is called so'):
-        tracks.read(written(tmp_path / "x", parallel(task("a"), search, **{"completed-by": "lok"})))
+    track = reader.read_track(written(tmp_path, rows))
+    assert track.skipped == ("look (search)", "refresh (refresh, parallel to a bulk)")
+    assert track.notes == ('look: is skipped, so the parallel tasks that it would end ("completed-by") end last',)
+    with pytest.raises(SpecError, match='"completed-by" is "lok", which is not one of its tasks'):
+        reader.read_track(written(tmp_path / "x", parallel(task("a"), search, **{"completed-by": "lok"})))
 
 
-def test_clients_of_parallel_tasks_ramp_up_together_as_in_rally(tmp_path: Path) -> None:
+def test_clients_of_parallel_tasks_ramp_up_together(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 40, "warmup-time-period": 60}
     folder = written(tmp_path, parallel(task("a", clients=3), task("b", clients=1), **times))
-    (together,) = of(folder).parts
-    assert isinstance(together, Together)
-    a, b = (one.plan for one in together.sends)
-    assert [a.starts_after_ns(user) / SECOND for user in range(3)] == [0, 10, 20]
-    assert b.starts_after_ns(0) / SECOND == 30
-    with pytest.raises(SpecError, match='"ramp-up-time-period" of parallel tasks stands beside "tasks"'):
-        tracks.read(written(tmp_path / "x", parallel(task("a", **times), task("b"))))
+    (together,) = of(folder).steps
+    assert isinstance(together, ParallelLoads)
+    a, b = (item.plan for item in together.loads)
+    assert [a.user_start_delay_ns(user) / SECOND for user in range(3)] == [0, 10, 20]
+    assert b.user_start_delay_ns(0) / SECOND == 30
+    with pytest.raises(SpecError, match='move "ramp-up-time-period" of parallel tasks next to "tasks"'):
+        reader.read_track(written(tmp_path / "x", parallel(task("a", **times), task("b"))))
 
 
-def test_a_target_rate_grows_with_the_clients_that_ramp_up(tmp_path: Path) -> None:
+def test_target_rate_grows_during_the_ramp_up(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 10, "warmup-time-period": 10, "target-throughput": 100, "clients": 4}
-    (part,) = of(written(tmp_path, [task("a", **times)])).parts
-    assert isinstance(part, Send)
-    assert part.plan.options.arrivals == Arrivals(shape="ramp", rate=Rate(0), to=Rate(100), period_ns=10 * SECOND)
+    (part,) = of(written(tmp_path, [task("a", **times)])).steps
+    assert isinstance(part, Load)
+    assert part.plan.options.arrivals == Arrivals(shape="ramp", rate=Rate(0), end_rate=Rate(100), period_ns=10 * SECOND)
     due = [when / SECOND for when, _ in zip(schedule(part.plan.options.arrivals), range(700), strict=False)]
     assert due[0] == 0
     assert len([when for when in due if when < 10]) == 500
     assert len([when for when in due if 10 <= when < 11]) == 100
 
 
-def test_a_poisson_schedule_is_kept_and_a_schedule_that_is_code_is_refused(tmp_path: Path) -> None:
-    (part,) = of(written(tmp_path, [task("a", schedule="poisson", **{"target-throughput": 5})])).parts
-    assert isinstance(part, Send)
+def test_poisson_schedule_is_kept_and_a_custom_one_refused(tmp_path: Path) -> None:
+    (part,) = of(written(tmp_path, [task("a", schedule="poisson", **{"target-throughput": 5})])).steps
+    assert isinstance(part, Load)
     assert part.plan.options.arrivals == Arrivals(shape="poisson", rate=Rate(5))
-    with pytest.raises(SpecError, match="'mine', which is code of the track"):
-        tracks.read(written(tmp_path / "x", [task("a", schedule="mine", **{"target-throughput": 5})]))
+    with pytest.raises(SpecError, match="'mine', code of the track"):
+        reader.read_track(written(tmp_path / "x", [task("a", schedule="mine", **{"target-throughput": 5})]))
 
 
-def test_a_looped_bulk_goes_on_until_its_time_is_over_and_needs_one(tmp_path: Path) -> None:
+def test_looped_bulk_requires_a_time_period(tmp_path: Path) -> None:
     looped = {**BULK, "looped": True}
-    found = tracks.read(written(tmp_path, [{"operation": looped, "time-period": 5}]))
-    assert (sends(found)[0].looped, sends(found)[0].time_period_ns) == (True, 5 * SECOND)
-    with pytest.raises(SpecError, match='is "looped" and nothing ends it; give the task a "time-period"'):
-        tracks.read(written(tmp_path / "x", [{"operation": looped}]))
+    track = reader.read_track(written(tmp_path, [{"operation": looped, "time-period": 5}]))
+    assert (sends(track)[0].looped, sends(track)[0].time_period_ns) == (True, 5 * SECOND)
+    with pytest.raises(SpecError, match=r'is "looped" and nothing ends it. Give the task a "time-period"'):
+        reader.read_track(written(tmp_path / "x", [{"operation": looped}]))
     other = {"name": "other", "operation": looped}
     ended = written(tmp_path / "y", parallel(task("a"), other, **{"completed-by": "a"}))
-    assert [step.looped for step in sends(tracks.read(ended))] == [False, True]
-    with pytest.raises(SpecError, match="nothing that is done ends it"):
-        tracks.read(written(tmp_path / "z", parallel(task("a"), other)))
+    assert [step.looped for step in sends(reader.read_track(ended))] == [False, True]
+    with pytest.raises(SpecError, match="no step ends it"):
+        reader.read_track(written(tmp_path / "z", parallel(task("a"), other)))
 
 
 @pytest.mark.parametrize("pool_bytes", [1, 10**6])
-def test_a_loop_over_several_files_sends_each_again_and_again(tmp_path: Path, pool_bytes: int) -> None:
+def test_loop_over_several_files_repeats_each(tmp_path: Path, pool_bytes: int) -> None:
     documents = []
     for name in ("first", "second", "third"):
         (tmp_path / f"{name}.json").write_text("".join(f'{{"{name}":{number}}}\n' for number in range(6)))
         documents.append({"source-file": f"{name}.json", "document-count": 6})
     looped = {**BULK, "bulk-size": 2, "looped": True}
     rows = [{"operation": looped, "time-period": 5, "clients": 2}]
-    found = tracks.read(written(tmp_path, rows, corpora=[{"name": "c", "documents": documents}]))
-    cell = made_runs.cell(load=LoadOptions(track=TrackChoice(path=str(tmp_path))))
-    (part,) = steps.of(cell, PLACE, Path("out"), may_delete=True).parts
-    assert isinstance(part, Send)
+    track = reader.read_track(written(tmp_path, rows, corpora=[{"name": "c", "documents": documents}]))
+    cell = made_runs.cell(load=LoadOptions(track=TrackOptions(path=str(tmp_path))))
+    (part,) = planning.build_procedure(cell, PLACE, Path("out"), may_delete=True).steps
+    assert isinstance(part, Load)
     plan = dataclasses.replace(part.plan, pool_bytes=pool_bytes)
-    user = plan.source().for_user(0)
+    user = plan.open_source().bodies_of(0)
     sent = [bytes(next(user).data) for _ in range(27)]
-    assert len(sends(found)[0].files) == 3
+    assert len(sends(track)[0].files) == 3
     for word in (b"first", b"second", b"third"):
-        assert len([one for one in sent if word in one]) >= 3
+        assert len([item for item in sent if word in item]) >= 3
     assert sent.count(sent[0]) > 1
 
 
-def test_a_number_of_documents_is_taken_from_the_files_in_order(tmp_path: Path) -> None:
+def test_number_of_documents_is_taken_from_the_files_in_order(tmp_path: Path) -> None:
     documents = [{"source-file": "docs.json", "document-count": 10}] * 3
     rows = [{"operation": {**BULK, "ingest-doc-count": 15}}]
-    found = tracks.read(written(tmp_path, rows, corpora=[{"name": "c", "documents": documents}]))
-    assert [file.documents for file in sends(found)[0].files] == [10, 5]
+    track = reader.read_track(written(tmp_path, rows, corpora=[{"name": "c", "documents": documents}]))
+    assert [file.documents for file in sends(track)[0].files] == [10, 5]
     both = {**BULK, "ingest-doc-count": 15, "ingest-percentage": 50}
-    with pytest.raises(SpecError, match='has "ingest-doc-count" and "ingest-percentage"'):
-        tracks.read(written(tmp_path / "x", [{"operation": both}]))
+    with pytest.raises(SpecError, match='"ingest-doc-count" cannot be combined with "ingest-percentage"'):
+        reader.read_track(written(tmp_path / "x", [{"operation": both}]))
 
 
 @pytest.mark.parametrize("value", [0, -1, 101, "half", None])
-def test_a_percentage_that_is_none_is_refused(tmp_path: Path, value: Any) -> None:
+def test_invalid_percentage_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(SpecError, match='"ingest-percentage" is '):
-        tracks.read(written(tmp_path, [{"operation": {**BULK, "ingest-percentage": value}}]))
+        reader.read_track(written(tmp_path, [{"operation": {**BULK, "ingest-percentage": value}}]))
 
 
-def test_a_parameter_without_a_value_is_named_plainly_wherever_it_stands(tmp_path: Path) -> None:
+def test_undefined_parameter_is_named_at_any_place(tmp_path: Path) -> None:
     for more in (
         {"indices": [{"name": "i", "body": "{{ body_file }}"}]},
         {"indices": [{"name": "{{ body_file }}"}]},
         {"corpora": [{"name": "c", "documents": [{"source-file": "{{ body_file }}"}]}]},
     ):
-        with pytest.raises(SpecError, match='"body_file" has no value and no default; give it: --track-params') as told:
-            tracks.read(written(tmp_path, [{"operation": "bulk"}], **more))
-        assert str(told.value).isprintable()
+        with pytest.raises(
+            SpecError, match=r'"body_file" has no value and no default. Pass it: --track-params'
+        ) as error:
+            reader.read_track(written(tmp_path, [{"operation": "bulk"}], **more))
+        assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -317,44 +322,42 @@ def test_a_parameter_without_a_value_is_named_plainly_wherever_it_stands(tmp_pat
         ([{"operation": "bulk"}], {"challenge": "{{ kind }}"}),
     ],
 )
-def test_a_parameter_without_a_value_is_the_cause_wherever_it_was_needed(
-    tmp_path: Path, rows: list[Any], more: dict[str, Any]
-) -> None:
+def test_undefined_parameter_is_named_as_the_cause(tmp_path: Path, rows: list[Any], more: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as error:
-        tracks.read(written(tmp_path, rows, **more))
-    assert 'the parameter "kind" has no value and no default; give it: --track-params kind:VALUE' in str(error.value)
+        reader.read_track(written(tmp_path, rows, **more))
+    assert 'the parameter "kind" has no value and no default. Pass it: --track-params kind:VALUE' in str(error.value)
     assert str(error.value).isprintable()
 
 
-def test_a_parameter_without_a_value_prints_nothing_in_what_a_track_tells(tmp_path: Path) -> None:
+def test_undefined_parameter_is_empty_in_descriptions(tmp_path: Path) -> None:
     search = {"name": "find-{{ kind }}", "operation-type": "search"}
     code = {"name": "own", "operation-type": "bulk", "param-source": "{{ kind }}"}
     rows = [{"operation": search}, {"operation": code}, {"operation": "bulk", "{{ kind }}": 1}]
-    track = tracks.read(written(tmp_path, rows, description="of {{ kind }}"))
+    track = reader.read_track(written(tmp_path, rows, description="of {{ kind }}"))
     assert (track.description, track.notes) == ("of ", ('bulk: "" is not used: the key is unknown here',))
-    assert track.skipped == ("find- (search)", 'own (bulk; its documents are made by code of the track, "")')
+    assert track.skipped == ("find- (search)", 'own (bulk; its documents are generated by code of the track, "")')
 
 
-def test_a_parameter_without_a_value_prints_nothing_in_a_name_and_in_the_index_of_a_health_check(
+def test_undefined_parameter_is_empty_in_names_and_health_checks(
     tmp_path: Path,
 ) -> None:
     health = {"operation-type": "cluster-health", "index": "{{ index_name }}"}
     rows = [{"operation": health}, {"name": "bulk-{{ clients }}-clients", "operation": "bulk"}]
-    found = tracks.read(written(tmp_path, rows))
-    assert [step.name for step in found.steps] == ["cluster-health", "bulk--clients"]
-    assert found.steps[0].requests[0].path == "/_cluster/health"
+    track = reader.read_track(written(tmp_path, rows))
+    assert [step.name for step in track.steps] == ["cluster-health", "bulk--clients"]
+    assert track.steps[0].requests[0].path == "/_cluster/health"
 
 
-def test_a_track_may_change_its_own_tables_and_not_what_it_was_given(tmp_path: Path) -> None:
+def test_track_may_change_its_own_tables_but_not_its_parameters(tmp_path: Path) -> None:
     folder = written(tmp_path, [])
     text = '{% do given.append(1) %}{% set d = {"a": 5} %}{% do d.update({"b": d.a + given|length}) %}'
     table = json.dumps({"version": 2, "indices": [{"name": "i"}], "operations": [BULK]})
     corpora = '"corpora": [{"name": "c", "documents": [{"source-file": "docs.json"}]}]'
     rows = '"schedule": [{"operation": "bulk", "clients": {{ d.b }}}]'
     (folder / "track.json").write_text(f"{text}{table[:-1]}, {corpora}, {rows}}}")
-    given = [0, 0]
-    assert sends(tracks.read(folder, parameters={"given": given}))[0].clients == 8
-    assert given == [0, 0]
+    value = [0, 0]
+    assert sends(reader.read_track(folder, parameters={"given": value}))[0].clients == 8
+    assert value == [0, 0]
 
 
 def cell(**options: Any) -> Cell:
@@ -362,10 +365,10 @@ def cell(**options: Any) -> Cell:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"ramp_up_ns": 4 * SECOND}, "load.ramp_up: 4 s is longer than the warm-up, 3 s"),
-        ({"ramp_up_ns": SECOND, "warm_up_ns": "auto"}, "the warm-up must last until all users are there"),
+        ({"ramp_up_ns": SECOND, "warm_up_ns": "auto"}, "the warm-up must last until all users have started"),
         ({"ramp_up_ns": SECOND, "arrivals": Arrivals(shape="constant", rate=Rate(5))}, 'load.ramp_up: .*"ramp 100/s'),
         (
             {"think_time_ns": SECOND, "arrivals": Arrivals(shape="constant", rate=Rate(5))},
@@ -373,15 +376,15 @@ def cell(**options: Any) -> Cell:
         ),
     ],
 )
-def test_users_that_cannot_start_or_rest_as_asked_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        steps.check(cell(**options))
+def test_impossible_ramp_up_and_think_time_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        planning.check_procedure(cell(**options))
 
 
-def test_users_start_evenly_over_the_ramp_the_first_at_once() -> None:
-    found = steps.check(cell(ramp_up_ns=3 * SECOND, users=3, workload="nyc_taxis"))
-    plan = next(part for part in found.parts if isinstance(part, Send)).plan
-    assert [plan.starts_after_ns(user) / SECOND for user in range(3)] == [0, 1, 2]
+def test_users_start_evenly_over_the_ramp() -> None:
+    track = planning.check_procedure(cell(ramp_up_ns=3 * SECOND, users=3, workload="nyc_taxis"))
+    plan = next(part for part in track.steps if isinstance(part, Load)).plan
+    assert [plan.user_start_delay_ns(user) / SECOND for user in range(3)] == [0, 1, 2]
 
 
 ENDLESS = [
@@ -398,23 +401,19 @@ GROWING = [
 
 @pytest.mark.processes
 @pytest.mark.parametrize("text", [*ENDLESS, *GROWING])
-def test_a_template_that_never_ends_or_grows_is_refused_and_harms_nobody(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(track_steps, "READING_CPU_S", 2)
+def test_endless_or_growing_template_is_refused(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "READING_CPU_S", 2)
     (tmp_path / "track.json").write_text(text)
-    with pytest.raises(SpecError, match=r"did not come to an end|more than 1 GiB|recursion|nested too deeply") as told:
-        track_steps.read(TrackChoice(path=str(tmp_path)))
-    assert len(str(told.value)) < 1000
+    with pytest.raises(SpecError, match=r"a template loops|more than 1 GiB|recursion|nested too deeply") as error:
+        planning.read_track(TrackOptions(path=str(tmp_path)))
+    assert len(str(error.value)) < 1000
 
 
-def test_whatever_reading_a_track_raises_is_one_sentence_about_the_track(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_error_of_reading_a_track_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: object, **__: object) -> Track:
         raise LookupError("a line\nand another")
 
-    monkeypatch.setattr(tracks, "read", raises)
+    monkeypatch.setattr(reader, "read_track", raises)
     wanted: dict[str, Any] = {
         "folder": str(tmp_path),
         "parameters": {},
@@ -425,23 +424,21 @@ def test_whatever_reading_a_track_raises_is_one_sentence_about_the_track(
         "include_tasks": [],
         "exclude_tasks": [],
     }
-    assert reader.answer(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
+    assert reader.answer_request(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
 
 
-def test_the_child_that_renders_a_track_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_renders_a_track_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("INGEST_BENCH_PASSWORD", "INGEST_BENCH_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, "geheim")
     print_environment = """printf '{"refused": "%s"}' "$(env | tr '\\n' ' ')\""""
-    monkeypatch.setattr(system, "python", lambda _: ("sh", "-c", print_environment))
+    monkeypatch.setattr(system, "build_module_argv", lambda _: ("sh", "-c", print_environment))
     with pytest.raises(SpecError) as error:
-        track_steps.read(TrackChoice(path=str(tmp_path)))
+        planning.read_track(TrackOptions(path=str(tmp_path)))
     assert "PATH=/" in str(error.value)
     assert "geheim" not in str(error.value)
 
 
-def test_corpora_of_both_tools_are_found_where_their_users_have_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corpora_of_rally_and_osb_are_found_in_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("BENCHMARK_HOME", str(tmp_path / "x" / ".." / "osb"))
     documents = [{"source-file": "rally.json"}, {"source-file": "osb.json.gz"}]
@@ -451,17 +448,19 @@ def test_corpora_of_both_tools_are_found_where_their_users_have_them(
     for path in expected:
         path.parent.mkdir(parents=True)
         path.write_text("{}")
-    (step,) = track_steps.read(TrackChoice(path=str(folder))).steps
+    (step,) = planning.read_track(TrackOptions(path=str(folder))).steps
     assert [Path(file.path) for file in step.files] == expected
 
 
-def test_a_track_is_the_same_read_apart() -> None:
-    assert track_steps.read(TrackChoice(path=str(STREAMS))) == tracks.read(STREAMS, downloads=downloads.folder())
+def test_track_read_by_a_child_is_the_same() -> None:
+    assert planning.read_track(TrackOptions(path=str(STREAMS))) == reader.read_track(
+        STREAMS, downloads=corpus_download.corpora_folder()
+    )
 
 
-def test_what_a_worker_is_told_of_a_step_is_what_it_gets(tmp_path: Path) -> None:
+def test_step_of_a_plan_survives_json(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 10, "warmup-time-period": 10, "target-throughput": 100, "clients": 4}
-    (part,) = of(written(tmp_path, [task("a", **times)])).parts
-    assert isinstance(part, Send)
-    plan = dataclasses.replace(part.plan, out=tmp_path.absolute())
-    assert from_table(json.loads(json.dumps(plan.table()))) == plan
+    (part,) = of(written(tmp_path, [task("a", **times)])).steps
+    assert isinstance(part, Load)
+    plan = dataclasses.replace(part.plan, folder=tmp_path.absolute())
+    assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan

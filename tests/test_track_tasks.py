@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.cli import app, what
-from ingest_bench.documents import tracks
+from ingest_bench.cli import app, experiment_options
+from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
-from ingest_bench.lab.steps import track_steps
+from ingest_bench.lab import planning
 
 BULK = {"name": "index", "operation-type": "bulk", "bulk-size": 5}
 ROWS: list[Any] = [
@@ -51,10 +51,8 @@ def folder(tmp_path: Path) -> Path:
         (["tag:setup", "second"], ["delete-index", "create-index", "second"]),
     ],
 )
-def test_only_the_included_tasks_are_done_in_the_order_of_the_track(
-    folder: Path, filters: list[str], names: list[str]
-) -> None:
-    assert [step.name for step in tracks.read(folder, include_tasks=filters).steps] == names
+def test_included_tasks_run_in_the_order_of_the_track(folder: Path, filters: list[str], names: list[str]) -> None:
+    assert [step.name for step in reader.read_track(folder, include_tasks=filters).steps] == names
 
 
 @pytest.mark.parametrize(
@@ -65,17 +63,17 @@ def test_only_the_included_tasks_are_done_in_the_order_of_the_track(
         (["first", "second", "look"], ["delete-index", "create-index", "third", "force-merge"]),
     ],
 )
-def test_all_but_the_excluded_tasks_are_done(folder: Path, filters: list[str], names: list[str]) -> None:
-    assert [step.name for step in tracks.read(folder, exclude_tasks=filters).steps] == names
+def test_excluded_tasks_do_not_run(folder: Path, filters: list[str], names: list[str]) -> None:
+    assert [step.name for step in reader.read_track(folder, exclude_tasks=filters).steps] == names
 
 
-def test_a_choice_without_a_bulk_is_refused(folder: Path) -> None:
+def test_selection_without_a_bulk_is_refused(folder: Path) -> None:
     with pytest.raises(SpecError, match="has no bulk operation"):
-        tracks.read(folder, exclude_tasks=["type:bulk"])
+        reader.read_track(folder, exclude_tasks=["type:bulk"])
 
 
-def test_a_task_that_is_not_chosen_is_neither_skipped_nor_ends_others(folder: Path) -> None:
-    track = tracks.read(folder, exclude_tasks=["second", "look"])
+def test_excluded_task_is_not_listed_as_skipped_and_ends_no_group(folder: Path) -> None:
+    track = reader.read_track(folder, exclude_tasks=["second", "look"])
     assert track.skipped == ()
     assert [(step.name, step.group) for step in track.steps if step.operation == "bulk"] == [("first", 0), ("third", 0)]
 
@@ -85,34 +83,35 @@ def test_a_task_that_is_not_chosen_is_neither_skipped_nor_ends_others(folder: Pa
     [
         (["frist"], [], "no task matches 'frist'; did you mean \"first\"?"),
         ([], ["type:bluk"], "no task matches 'type:bluk'; did you mean \"type:bulk\"?"),
-        (["kind:bulk"], [], "'kind:bulk' does not choose tasks; write a name, \"type:OPERATION-TYPE\""),
-        ([], ["type:a:b"], "'type:a:b' does not choose tasks"),
-        (["tag:"], [], "'tag:' does not choose tasks"),
+        (["kind:bulk"], [], "'kind:bulk' does not match tasks. Give a name, \"type:OPERATION-TYPE\""),
+        ([], ["type:a:b"], "'type:a:b' does not match tasks"),
+        (["tag:"], [], "'tag:' does not match tasks"),
         (["index"], ["third"], "--include-tasks cannot be combined with --exclude-tasks"),
     ],
 )
-def test_a_choice_that_matches_nothing_is_refused(
-    folder: Path, include: list[str], exclude: list[str], message: str
-) -> None:
+def test_filter_without_a_match_is_refused(folder: Path, include: list[str], exclude: list[str], message: str) -> None:
     with pytest.raises(SpecError) as error:
-        tracks.read(folder, include_tasks=include, exclude_tasks=exclude)
+        reader.read_track(folder, include_tasks=include, exclude_tasks=exclude)
     assert message in str(error.value)
 
 
-def test_the_tasks_that_are_typed_are_those_of_each_run(folder: Path) -> None:
+def test_typed_filters_apply_to_every_run(folder: Path) -> None:
     others = ["delete-index", "create-index", "second", "force-merge"]
     for chosen, names in (
-        (what.What(track=folder, include_tasks=" tag:fill , second"), ["first", "second", "third"]),
-        (what.What(track=folder, exclude_tasks="first,third"), others),
-        (what.What(track=folder, sets=["track.include_tasks=third"]), ["third"]),
+        (
+            experiment_options.ExperimentOptions(track=folder, include_tasks=" tag:fill , second"),
+            ["first", "second", "third"],
+        ),
+        (experiment_options.ExperimentOptions(track=folder, exclude_tasks="first,third"), others),
+        (experiment_options.ExperimentOptions(track=folder, sets=["track.include_tasks=third"]), ["third"]),
     ):
-        (plan,) = what.plans(chosen)
+        (plan,) = experiment_options.build_plans(chosen)
         choice = plan.runs[0].cell.load.track
         assert choice is not None
-        assert [step.name for step in track_steps.read(choice).steps] == names
+        assert [step.name for step in planning.read_track(choice).steps] == names
 
 
-def test_tasks_without_a_track_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_require_a_track(capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--include-tasks", "--exclude-tasks"):
         assert app.run(["run", "quickstart", option, "type:bulk"]) == 2
-        assert "belong to --track DIR: which track?" in capsys.readouterr().err
+        assert "require --track DIR" in capsys.readouterr().err

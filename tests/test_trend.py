@@ -1,4 +1,4 @@
-"""Many nights: results folders in, the night, the size and the facts of what changed out."""
+"""A history of results: when something changed, by how much, and which facts changed with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import made_histories
 import made_summaries as made
 import numpy as np
 import pytest
@@ -18,16 +19,13 @@ from test_page import Tags
 from test_plots import figures, texts
 
 from ingest_bench.analysis.compare import comparison, trend
-from ingest_bench.analysis.compare.comparable import Results
-from ingest_bench.analysis.compare.trend import Night, Trend
+from ingest_bench.analysis.compare.changes import Results
+from ingest_bench.analysis.compare.trend import DatedResult, Trend
 from ingest_bench.cli import app
-from ingest_bench.experiment import order, spec
-from ingest_bench.inputs.visible import one_line
-from ingest_bench.model.results import Summary
-from ingest_bench.model.schemas import SCHEMAS
-from ingest_bench.report.page import page
-from ingest_bench.report.plots import plots_trend
-from ingest_bench.report.tables import trend_table as told
+from ingest_bench.experiment import spec
+from ingest_bench.inputs.escaping import escape_line
+from ingest_bench.model.results import SCHEMAS, Summary
+from ingest_bench.report import change_tables, page, page_charts, plot_history
 
 FACTS = {"cpu": "A", "kernel": "6.1", "ingest_bench": "1"}
 HOSTILE = '<script>alert(1)</script>"\x1b[31m$x$'
@@ -38,14 +36,14 @@ def day(number: int, hour: int = 0) -> str:
     return (FIRST + timedelta(days=number, hours=hour)).strftime("%Y-%m-%dT%H-%M-%SZ")
 
 
-ONE = made.summary({"network": "ethernet"}, 1)
+RUN = made.summary({"network": "ethernet"}, 1)
 
 
 def runs(docs: float, cell: str = "only", count: int = 3, **values: Any) -> list[Summary]:
-    """Runs of one cell, a document a second apart."""
+    """Return runs of one cell whose rates differ by 1 document/s."""
     return [
         dataclasses.replace(
-            made.changed(ONE, values={"docs_per_s_mean": docs + number, **values}),
+            made.changed(RUN, values={"docs_per_s_mean": docs + number, **values}),
             run=f"{cell}/{number}",
             cell=cell,
             replicate=number,
@@ -54,8 +52,8 @@ def runs(docs: float, cell: str = "only", count: int = 3, **values: Any) -> list
     ]
 
 
-def night(start: str, found: Sequence[Summary], experiment: str = "made", **facts: Any) -> Night:
-    return Night(start=start, experiment=experiment, results=(Results(summaries=found, facts=FACTS | facts),))
+def dated(start: str, summaries: Sequence[Summary], experiment: str = "made", **facts: Any) -> DatedResult:
+    return DatedResult(start=start, experiment=experiment, results=(Results(summaries=summaries, facts=FACTS | facts),))
 
 
 def levels(before: int, after: int, step: float = 0.8) -> list[float]:
@@ -65,90 +63,91 @@ def levels(before: int, after: int, step: float = 0.8) -> list[float]:
     ]
 
 
-def seen(nights: Sequence[Night], *columns: str) -> Trend:
-    return trend.trend(iter(nights), columns or ("docs_per_s_mean",))
+def trend_of(results: Sequence[DatedResult], *columns: str) -> Trend:
+    return trend.find_trend(iter(results), columns or ("docs_per_s_mean",))
 
 
-def test_a_change_has_its_night_its_size_and_what_changed_with_it() -> None:
-    nights = [
-        night(day(place), runs(docs), kernel="6.1" if place < 30 else "6.2", load_average=[place])
+def test_change_has_date_size_and_changed_facts() -> None:
+    results = [
+        dated(day(place), runs(docs), kernel="6.1" if place < 30 else "6.2", load_average=[place])
         for place, docs in enumerate(levels(30, 30))
     ]
-    (history,) = seen(nights).histories
+    (history,) = trend_of(results).histories
     (change,) = history.changes
-    assert history.nights[change.place] == day(30)
+    assert history.dates[change.place] == day(30)
     low, high = change.compared.relative_interval or (0, 0)
     assert -0.25 < low < -0.2 < high < -0.15
     assert change.facts == ("kernel was 6.1, is 6.2",)
     assert re.fullmatch(
-        rf"1 of 1 histories changed, the last time: docs_per_s_mean -[0-9.]+% since {day(30)} \(only\),"
+        rf"1 of 1 histories changed, the newest change: docs_per_s_mean -[0-9.]+% since {day(30)} \(only\),"
         r" with it: kernel was 6.1, is 6.2",
-        told.summed_up(seen(nights)),
+        change_tables.summarise_trend(trend_of(results)),
     )
 
 
-def test_what_changed_a_night_before_or_after_is_said_to_be_so_and_the_server_is_a_fact() -> None:
+def test_facts_that_changed_one_result_earlier_or_later_are_named() -> None:
     targets = ["opensearch 2"] * 31 + ["opensearch 3"] * 29
-    nights = [
-        night(day(place), runs(docs, target=targets[place]), cpu="A" if place < 29 else "B")
+    results = [
+        dated(day(place), runs(docs, target=targets[place]), cpu="A" if place < 29 else "B")
         for place, docs in enumerate(levels(30, 30))
     ]
-    (history,) = seen(nights).histories
+    (history,) = trend_of(results).histories
     assert history.changes[0].facts == (
-        "one night earlier: another machine: cpu was A, is B",
-        "one night later: target was opensearch 2, is opensearch 3",
+        "one result earlier: another machine: cpu was A, is B",
+        "one result later: target was opensearch 2, is opensearch 3",
     )
 
 
-def test_a_step_that_is_clear_in_one_history_may_be_chance_in_one_of_many() -> None:
+def test_step_in_one_of_many_histories_may_be_chance() -> None:
     random = np.random.default_rng(189)
     # Its p value is 0.015: below 5% of one history, above that of four.
     docs = [20_000 * random.normal(1, 0.02) * (0.96 if place >= 15 else 1) for place in range(30)]
 
     def changed(cells: int) -> int:
-        nights = [
-            night(day(place), [run for cell in range(cells) for run in runs(rate, f"cell-{cell}", 1)])
+        results = [
+            dated(day(place), [run for cell in range(cells) for run in runs(rate, f"cell-{cell}", 1)])
             for place, rate in enumerate(docs)
         ]
-        return sum(len(history.changes) for history in seen(nights).histories)
+        return sum(len(history.changes) for history in trend_of(results).histories)
 
     assert [changed(cells) for cells in (1, 3, 4)] == [1, 3, 0]
 
 
-def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None:
+def test_rows_numbers_and_drawing_agree_with_the_history() -> None:
     compared = comparison.Comparison(
         column="reads", first="before", second="after", first_runs=4, second_runs=3, first_mean=10, second_mean=12,
         paired=False, error=0.1, freedom=5, relative_interval=(0.1743, 0.2257),
     )  # fmt: skip
     change = trend.Change(place=4, compared=compared, facts=("kernel was 6.1, is 6.2",))
     history = trend.History(
-        experiment="made", cell="only", column="reads", nights=tuple(day(place) for place in range(8)),
-        values=(10, 10, 9, 11, 12, 12, 30, 12), line=(10,) * 4 + (12,) * 4, odd=(6,), changes=(change,),
+        experiment="made", cell="only", column="reads", dates=tuple(day(place) for place in range(8)),
+        values=(10, 10, 9, 11, 12, 12, 30, 12), line=(10,) * 4 + (12,) * 4, outliers=(6,), changes=(change,),
     )  # fmt: skip
-    flat = dataclasses.replace(history, experiment="other", changes=(), values=(5,) * 8, line=(5,) * 8, odd=())
+    flat = dataclasses.replace(history, experiment="other", changes=(), values=(5,) * 8, line=(5,) * 8, outliers=())
     of_two = Trend(histories=(flat, history), notes=())
-    assert told.rows(of_two)[1:] == [
+    assert change_tables.trend_rows(of_two)[1:] == [
         ["reads", "made: only", day(4), "10", "12", "+20.0%", "+17.4% to +22.6%", "4, 3", "kernel was 6.1, is 6.2"]
     ]
     later = dataclasses.replace(history, cell="x", changes=(dataclasses.replace(change, place=6, facts=()),))
-    assert told.summed_up(Trend(histories=(history, flat, later), notes=())) == (
-        f"2 of 3 histories changed, the last time: reads +20.0% since {day(6)} (made: x), and no fact changed with it"
+    assert change_tables.summarise_trend(Trend(histories=(history, flat, later), notes=())) == (
+        f"2 of 3 histories changed, the newest change: reads +20.0% since {day(6)} (made: x), "
+        "and no fact changed with it"
     )
-    assert told.name(history, Trend(histories=(history,), notes=())) == "only"
-    head, *nights = told.values(of_two)
-    assert [row[:6] for row in nights[8:]] == [
+    assert change_tables.format_history(history, Trend(histories=(history,), notes=())) == "only"
+    head, *numbers = change_tables.trend_numbers(of_two)
+    assert [row[:6] for row in numbers[8:]] == [
         ["made", "only", "reads", day(place), history.values[place], history.line[place]] for place in range(8)
     ]
-    assert [row[6] for row in nights[8:]] == ["no"] * 6 + ["yes", "no"]
-    assert nights[12][7:] == [0.2, *(pytest.approx(end, abs=1e-4) for end in (0.1743, 0.2257)), change.facts[0]]
-    assert all(row[7:] == [""] * 4 for place, row in enumerate(nights) if place != 12)
+    assert [row[6] for row in numbers[8:]] == ["no"] * 6 + ["yes", "no"]
+    assert numbers[12][7:] == [0.2, *(pytest.approx(end, abs=1e-4) for end in (0.1743, 0.2257)), change.facts[0]]
+    assert all(row[7:] == [""] * 4 for place, row in enumerate(numbers) if place != 12)
     assert len(head) == 11
-    assert told.in_order(of_two) == [history, flat]
-    assert told.segments(history) == [(0, 4), (4, 8)]
-    assert told.ends(history) == pytest.approx((9 - 1.05, 30 + 1.05))
-    assert told.ends(flat) == pytest.approx((4.75, 5.25))
-    assert told.ends(dataclasses.replace(flat, values=(0,), line=(0,))) == (-1, 1)
-    drawn = told.drawn(of_two)
+    assert change_tables.order_histories(of_two) == [history, flat]
+    assert change_tables.level_segments(history) == [(0, 4), (4, 8)]
+    assert change_tables.value_limits(history) == pytest.approx((9 - 1.05, 30 + 1.05))
+    assert change_tables.value_limits(flat) == pytest.approx((4.75, 5.25))
+    assert change_tables.value_limits(dataclasses.replace(flat, values=(0,), line=(0,))) == (-1, 1)
+    drawn = page_charts.draw_histories(of_two)
     places = [float(x) for x in re.findall(r'<circle class="[a-z]+" cx="([0-9.]+)"', drawn)]
     assert places[:8] == places[8:] == pytest.approx(np.linspace(72, 450, 8), abs=0.05)
     heights = [float(y) for y in re.findall(r'<circle [^>]* cy="([0-9.]+)"', drawn)]
@@ -165,83 +164,84 @@ def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None
     ]
 
 
-def test_results_of_one_day_are_one_night_where_their_facts_agree() -> None:
-    nights = [night(day(place), runs(docs)) for place, docs in enumerate(levels(6, 0))]
-    again = [night(day(place, 2), runs(1.0, count=1)) for place in range(6)]
-    (history,) = seen([*again, *nights]).histories
-    assert history.nights == tuple(day(place) for place in range(6))
-    # The median of three runs and the one that is far below them.
+def test_results_of_one_day_with_equal_facts_are_merged() -> None:
+    results = [dated(day(place), runs(docs)) for place, docs in enumerate(levels(6, 0))]
+    again = [dated(day(place, 2), runs(1.0, count=1)) for place in range(6)]
+    (history,) = trend_of([*again, *results]).histories
+    assert history.dates == tuple(day(place) for place in range(6))
+    # The median of three runs and one far below them.
     assert history.values[0] == pytest.approx(levels(6, 0)[0] + 1.5)
-    other = [night(day(place, 2), runs(1.0, count=1), kernel="6.2") for place in range(6)]
-    (history,) = seen([*other, *nights]).histories
-    assert len(history.nights) == 12
+    other = [dated(day(place, 2), runs(1.0, count=1), kernel="6.2") for place in range(6)]
+    (history,) = trend_of([*other, *results]).histories
+    assert len(history.dates) == 12
 
 
-def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experiments_kept_apart() -> None:
+def test_gaps_late_cells_and_other_experiments_are_kept_apart() -> None:
     docs = levels(20, 0)
-    nights = []
+    results = []
     for place, rate in enumerate(docs):
         rows = runs(rate)
         if place == 7:
             rows = [made.changed(row, state="invalid", reason="the generator was the limit") for row in rows]
         if place >= 15:
             rows += runs(rate, "late")
-        nights += [night(day(place), rows), night(day(place, 1), runs(place + 1.0), "other")]
-    found = seen(nights)
-    assert [(each.experiment, each.cell, len(each.values)) for each in found.histories] == [
+        results += [dated(day(place), rows), dated(day(place, 1), runs(place + 1.0), "other")]
+    over_time = trend_of(results)
+    invalid = "only/1 is invalid: the generator was the limit"
+    assert [(item.experiment, item.cell, len(item.values)) for item in over_time.histories] == [
         ("made", "only", 19),
         ("other", "only", 20),
     ]
-    assert found.notes == (
-        "late: docs_per_s_mean: 5 nights; it takes 6",
-        f"only: no number in 1 of 20 nights, the last of them {day(7)}: only/1 is invalid: the generator was the limit",
+    assert over_time.notes == (
+        "late: docs_per_s_mean: 5 results; at least 6 are required",
+        f"only: no number in 1 of 20 results, the last of them {day(7)}: {invalid}",
     )
-    gone = seen([night(day(place), runs(1.0, cell)) for place, cell in enumerate(["only"] * 6 + ["x"])])
-    assert gone.notes[-1] == f"only: no number in 1 of 7 nights, the last of them {day(6)}: it has no such cell"
-    # Another workload under the same name is another history.
-    nights = [night(day(place), runs(1.0 + place % 2, workload="a" if place < 6 else "b")) for place in range(12)]
-    found = seen(nights)
-    assert [len(each.values) for each in found.histories] == [6, 6]
-    assert found.notes[0].endswith(": it was not measured, or of another workload or network")
+    gone = trend_of([dated(day(place), runs(1.0, cell)) for place, cell in enumerate(["only"] * 6 + ["x"])])
+    assert gone.notes[-1] == f"only: no number in 1 of 7 results, the last of them {day(6)}: it has no such cell"
+    # Another workload of the same name is another history.
+    results = [dated(day(place), runs(1.0 + place % 2, workload="a" if place < 6 else "b")) for place in range(12)]
+    over_time = trend_of(results)
+    assert [len(item.values) for item in over_time.histories] == [6, 6]
+    assert over_time.notes[0].endswith("was not measured, or workload or network differ")
 
 
-def counted(counts: Sequence[Sequence[int]]) -> list[Night]:
-    """Return nights whose runs have these numbers of pauses, each of one GB."""
-    nights = []
+def counted(counts: Sequence[Sequence[int]]) -> list[DatedResult]:
+    """Return results whose runs have these numbers of pauses, each of one GB."""
+    results = []
     for place, of_runs in enumerate(counts):
         rows = runs(1.0, count=len(of_runs))
         named = [{"gc_pauses": count, "gc_pauses_per_gb": float(count)} for count in of_runs]
         made_rows = [made.changed(row, values=values) for row, values in zip(rows, named, strict=True)]
-        nights.append(night(day(place), made_rows))
-    return nights
+        results.append(dated(day(place), made_rows))
+    return results
 
 
-def test_nights_of_10_and_of_11_pauses_are_no_step() -> None:
+def test_10_and_11_pauses_are_not_a_step() -> None:
     # 10 and 11 are the most usual counts of one rate.
     for replicates in (1, 3):
-        (history,) = seen(counted([[10 + (place >= 5)] * replicates for place in range(10)]), "gc_pauses").histories
+        (history,) = trend_of(counted([[10 + (place >= 5)] * replicates for place in range(10)]), "gc_pauses").histories
         assert history.column == "gc_pauses_per_gb"
         assert history.changes == ()
-    (history,) = seen(counted([[10 + 40 * (place >= 5)] for place in range(10)]), "gc_pauses").histories
+    (history,) = trend_of(counted([[10 + 40 * (place >= 5)] for place in range(10)]), "gc_pauses").histories
     assert [change.place for change in history.changes] == [5]
 
 
 @pytest.mark.parametrize("mean", [1, 10, 50])
-def test_random_counts_have_a_step_at_most_5_times_of_100(mean: int) -> None:
+def test_random_counts_have_a_false_step_in_at_most_5_percent(mean: int) -> None:
     random, alarms = np.random.default_rng(mean), 0
     for length in [8, 11, 20] * 30:
-        nights = counted(random.poisson(mean, (length, 3)).tolist())
-        alarms += bool(seen(nights, "gc_pauses").histories[0].changes)
+        results = counted(random.poisson(mean, (length, 3)).tolist())
+        alarms += bool(trend_of(results, "gc_pauses").histories[0].changes)
     print(f"{alarms} of 90")  # noqa: T201 - pytest -s
     assert alarms <= 4
 
 
-def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None:
+def test_few_unchanged_tables_report_a_change() -> None:
     random, columns = np.random.default_rng(8), ("docs_per_s_mean", "response_ms_p99", "gc_pauses")
-    said = 0
+    alarms = 0
     for _ in range(40):
-        nights = [
-            night(
+        results = [
+            dated(
                 day(place),
                 [
                     row
@@ -257,23 +257,23 @@ def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None
             )
             for place in range(20)
         ]
-        found = seen(nights, *columns)
-        assert len(found.histories) == 9
-        said += bool(told.newest(found))
-    assert said <= 4
+        over_time = trend_of(results, *columns)
+        assert len(over_time.histories) == 9
+        alarms += bool(change_tables.newest_changes(over_time))
+    assert alarms <= 4
 
 
-def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
-    nights = [
-        night(
+def test_page_and_picture_show_every_history_and_escape_names() -> None:
+    results = [
+        dated(
             day(place),
-            [*runs(docs, one_line(HOSTILE)), *runs(levels(40, 0)[place], "calm")],
+            [*runs(docs, escape_line(HOSTILE)), *runs(levels(40, 0)[place], "calm")],
             kernel=f"{HOSTILE}{place // 20}",
         )
         for place, docs in enumerate(levels(20, 20))
     ]
-    found = seen(nights, "docs_per_s_mean", "gc_pauses")
-    text = page.trended(HOSTILE, found, [HOSTILE])
+    over_time = trend_of(results, "docs_per_s_mean", "gc_pauses")
+    text = page.render_trend(HOSTILE, over_time, [HOSTILE])
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
@@ -282,96 +282,97 @@ def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
     places = [float(x) for x in re.findall(r' (?:x1|x2|cx)="([-0-9.]+)"', text)]
     assert len(places) > 4 * 40
     assert all(0 <= place <= 460 for place in places)
-    assert "\\x1b" in found.histories[0].changes[0].facts[0]
-    assert plots_trend.trend(found).startswith(b"\x89PNG")
-    assert plots_trend.trend(Trend(histories=(), notes=())).startswith(b"\x89PNG")
+    assert "\\x1b" in over_time.histories[0].changes[0].facts[0]
+    assert plot_history.draw_trend(over_time).startswith(b"\x89PNG")
+    assert plot_history.draw_trend(Trend(histories=(), notes=())).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("size", [1.2e-4, 21_000.0, 4.2e8, 1.6e10, 3e13])
-def test_the_numbers_beside_an_axis_of_any_size_have_room(size: float) -> None:
+def test_numbers_of_any_size_fit_next_to_their_axis(size: float) -> None:
     column = "heap_after_gc_max_bytes"
-    nights = [
-        night(day(place), [made.changed(run, values={column: docs / 20_000 * size}) for run in runs(docs)])
+    results = [
+        dated(day(place), [made.changed(run, values={column: docs / 20_000 * size}) for run in runs(docs)])
         for place, docs in enumerate(levels(20, 20))
     ]
-    found = seen(nights, column)
+    over_time = trend_of(results, column)
     with figures() as drawn:
-        plots_trend.trend(found)
+        plot_history.draw_trend(over_time)
     assert [text.get_text() for text in texts(drawn[0]) if text.get_window_extent().x0 < 0] == []
-    beside = re.findall(r'<text x="([0-9]+)"[^>]*text-anchor="end">([^<]+)</text>', told.drawn(found))[:3]
-    # A letter of 12 pixels is 8 wide or less.
+    beside = re.findall(
+        r'<text x="([0-9]+)"[^>]*text-anchor="end">([^<]+)</text>', page_charts.draw_histories(over_time)
+    )[:3]
+    # A letter of 12 pixels is at most 8 wide.
     assert all(8 * len(text) <= float(right) for right, text in beside)
     assert len({text for _, text in beside}) == 3
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """A function that writes one night's results folder."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    import nights  # noqa: PLC0415 - as the benchmark makes them
-
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a results folder."""
     experiment = tmp_path / "x.toml"
     experiment.write_text("replicates = 2\n")
-    ordered = order.order(spec.load(str(experiment)))
+    ordered = spec.build_plan(spec.load_experiment(str(experiment)))
 
     def write(name: str, docs: float, facts: Mapping[str, Any] = FACTS, java: str = "17.0.9") -> Path:
         place = tmp_path / "nights" / name
-        nights.left(place, ordered, facts, {"java": java}, lambda _: {**ONE.values, "docs_per_s_mean": docs})
+        made_histories.write_results(
+            place, ordered, facts, {"java": java}, lambda _: {**RUN.values, "docs_per_s_mean": docs}
+        )
         return place
 
     return write
 
 
-def test_the_command_reads_folders_and_ends_as_compare_does(
+def test_command_reads_folders_and_exits_like_compare(
     tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nights = tmp_path / "nights"
+    results = tmp_path / "nights"
     for place, docs in enumerate(levels(5, 0)):
         written(f"{day(place)}/x/{day(place)}", docs)
-    assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
-    assert "5 nights; it takes 6" in capsys.readouterr().out
+    assert app.run(["trend", str(results), "--column", "docs_per_s_mean"]) == 3
+    assert "5 results; at least 6 are required" in capsys.readouterr().out
     for place, docs in list(enumerate(levels(10, 10)))[5:]:
         written(f"{day(place)}/x/{day(place)}", docs, java="17.0.9" if place < 10 else "25.0.2")
     table, shown, picture = (tmp_path / "new" / f"t.{end}" for end in ("csv", "html", "png"))
     files = ["--csv", str(table), "--html", str(shown), "--png", str(picture)]
-    assert app.run(["trend", str(nights), "--column", "docs_per_s_mean", *files]) == 0
-    said = capsys.readouterr().out
-    assert re.search(rf"1 of 1 histories changed, the last time: docs_per_s_mean -[0-9.]+% since {day(10)}", said)
-    assert "with it: java was 17.0.9, is 25.0.2" in said
+    assert app.run(["trend", str(results), "--column", "docs_per_s_mean", *files]) == 0
+    output = capsys.readouterr().out
+    assert re.search(rf"1 of 1 histories changed, the newest change: docs_per_s_mean -[0-9.]+% since {day(10)}", output)
+    assert "with it: java was 17.0.9, is 25.0.2" in output
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert [row["night"] for row in rows if row["change"]] == [day(10)]
+    assert [row["result"] for row in rows if row["change"]] == [day(10)]
     assert len(rows) == 20
     assert day(10) in shown.read_text()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert app.run(["trend", str(nights), "--column", "docs_per_s"]) == 2
+    assert app.run(["trend", str(results), "--column", "docs_per_s"]) == 2
     assert 'unknown column "docs_per_s"; did you mean' in capsys.readouterr().err
 
 
-def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
+def test_unreadable_results_are_left_out_with_their_reasons(
     tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nights = tmp_path / "nights"
-    (nights / "notes").mkdir(parents=True)
-    assert app.run(["trend", str(nights)]) == 2
+    results = tmp_path / "nights"
+    (results / "notes").mkdir(parents=True)
+    assert app.run(["trend", str(results)]) == 2
     assert "no folder with a plan.json is in it" in capsys.readouterr().err
-    assert app.run(["trend", str(nights / "gone")]) == 2
-    assert "there is no such folder" in capsys.readouterr().err
+    assert app.run(["trend", str(results / "gone")]) == 2
+    assert "no such folder" in capsys.readouterr().err
     for place, docs in enumerate(levels(8, 0)):
         written(day(place), docs)
-    (nights / "latest").symlink_to(nights / day(7))
-    newer, damaged, unfinished = (nights / day(place) for place in (0, 1, 2))
+    (results / "latest").symlink_to(results / day(7))
+    newer, damaged, unfinished = (results / day(place) for place in (0, 1, 2))
     record = next(newer.rglob("run.json"))
     record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": SCHEMAS["run.json"] + 1}))
     (damaged / "plan.json").write_text("{")
     (unfinished / "summary.csv").unlink()
-    # A name of somebody's own: its first run says when it was.
-    (nights / day(3)).rename(nights / "renamed")
-    assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
-    said = capsys.readouterr().out
+    # A folder renamed by the user: its first run has the date.
+    (results / day(3)).rename(results / "renamed")
+    assert app.run(["trend", str(results), "--column", "docs_per_s_mean"]) == 3
+    output = capsys.readouterr().out
     assert (
         f"a newer ingest-bench wrote it (schema {SCHEMAS['run.json'] + 1}, this one reads {SCHEMAS['run.json']})"
-        in said
+        in output
     )
-    assert "this file is damaged" in said
-    assert "cannot be read (No such file or directory)" in said
-    assert "5 nights; it takes 6" in said
+    assert "this file is damaged" in output
+    assert "cannot be read (No such file or directory)" in output
+    assert "5 results; at least 6 are required" in output

@@ -1,4 +1,4 @@
-"""Folders that another user can write: which files are refused, taken and handed over."""
+"""Folders that another user can write: which files are refused, moved and given away."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import ordinary_user
 import pytest
 
 from ingest_bench import system
-from ingest_bench.documents import tracks
+from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import untrusted
 from ingest_bench.results import layout
-from ingest_bench.results.run_folder import RunFolder
+from ingest_bench.results.layout import RunFolder
 
 needs_root = pytest.mark.skipif(not system.is_root(), reason="only root has files of several users")
-NOBODY = 65534
-# Replaces a file by a link and back, and a folder too, until it is killed.
+OTHER_UID = 65534
+# Swaps a file and a folder with links to them, until it is killed.
 SWAPS = """
 import os, sys
 folder, victim = sys.argv[1:]
@@ -82,17 +82,17 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @each_kind
-def test_only_a_plain_file_is_opened(theirs: Path, secret: Path, plant: Callable[[Path, Path], None]) -> None:
+def test_only_regular_files_are_opened(theirs: Path, secret: Path, plant: Callable[[Path, Path], None]) -> None:
     plant(theirs / "gc.log", secret)
     with pytest.raises(OSError, match=r"not a plain file|symbolic link|No such device"):
         untrusted.open_file(theirs / "gc.log")
 
 
-def test_a_file_of_holes_is_neither_opened_nor_moved(theirs: Path, tmp_path: Path) -> None:
+def test_sparse_file_is_neither_opened_nor_moved(theirs: Path, tmp_path: Path) -> None:
     ours, log = tmp_path / "ours", theirs / "exceptions.log"
     ours.mkdir()
     log.write_text("of the server")
-    # To read it takes a day.
+    # Reading it would take a day.
     os.truncate(log, 10 << 40)
     with pytest.raises(OSError, match="not a plain file"):
         untrusted.open_file(log)
@@ -100,25 +100,25 @@ def test_a_file_of_holes_is_neither_opened_nor_moved(theirs: Path, tmp_path: Pat
     assert list(ours.iterdir()) == []
 
 
-def test_a_log_of_holes_of_an_earlier_server_is_not_read(tmp_path: Path) -> None:
+def test_sparse_log_of_an_earlier_server_is_not_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     earlier = RunFolder(run.path / "earlier")
     earlier.create()
     (earlier.raw / "gc.log").write_text("of the server")
     earlier.log.touch()
-    # To read it takes a day.
+    # Reading it would take a day.
     os.truncate(earlier.log, 10 << 40)
-    assert list(run.marks()) == ["earlier/raw/gc.log"]
+    assert list(run.digest_files()) == ["earlier/raw/gc.log"]
 
 
-def test_no_file_is_opened_in_a_folder_that_is_a_link(theirs: Path, secret: Path) -> None:
+def test_file_in_a_linked_folder_is_not_opened(theirs: Path, secret: Path) -> None:
     (theirs / "elsewhere").symlink_to(secret.parent)
     with pytest.raises(NotADirectoryError):
         untrusted.open_file(theirs / "elsewhere" / "secret")
 
 
 @each_kind
-def test_only_plain_files_are_moved(theirs: Path, secret: Path, plant: Callable[[Path, Path], None]) -> None:
+def test_only_regular_files_are_moved(theirs: Path, secret: Path, plant: Callable[[Path, Path], None]) -> None:
     before = secret.stat()
     ours = secret.with_name("ours")
     ours.mkdir()
@@ -147,7 +147,7 @@ def test_only_plain_files_are_moved(theirs: Path, secret: Path, plant: Callable[
 
 
 @needs_root
-def test_nothing_is_read_or_changed_behind_links_that_come_and_go(theirs: Path, tmp_path: Path) -> None:
+def test_link_races_cannot_read_or_change_other_files(theirs: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     (victim / "gc.log").write_text("of root")
@@ -160,8 +160,16 @@ def test_nothing_is_read_or_changed_behind_links_that_come_and_go(theirs: Path, 
         folder, ours = theirs / str(attempt), tmp_path / f"ours-{attempt}"
         folder.mkdir()
         ours.mkdir()
-        untrusted.give(folder, NOBODY)
-        argv = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", SWAPS)
+        untrusted.give_ownership(folder, OTHER_UID)
+        argv = (
+            "setpriv",
+            f"--reuid={OTHER_UID}",
+            f"--regid={OTHER_UID}",
+            "--clear-groups",
+            sys.executable,
+            "-c",
+            SWAPS,
+        )
         with subprocess.Popen((*argv, str(folder), str(victim)), stdout=subprocess.PIPE) as swapping:
             assert swapping.stdout is not None
             swapping.stdout.readline()
@@ -184,14 +192,14 @@ def test_nothing_is_read_or_changed_behind_links_that_come_and_go(theirs: Path, 
     assert (victim / "gc.log").read_text() == "of root"
 
 
-def test_a_path_that_only_we_can_write_is_safe(tmp_path: Path) -> None:
-    assert untrusted.swappable(tmp_path) is None
-    assert untrusted.swappable(tmp_path / "missing" / "too") is None
-    assert untrusted.swappable(tmp_path / ".." / tmp_path.name) is None
+def test_path_that_only_we_can_write_is_safe(tmp_path: Path) -> None:
+    assert untrusted.find_writable_folder(tmp_path) is None
+    assert untrusted.find_writable_folder(tmp_path / "missing" / "too") is None
+    assert untrusted.find_writable_folder(tmp_path / ".." / tmp_path.name) is None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_folder_that_others_can_write_is_not_safe(tmp_path: Path, mode: int) -> None:
+def test_folder_that_others_can_write_is_not_safe(tmp_path: Path, mode: int) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(mode)
@@ -200,14 +208,14 @@ def test_a_folder_that_others_can_write_is_not_safe(tmp_path: Path, mode: int) -
     (tmp_path / "link").symlink_to("open/below")
     is_sticky = bool(mode & stat.S_ISVTX)
     expected = None if is_sticky else open_to_all
-    assert untrusted.swappable(open_to_all) == open_to_all
-    assert untrusted.swappable(below) == expected
-    assert untrusted.swappable(tmp_path / "link") == expected
-    assert untrusted.swappable(open_to_all / "missing") == expected
+    assert untrusted.find_writable_folder(open_to_all) == open_to_all
+    assert untrusted.find_writable_folder(below) == expected
+    assert untrusted.find_writable_folder(tmp_path / "link") == expected
+    assert untrusted.find_writable_folder(open_to_all / "missing") == expected
 
 
 @needs_root
-def test_an_entry_of_another_user_in_a_sticky_folder_is_not_safe(tmp_path: Path) -> None:
+def test_other_users_entry_in_a_sticky_folder_is_not_safe(tmp_path: Path) -> None:
     sticky, ours = tmp_path / "sticky", tmp_path / "ours"
     sticky.mkdir()
     sticky.chmod(0o1777)
@@ -215,14 +223,14 @@ def test_an_entry_of_another_user_in_a_sticky_folder_is_not_safe(tmp_path: Path)
     (sticky / "link").symlink_to(ours)
     (sticky / "theirs").mkdir()
     for name in ("link", "theirs"):
-        os.chown(sticky / name, NOBODY, NOBODY, follow_symlinks=False)
-    assert untrusted.swappable(sticky / "link") == sticky
-    assert untrusted.swappable(sticky / "theirs") == sticky
-    assert untrusted.swappable(sticky / "theirs" / "missing") == sticky
+        os.chown(sticky / name, OTHER_UID, OTHER_UID, follow_symlinks=False)
+    assert untrusted.find_writable_folder(sticky / "link") == sticky
+    assert untrusted.find_writable_folder(sticky / "theirs") == sticky
+    assert untrusted.find_writable_folder(sticky / "theirs" / "missing") == sticky
 
 
 @needs_root
-def test_a_corpus_is_read_through_a_link_of_another_user_only_if_he_can_read_it(tmp_path: Path) -> None:
+def test_link_of_another_user_must_lead_to_a_file_that_the_user_can_read(tmp_path: Path) -> None:
     documents = {"source-file": "documents.json"}
     bulk = {"operation": {"operation-type": "bulk", "bulk-size": 1}}
     track = {"version": 2, "indices": [{"name": "i"}], "corpora": [{"name": "c", "documents": [documents]}]}
@@ -232,30 +240,29 @@ def test_a_corpus_is_read_through_a_link_of_another_user_only_if_he_can_read_it(
     private.write_text('{"n": 1}\n')
     link = folder / "documents.json"
     link.symlink_to(private)
-    tracks.read(folder)
-    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(SpecError, match=r"documents\.json: a link of another user leads to a file that not everybody"):
-        tracks.read(folder)
-    os.chown(private, NOBODY, NOBODY)
-    tracks.read(folder)
+    reader.read_track(folder)
+    os.chown(link, OTHER_UID, OTHER_UID, follow_symlinks=False)
+    with pytest.raises(SpecError, match=r"documents\.json: .*a link of another user leads to a file"):
+        reader.read_track(folder)
+    os.chown(private, OTHER_UID, OTHER_UID)
+    reader.read_track(folder)
     link.unlink()
     link.symlink_to("/etc/passwd")
-    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    os.chown(link, OTHER_UID, OTHER_UID, follow_symlinks=False)
     assert not untrusted.borrows_our_rights(link)
 
 
 @pytest.mark.netns
-def test_a_folder_of_roots_is_safe_in_a_user_namespace_of_an_ordinary_user() -> None:
-    asks = (
-        "from ingest_bench.inputs import untrusted as u; from pathlib import Path; print(u.swappable(Path('/tmp/x')))"
+def test_folder_of_root_is_safe_in_a_user_namespace() -> None:
+    script = (
+        "from ingest_bench.inputs import untrusted as u; from pathlib import Path; "
+        "print(u.find_writable_folder(Path('/tmp/x')))"
     )
-    argv = (*ordinary_user.before(), "unshare", "--user", "--map-root-user", sys.executable, "-c", asks)
+    argv = (*ordinary_user.before(), "unshare", "--user", "--map-root-user", sys.executable, "-c", script)
     assert subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout == "None\n"
 
 
-def test_root_makes_and_opens_no_results_that_another_user_can_replace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_refuses_results_that_another_user_can_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "is_root", lambda: True)
     results = tmp_path / "out"
     results.mkdir()
@@ -274,7 +281,7 @@ def test_root_makes_and_opens_no_results_that_another_user_can_replace(
         layout.check_writable(results / "new")
 
 
-def test_a_jvm_folder_of_any_depth_ends_with_a_note(tmp_path: Path, secret: Path) -> None:
+def test_deep_jvm_folder_becomes_a_note(tmp_path: Path, secret: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create()
     (run.jvm / "gc.log").write_text("[0.1s] a line")
@@ -282,20 +289,20 @@ def test_a_jvm_folder_of_any_depth_ends_with_a_note(tmp_path: Path, secret: Path
     deep(run.home, 1_100)
     run.remove_homes()
     assert not run.home.exists()
-    (note,) = run.keep_jvm_files()
-    assert note == 'left out, not a plain file of the JVM\'s: "jvm/\\udcff\\n"'
-    assert list(run.marks()) == ["raw/gc.log"]
-    run.make()
+    (note,) = run.move_jvm_files()
+    assert note == 'left out, not a regular file of the JVM: "jvm/\\udcff\\n"'
+    assert list(run.digest_files()) == ["raw/gc.log"]
+    run.create_folders()
     deep(run.jvm, 2_100)
-    assert run.keep_jvm_files() == ["what the JVM wrote stays in jvm/, and was not read (File name too long)"]
-    assert list(run.marks()) == ["raw/gc.log"]
+    assert run.move_jvm_files() == ["the files of the JVM stay in jvm/ and were not read (File name too long)"]
+    assert list(run.digest_files()) == ["raw/gc.log"]
     # pytest cannot delete it.
     run.jvm.rename(run.home)
     run.remove_homes()
     assert secret.read_text() == "of root"
 
 
-def test_root_writes_through_nothing_that_an_earlier_server_left(tmp_path: Path, secret: Path) -> None:
+def test_root_follows_no_links_of_an_earlier_server(tmp_path: Path, secret: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create()
     run.earlier.create()
@@ -306,14 +313,14 @@ def test_root_writes_through_nothing_that_an_earlier_server_left(tmp_path: Path,
     os.mkfifo(config / "server.yml")
     (config / "data").write_text("documents")
     config.chmod(0o777)
-    run.take_homes(run.earlier, 1)
+    run.move_homes_from(run.earlier, 1)
     assert [path.name for path in (run.home / "config").iterdir()] == ["data"]
     assert not (run.home / "config").stat().st_mode & 0o022
     assert secret.read_text() == "of root"
 
 
 def deep(folder: Path, levels: int) -> None:
-    """Make folders within folders in *folder*: 1,000 are too many for Python's stack, 2,048 for a path."""
+    """Nest folders in *folder*: 1,000 levels exceed Python's recursion limit, 2,048 the length of a path."""
     descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir("d", dir_fd=descriptor)

@@ -19,20 +19,33 @@ from hypothesis import strategies as st
 
 from ingest_bench import units
 from ingest_bench.cli.app import run
-from ingest_bench.documents.generate import GENERATORS
-from ingest_bench.documents.generate.numbers import Place
+from ingest_bench.documents.generators import GENERATORS, Place
 from ingest_bench.documents.synthetic import SPECIAL
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import order, spec
-from ingest_bench.inputs import records, rules
-from ingest_bench.model.experiment import Experiment, Fault
-from ingest_bench.model.host_settings import HostSettings
-from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
-from ingest_bench.model.network import FarEnd, Impairment, PortRange, Profile, RealLink, TimeLimit
-from ingest_bench.model.server import Count, Ready, Server, Start
-from ingest_bench.model.target import Endpoint, TargetOptions, Url
+from ingest_bench.experiment import spec
+from ingest_bench.inputs import records
+from ingest_bench.model.experiment import Experiment, Fault, HostSettings
+from ingest_bench.model.load import (
+    Arrivals,
+    BulkAction,
+    DocumentField,
+    LoadOptions,
+    Query,
+    Rate,
+    TrackOptions,
+    Workload,
+)
+from ingest_bench.model.network import Impairment, PortRange, Profile, RealInterface, RemoteAddress, TimeLimit
+from ingest_bench.model.target import (
+    CustomTarget,
+    DocumentCount,
+    Endpoint,
+    ReadyCheck,
+    StartOptions,
+    TargetOptions,
+    Url,
+)
 from ingest_bench.model.values import CONTROL, Between
-from ingest_bench.model.workload import BulkAction, DocumentField, Query, Workload
 from ingest_bench.protocols.bulk import BulkKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
 from ingest_bench.report import gate
@@ -43,8 +56,8 @@ FIELD = {"name": "n", "kind": "id", "options": {}}
 TABLES: dict[type, dict[str, Any]] = {
     Profile: {"name": "x"},
     Impairment: {},
-    RealLink: {"name": "eth0", "to": ["10.0.0.1:9200"]},
-    FarEnd: {"host": "::"},
+    RealInterface: {"name": "eth0", "to": ["10.0.0.1:9200"]},
+    RemoteAddress: {"host": "::"},
     PortRange: {"first": 1, "last": 2},
     TimeLimit: {"for": "5s"},
     Endpoint: {"host": "x", "port": 1},
@@ -54,7 +67,7 @@ TABLES: dict[type, dict[str, Any]] = {
     HostSettings: {},
     Arrivals: {},
     Rate: {"per_s": 1.0},
-    TrackChoice: {"path": "x"},
+    TrackOptions: {"path": "x"},
     BulkAction: {},
     Fault: {"kind": "pause", "at": "1s"},
     Workload: {
@@ -67,10 +80,10 @@ TABLES: dict[type, dict[str, Any]] = {
     Query: {"name": "x", "body": {}},
     Place: {"latitude": 0, "longitude": 0, "spread": 1},
     gate.Threshold: {"column": "x"},
-    Server: {"protocol": {"name": "bulk"}},
-    Start: {},
-    Ready: {},
-    Count: {"path": "/"},
+    CustomTarget: {"protocol": {"name": "bulk"}},
+    StartOptions: {},
+    ReadyCheck: {},
+    DocumentCount: {"path": "/"},
     BulkKeys: {"path": "/"},
     JsonArrayKeys: {"path": "/"},
 }
@@ -93,7 +106,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "object": {"fields": [{}]},
 }
 TABLES |= {({**GENERATORS, **SPECIAL})[kind]: table for kind, table in KINDS.items()}
-KEYS = [(record, key) for record in TABLES for key in records.keys(record)]
+KEYS = [(record, key) for record in TABLES for key in records.fields_by_key(record)]
 HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
 EXPERIMENT = '[target]\nname = "sink"\n[load]\nbulk_documents = 100\n[factors]\nnetwork = ["ethernet", "jumbo"]\n'
 
@@ -122,7 +135,7 @@ def test_every_kind_of_a_field_has_its_table_here() -> None:
 
 @pytest.mark.parametrize(("record", "key"), [*KEYS, *((Experiment, key) for key in HEAD)])
 def test_every_key_says_what_it_may_be(record: type, key: str) -> None:
-    hint = get_type_hints(record, include_extras=True)[records.keys(record)[key]]
+    hint = get_type_hints(record, include_extras=True)[records.fields_by_key(record)[key]]
     assert list(open_ends(hint)) == []
 
 
@@ -132,10 +145,10 @@ def test_the_ends_of_a_range_are_shown_exactly(record: type) -> None:
     for field in dataclasses.fields(record):
         suffix = next((suffix for suffix in units.PARSERS if field.name.endswith(suffix)), "")
         for rule in ranges(hints[field.name]):
-            shown = re.fullmatch(r"between (\S+) and (\S+)( \(.*\))?", rules.words(rule, suffix))
+            shown = re.fullmatch(r"between (\S+) and (\S+)( \(.*\))?", records.describe_rule(rule, suffix))
             assert shown is not None
             if suffix:
-                assert [units.PARSERS[suffix](shown[end]) for end in (1, 2)] == [rule.least, rule.most]
+                assert [units.PARSERS[suffix](shown[end]) for end in (1, 2)] == [rule.minimum, rule.maximum]
 
 
 def ranges(hint: Any) -> Iterator[Between]:
@@ -180,8 +193,13 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> str:
 SET = [
     *("network", "target", "workload", "network.profile", "network.name", "setting.a.b", "offloads.tso", "load.users"),
     *("track.path", "track.parameters.a", "arrivals.rate", "url.host", "action.indices", "to_server", "jvm.x", "", "."),
-    *(key for record in (Profile, TargetOptions, LoadOptions) for key in records.keys(record) if key != "name"),
-    *(f"network.{end}.{key}" for end in ("to_server", "to_client") for key in records.keys(Impairment)),
+    *(
+        key
+        for record in (Profile, TargetOptions, LoadOptions)
+        for key in records.fields_by_key(record)
+        if key != "name"
+    ),
+    *(f"network.{end}.{key}" for end in ("to_server", "to_client") for key in records.fields_by_key(Impairment)),
 ]
 
 
@@ -189,11 +207,11 @@ SET = [
 @given(key=st.sampled_from(SET), value=TEXTS)
 def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: str) -> None:
     try:
-        found = spec.load(experiment, [f"{key}={value}"])
+        found = spec.load_experiment(experiment, [f"{key}={value}"])
     except SpecError as error:
         one_sentence(str(error), "")
         return
-    for cell in spec.cells(found):
+    for cell in spec.build_cells(found):
         records.check(cell, "plan.json")
         json.dumps(records.to_json(cell)).encode("utf-8")
 
@@ -203,9 +221,9 @@ def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str
 def test_any_top_level_value_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in (*spec.TOP, key):
-            patch.setattr("ingest_bench.experiment.catalog.table", lambda _, name=name: {name: value})
+            patch.setattr("ingest_bench.experiment.catalog.read_table", lambda _, name=name: {name: value})
             try:
-                spec.load(experiment)
+                spec.load_experiment(experiment)
             except SpecError as error:
                 one_sentence(str(error), "")
 
@@ -226,12 +244,12 @@ REFUSED = {
     "warm_up=-5s": "'-5s' is negative",
     "warm_up=1000h": "not between 0ns and 24h",
     "heap=0g": "not between 16MiB and 16384GiB",
-    "receive_predictor=64KiB..32KiB": "is out of order: the smallest comes first",
+    "receive_predictor=64KiB..32KiB": "is not in rising order",
     "receive_predictor=0": "not between 64B and 64MiB",
     "receive_predictor=1KiB..2KiB..3KiB": "has 3 values, not 0 to 2",
     "socket_receive_buffer=0": "not between 2KiB and 1GiB",
     "arrivals=100000000/s": "100,000,000 requests a second are more than one machine can send",
-    "arrivals=poisson 0/s": "a rate of nothing",
+    "arrivals=poisson 0/s": "the rate is 0",
     "arrivals=0.000001/s": "less than one a day",
     f"arrivals={'9' * 400}/s": "not between 0 and",
     "retries=-1": "not between 0 and 1,000",
@@ -244,7 +262,7 @@ REFUSED = {
     "network.gso_max_size=1": "not between 512B and 524280B",
     "network.tcp_rmem=a lot": "'a' is not a size",
     "network.tcp_rmem=4096 131072": "has 2 values, not 3",
-    "network.tcp_wmem=6291456 131072 4096": "out of order",
+    "network.tcp_wmem=6291456 131072 4096": "not in rising order",
     "network.tcp_wmem=0 0 0": "not between 2KiB and 2147483647B",
     "network.to_server.rate=0bit": "not between 10kbit and 100gbit",
     "network.to_server.rate=900gbit": "not between 10kbit and 100gbit",
@@ -262,10 +280,10 @@ REFUSED = {
     "jvm=-cp": "is not an option of the JVM: one line that begins with -, its value behind = or :",
     "jvm=--add-opens": "is not an option of the JVM",
     "setting.a b=1": "is not a setting's name",
-    f"jvm=-X{'x' * 600}": "characters, and at most 200 are possible; write what does not vary",
+    f"jvm=-X{'x' * 600}": "characters; at most 200 are allowed. Write constant values",
     f"workload={'x' * 600}.toml": "is not a file's path",
-    f"workload={'é' * 200}.toml": "there is no such file",
-    f"network={'é' * 200}.toml": "there is no such file",
+    f"workload={'é' * 200}.toml": "file not found",
+    f"network={'é' * 200}.toml": "file not found",
 }
 
 
@@ -280,22 +298,22 @@ def test_plan_and_run_refuse_the_same_with_the_key_and_what_is_allowed(
     assert said.startswith("error: ")
     one_sentence(said, REFUSED[level])
     assert not (tmp_path / "out").exists()
-    if "characters, and" not in REFUSED[level] and "no such file" not in REFUSED[level]:
+    if "characters; at" not in REFUSED[level] and "file not found" not in REFUSED[level]:
         assert f"--set {level.partition('=')[0]}" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--set heap=1g --set heap=2g", "--set heap: it is given already, by --set heap"),
-        ("--set heap=1g --set target.heap=2g", "--set target.heap: it is given already, by --set heap"),
-        ("--measure 5s --set measure=3s", "--set measure: it is given already, by --measure"),
+        ("--set heap=1g --set heap=2g", "--set heap: set already by --set heap"),
+        ("--set heap=1g --set target.heap=2g", "--set target.heap: set already by --set heap"),
+        ("--measure 5s --set measure=3s", "--set measure: set already by --measure"),
         ("--measure 0s", "--measure: '0s' is not between 100ms and 24h"),
         ("--warm-up 99h", "--warm-up: '99h' is not between 0ns and 24h"),
         (f"--replicates {'9' * 23}", f"--replicates: {'9' * 23} is not between 1 and 10,000"),
-        ("--replicates 5000 --set heap=1g,2g", "that makes 20,000 runs, and at most 10,000 are done"),
-        (f"--set users={','.join(map(str, range(1, 1002)))}", "a factor has at most 1,000 levels, found 1,001"),
-        ("--set bulk=1MiB --set bulk_documents=5", "bulk and bulk_documents: a bulk has one size"),
+        ("--replicates 5000 --set heap=1g,2g", "the plan has 20,000 runs; at most 10,000 are allowed"),
+        (f"--set users={','.join(map(str, range(1, 1002)))}", "1,001 levels; at most 1,000 are allowed"),
+        ("--set bulk=1MiB --set bulk_documents=5", "bulk conflicts with bulk_documents"),
         ("--set jvm=-Xa:b,-Xa_b", "would both have the folder"),
         ("--set network.to_server.burst=1000", "burst: 1000 bytes never let a frame of 1514 pass"),
         ("--set network.to_server.limit_packets=10000000", "are more than 4 GiB of queue"),
@@ -318,7 +336,11 @@ def test_a_name_that_is_too_long_for_any_file_is_refused(words: str, capsys: pyt
 
 
 def test_the_size_of_a_bulk_that_is_set_takes_the_place_of_the_files(experiment: str) -> None:
-    (load,) = {cell.load for cell in spec.cells(spec.load(experiment, ["bulk=1MiB"])) if not cell.load.action.pipeline}
+    (load,) = {
+        cell.load
+        for cell in spec.build_cells(spec.load_experiment(experiment, ["bulk=1MiB"]))
+        if not cell.load.action.pipeline
+    }
     assert (load.bulk_bytes, load.bulk_documents) == (1 << 20, None)
 
 
@@ -331,19 +353,19 @@ def test_the_size_of_a_bulk_that_is_set_takes_the_place_of_the_files(experiment:
         ("replicates = 1_000_000", "replicates: 1000000 is not between 1 and 10,000"),
         ('description = "a\\nb"', "description: 'a\\nb' is not one line"),
         ("[load]\nusers = nan", "load.users: nan is not a whole number"),
-        ("[load]\ntrack = { path = 'x', parameters = { when = 2015-01-01 } }", "is not JSON: there is no date there"),
-        ("[factors]\njvm = [['-Xa', '-Xb']]", "factors: jvm: ['-Xa', '-Xb'] is no level"),
+        ("[load]\ntrack = { path = 'x', parameters = { when = 2015-01-01 } }", "is not JSON: JSON has no date"),
+        ("[factors]\njvm = [['-Xa', '-Xb']]", "factors: jvm: ['-Xa', '-Xb'] is not a level"),
         ("[target]\nheap.b = 1", "target.heap.b: there is nothing below it"),
         (f"a = {'[' * 10_000}{']' * 10_000}", "nested too deeply"),
         (f"seed = {'9' * 5000}", "this is not TOML"),
-        (f"seed = 0x{'f' * 5000}", "seed: a number of more than thirty digits means nothing here"),
+        (f"seed = 0x{'f' * 5000}", "seed: numbers of more than thirty digits are not supported"),
     ],
 )
 def test_a_file_is_refused_with_its_name_and_key(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
-        spec.load(str(path))
+        spec.load_experiment(str(path))
     one_sentence(str(caught.value), said)
     assert str(caught.value).startswith(str(path))
 
@@ -352,13 +374,13 @@ def test_a_file_is_refused_with_its_name_and_key(tmp_path: Path, text: str, said
 def test_a_threshold_is_a_number_that_can_be_met(limit: str) -> None:
     key = limit.partition(" = ")[0]
     with pytest.raises(SpecError, match=f"gate.toml: threshold: {key}: "):
-        gate.thresholds({"threshold": [{"column": "requests", **tomllib.loads(limit)}]}, "gate.toml")
+        gate.parse_thresholds({"threshold": [{"column": "requests", **tomllib.loads(limit)}]}, "gate.toml")
 
 
 @pytest.mark.parametrize("value", ["5", "true", f"0x{'f' * 5000}", '"a"', "{ column = 'requests' }"])
 def test_thresholds_that_are_no_list_are_one_sentence(value: str) -> None:
     with pytest.raises(SpecError) as caught:
-        gate.thresholds(tomllib.loads(f"threshold = {value}"), "gate.toml")
+        gate.parse_thresholds(tomllib.loads(f"threshold = {value}"), "gate.toml")
     one_sentence(str(caught.value), "is not written as [[threshold]]")
 
 
@@ -367,18 +389,18 @@ def test_includes_that_are_no_names_are_one_sentence(tmp_path: Path, value: str)
     path = tmp_path / "all.toml"
     path.write_text(f"includes = {value}\n")
     with pytest.raises(SpecError) as caught:
-        spec.included(str(path))
-    one_sentence(str(caught.value), "includes: a list of experiments is needed")
+        spec.expand_includes(str(path))
+    one_sentence(str(caught.value), "includes: requires a list of experiments")
 
 
 def test_a_plan_that_is_resumed_holds_nothing_that_a_file_may_not(experiment: str, tmp_path: Path) -> None:
-    results = layout.create(tmp_path, order.order(spec.load(experiment)), {})
+    results = layout.create_results(tmp_path, spec.build_plan(spec.load_experiment(experiment)), {})
     kept = (results.path / "plan.json").read_text()
     assert results.plan.runs
     for before, after, said in (
         ('"congestion_control": null', '"congestion_control": "cubic\\nvrf exec"', "congestion_control: 'cubic"),
         ('"mtu_bytes": 1500', '"mtu_bytes": "1500 x"', '"1500 x" is not a whole number'),
-        ('"seed"', '"sead"', 'the key "sead" is not known here'),
+        ('"seed"', '"sead"', 'unknown key "sead"'),
     ):
         assert before in kept
         (results.path / "plan.json").write_text(kept.replace(before, after))

@@ -17,7 +17,7 @@ from test_fleet_load import keys_in, sender_in, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load.supervisor import Progress, start
+from ingest_bench.load.supervisor import Progress, start_load
 
 pytestmark = pytest.mark.processes
 
@@ -51,11 +51,11 @@ def test_it_sends_what_it_is_told_and_ends_with_the_experiment_and_leaves_no_fil
     with bulk_server() as server, worker(tmp_path / "there", f"127.0.0.1:{port}") as there:
         plan = plan_for(server.address, tmp_path)
         with supervising(tmp_path, port, 1) as there_joined:
-            start(plan, fleet=there_joined).wait(lambda _: None)
-        out, errors = there.communicate(timeout=60)
+            start_load(plan, fleet=there_joined).wait(lambda _: None)
+        output, errors = there.communicate(timeout=60)
         assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
     assert (there.returncode, errors) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()] == ["waiting", "joined", "load", f"127.0.0.1:{port}"]
+    assert [line.split()[0] for line in output.splitlines()] == ["waiting", "joined", "load", f"127.0.0.1:{port}"]
     assert not list((tmp_path / "there").iterdir())
 
 
@@ -63,13 +63,13 @@ def test_it_sends_what_it_is_told_and_ends_with_the_experiment_and_leaves_no_fil
 @pytest.mark.parametrize("busy", [True, False], ids=["in a load", "between loads"])
 def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy: bool) -> None:
     port = free_port()
-    told: list[Progress] = []
+    interrupted: list[Progress] = []
     with bulk_server() as server, worker(tmp_path / "there", f"127.0.0.1:{port}") as there:
         plan = plan_for(server.address, tmp_path, measure_ns=60 * 10**9)
 
         def interrupt(progress: Progress) -> None:
-            if progress.phase == "measure" and not told:
-                told.append(progress)
+            if progress.phase == "measure" and not interrupted:
+                interrupted.append(progress)
                 there.send_signal(signal.SIGINT)
 
         with supervising(tmp_path, port, 1) as there_joined:
@@ -77,8 +77,8 @@ def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy
                 said_until(there, "joined")
                 there.send_signal(signal.SIGINT)
                 assert there.wait(60) == 130
-            with pytest.raises(RunFailed, match="it was interrupted there"):
-                start(plan, fleet=there_joined).wait(interrupt)
+            with pytest.raises(RunFailed, match="was interrupted on its machine"):
+                start_load(plan, fleet=there_joined).wait(interrupt)
         _, errors = there.communicate(timeout=60)
     assert there.returncode == 130
     assert "interrupted: everything that was started is stopped" in errors
@@ -93,11 +93,11 @@ def test_the_death_of_the_supervisor_ends_it_with_an_error(tmp_path: Path) -> No
     code = f"""
 import sys, time
 from pathlib import Path
-from ingest_bench.load import Remote, joined
 from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet.roster import RemoteWorkers, open_fleet
 from ingest_bench.model.target import Endpoint
 known = keys.read_run(Path({str(keys_in(tmp_path) / "run.key")!r}))
-with joined(Remote(bind=Endpoint("127.0.0.1", {port}), workers=1, keys=known), print):
+with open_fleet(RemoteWorkers(bind=Endpoint("127.0.0.1", {port}), workers=1, keys=known), print):
     print("here", flush=True)
     time.sleep(60)
 """
@@ -107,4 +107,4 @@ with joined(Remote(bind=Endpoint("127.0.0.1", {port}), workers=1, keys=known), p
             supervisor.kill()
         _, errors = there.communicate(timeout=60)
     assert there.returncode == 3
-    assert "ended before its experiment did" in errors
+    assert "has ended before its experiment did" in errors

@@ -14,7 +14,7 @@ from thriftpy2.transport import TCyMemoryBuffer
 
 from ingest_bench import idl
 
-THRIFT = idl.cassandra()
+THRIFT = idl.interface()
 
 
 def message(name: str, kind: int, struct: Any) -> bytes:

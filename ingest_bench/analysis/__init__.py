@@ -1,1 +1,1 @@
-"""From readings and samples to one summary a run, and from summaries to comparisons. Pure: no input or output."""
+"""Analysis of runs: pure functions from samples and probe outputs to columns, stalls, comparisons and predictions."""

@@ -1,4 +1,4 @@
-"""`compare`: two results, and what changed from the first to the second."""
+"""`gate`, `compare` and `trend`: judge results by thresholds, by an earlier result, or by their history."""
 
 from __future__ import annotations
 
@@ -7,51 +7,106 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench.analysis.compare import changes as compared
-from ingest_bench.analysis.compare import comparison
-from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.compare import changes, comparison, trend
 from ingest_bench.cli import screen
-from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records
-from ingest_bench.lab import evaluation
-from ingest_bench.report.page import page
-from ingest_bench.report.tables import changes_table, text_tables
+from ingest_bench.cli.options import Columns, check_columns
+from ingest_bench.experiment import catalog
+from ingest_bench.lab import evaluation, history
+from ingest_bench.report import change_tables, gate, page
+from ingest_bench.report.summary_files import to_csv
 
 app = typer.Typer()
 
 _NO_VERDICT = 3
 
 
+@app.command("gate")
+def judge_results(
+    folder: Annotated[Path, typer.Argument(help="A results folder, or a summary.csv.")],
+    thresholds: Annotated[
+        Path, typer.Option(help=screen.escape_markup("A TOML file of [[threshold]]: see docs/nightly-ci.md."))
+    ],
+    baseline: Annotated[Path | None, typer.Option(help="A results folder or summary.csv to compare with.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the checks to this file as JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write them as Markdown, for the summary of a CI job.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write the numbers in the format of github-action-benchmark (customSmallerIsBetter)."),
+    ] = None,
+) -> int:
+    """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer)."""
+    limits = gate.parse_thresholds(catalog.read_table(thresholds), str(thresholds))
+    now = evaluation.read_comparable(folder)
+    verdict = gate.judge(now, limits, evaluation.read_comparable(baseline) if baseline else None)
+    rows = [[check.outcome, check.cell, check.column, check.reason] for check in verdict.checks]
+    screen.print_table("", ["", "cell", "column", "reason"], rows, numbers_from=3)
+    screen.print_notes(verdict.notes)
+    screen.print_text(f"verdict: {verdict.outcome}")
+    name = next((run.experiment for run in now.summaries if run.experiment), str(folder))
+    for file, text in (
+        (junit, gate.format_junit(verdict, name)),
+        (markdown, gate.format_job_summary(verdict, name)),
+        (json, gate.format_benchmark_json(now.summaries, limits)),
+    ):
+        if file is not None:
+            screen.write_output(file, text)
+    return verdict.exit_code
+
+
 @app.command("compare")
-def show(
+def compare_results(
     before: Annotated[Path, typer.Argument(metavar="A", help="A results folder, or a summary.csv.")],
-    now: Annotated[Path, typer.Argument(metavar="B", help="The same, of what came later.")],
-    column: Annotated[list[str], typer.Option(help="A column of summary.csv. Several are allowed.")] = [],  # noqa: B006 - typer copies it
+    now: Annotated[Path, typer.Argument(metavar="B", help="A later results folder or summary.csv.")],
+    columns: Columns = [],  # noqa: B006 - typer copies it
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file, as numbers.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the intervals drawn to this file.")] = None,
 ) -> int:
-    """Show what changed from one result to another: exit 0, or 3 where that cannot be known."""
-    _check(column)
-    found = compared.between(evaluation.judged(before), evaluation.judged(now), column or comparison.COMPARED)
-    for file, text in (
-        (csv, text_tables.csv_text(changes_table.values(found))),
-        (html, page.compared(str(before), str(now), found)),
-    ):
-        if file is not None:
-            screen.keep(file, text)
-    if found.refused:
-        screen.say(f"no verdict: these two cannot be compared: {'; '.join(found.refused)}")
+    """Show what changed from one result to another: exit 0, or 3 if the results are not comparable."""
+    check_columns(columns)
+    compared = changes.compare_results(
+        evaluation.read_comparable(before), evaluation.read_comparable(now), columns or comparison.DEFAULT_COLUMNS
+    )
+    if csv is not None:
+        screen.write_output(csv, to_csv(change_tables.change_numbers(compared)))
+    if html is not None:
+        screen.write_output(html, page.render_comparison(str(before), str(now), compared))
+    if compared.refusals:
+        screen.print_text(f"no verdict: these two results are not comparable: {'; '.join(compared.refusals)}")
         return _NO_VERDICT
-    head, *rows = changes_table.rows(found)
-    screen.table(f"{before} to {now}", head, rows, numbers_from=2)
-    for note in found.notes:
-        screen.say(f"note: {note}")
-    screen.say(changes_table.summed_up(found.found))
-    return 0 if found.is_verdict else _NO_VERDICT
+    head, *rows = change_tables.change_rows(compared)
+    screen.print_table(f"{before} to {now}", head, rows, numbers_from=2)
+    screen.print_notes(compared.notes)
+    screen.print_text(change_tables.summarise_changes(compared.comparisons))
+    return 0 if compared.has_interval else _NO_VERDICT
 
 
-def _check(columns: list[str]) -> None:
-    known = [each.name for each in COLUMNS]
-    for name in columns:
-        if name not in known:
-            raise SpecError(f'--column: unknown column "{name}"; {records.nearest(name, known)}')
+@app.command("trend")
+def show_trend(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds results folders of different dates.")],
+    columns: Columns = [],  # noqa: B006 - typer copies it
+    csv: Annotated[Path | None, typer.Option(help="Write the number and level of every result to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the histories drawn to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture of the histories to this file.")] = None,
+) -> int:
+    """Show what changed over a history of results, since when, and which facts changed with it.
+
+    Exit 0 with or without a change, as compare does; 3 if no cell has 6 results. Use gate for limits.
+    """
+    check_columns(columns)
+    results, skipped = history.load_history(folder)
+    found_trend = trend.find_trend(results, list(dict.fromkeys(columns)) or comparison.DEFAULT_COLUMNS)
+    notes = [*skipped, *found_trend.notes]
+    if csv is not None:
+        screen.write_output(csv, to_csv(change_tables.trend_numbers(found_trend)))
+    if html is not None:
+        screen.write_output(html, page.render_trend(str(folder), found_trend, notes))
+    if png is not None:
+        from ingest_bench.report import plot_history  # noqa: PLC0415 - matplotlib takes most of a second
+
+        screen.write_output(png, plot_history.draw_trend(found_trend))
+    head, *rows = change_tables.trend_rows(found_trend)
+    if rows:
+        screen.print_table(str(folder), head, rows, numbers_from=3)
+    screen.print_notes(notes)
+    screen.print_text(change_tables.summarise_trend(found_trend))
+    return 0 if found_trend.histories else _NO_VERDICT

@@ -1,22 +1,23 @@
-"""`report`: tables and pictures of a results folder, built anew."""
+"""`report`: rebuild tables and pictures. `recommend`: predict the cost of other receive buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ingest_bench.analysis import search
+from ingest_bench.analysis.buffers.receive_buffers import Limits
 from ingest_bench.analysis.compare import cells
-from ingest_bench.analysis.search import knees
 from ingest_bench.cli import screen
-from ingest_bench.lab import evaluation
+from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.model.results import Summary
-from ingest_bench.report import published_rows
-from ingest_bench.report.tables import knee_table, noise_table, text_tables
-from ingest_bench.report.tables import parquet as parquet_table
+from ingest_bench.report import buffer_tables, cell_tables, change_tables, search_table, summary_files
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
+from ingest_bench.units import format_bytes
 
 app = typer.Typer()
 
@@ -25,56 +26,116 @@ _COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 
 
 @app.command("report")
-def rebuild(
+def rebuild_report(
     folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")],
-    svg: Annotated[bool, typer.Option("--svg", help="Each picture as SVG beside its PNG.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Also write each picture as SVG.")] = False,
     parquet: Annotated[
         bool,
-        typer.Option("--parquet", help="Also write summary.parquet: summary.csv with types. It needs pyarrow."),
+        typer.Option("--parquet", help="Also write summary.parquet: summary.csv with types. Requires pyarrow."),
     ] = False,
 ) -> int:
     """Rebuild the tables and pictures of a results folder from its raw files."""
     results = layout.open_results(folder, to_write=True)
     if parquet:
-        # Before the raw files are read: that takes minutes.
-        parquet_table.required()
-    found = evaluation.any_summaries(results)
-    return show(results, found, evaluation.write_report(results, found, svg=svg, parquet=parquet))
+        # Before the raw files are read, which takes minutes.
+        summary_files.require_pyarrow()
+    summaries = evaluation.require_summaries(results)
+    return print_results(results, summaries, evaluation.write_report(results, summaries, svg=svg, parquet=parquet))
 
 
-def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> int:
-    """Print the table and where the picture is; the exit code: 3 when a run is not valid."""
-    head, *rows = text_tables.terminal(found)
-    screen.table(results.plan.description, head, rows)
-    compared = evaluation.predicted(results, found)
-    for title, beside in published_rows(found).items():
-        screen.table(title, beside[0], beside[1:], (len(cells.varying(found)) or len(found[0].levels)) + 1)
-    if against_itself := noise_table.table(found):
-        title = "the same against itself: what is noise, and what would not be (95%, four times of five)"
-        screen.table(title, against_itself[0], against_itself[1:], against_itself[0].index("column") + 1)
-        screen.say(f"every other column: {results.path / 'report' / 'noise.csv'}")
-    if compared:
-        screen.table("receive buffers: predicted beside measured", compared[0], compared[1:], 3)
-    for summary in found:
+def print_results(results: Results, summaries: list[Summary], pictures: tuple[Path, ...]) -> int:
+    """Print the tables, notes and paths; return the exit code: 3 if a run is not valid."""
+    head, *rows = cell_tables.cell_rows(summaries)
+    screen.print_table(results.plan.description, head, rows)
+    keys = len(cells.varying_keys(summaries)) or len(summaries[0].levels)
+    for title, (head, *rows) in cell_tables.rows_with_published(summaries).items():
+        screen.print_table(title, head, rows, keys + 1)
+    if noise := change_tables.noise_rows(summaries):
+        title = "A/A: noise, and the changes that this many replicates show (95% confidence, 80% power)"
+        screen.print_table(title, noise[0], noise[1:], noise[0].index("column") + 1)
+        screen.print_text(f"every other column: {results.path / 'report' / 'noise.csv'}")
+    if predictions := evaluation.prediction_table(results, summaries):
+        screen.print_table("receive buffers: predicted and measured", predictions[0], predictions[1:], 3)
+    for summary in summaries:
         if summary.state not in {"measured", "oom"}:
-            screen.say(f"{summary.state}: {summary.run}: {summary.reason}")
-    for note in text_tables.notes(found):
-        screen.say(f"note: {note}")
+            screen.print_text(f"{summary.state}: {summary.run}: {summary.reason}")
+    screen.print_notes(cell_tables.list_notes(summaries))
     if pictures:
-        screen.say(f"picture: {pictures[0]}")
-    screen.say(f"tables:  {results.path / 'summary.csv'}")
-    if results.plan.search is not None:
-        return _show_search(results, found)
+        screen.print_text(f"picture: {pictures[0]}")
+    screen.print_text(f"tables:  {results.path / 'summary.csv'}")
     plan = results.plan
-    complete = len(found) == len(plan.runs) + len(plan.left_out) and all(each.state in _COMPLETE for each in found)
-    return 0 if complete else _INVALID
+    if plan.search is not None:
+        return _print_search(results, summaries)
+    is_complete = len(summaries) == len(plan.runs) + len(plan.skipped_cells)
+    return 0 if is_complete and all(run.state in _COMPLETE for run in summaries) else _INVALID
 
 
-def _show_search(results: Results, found: list[Summary]) -> int:
-    """Print the steps and the knee of each cell; the exit code: 3 when a cell has no knee."""
-    searched = knees.knees(results.plan, found)
-    head, *rows = knee_table.rows(searched)
-    screen.table(f"steps, goal: {searched[0].goal.text}", head, rows)
-    for line in knee_table.said(searched):
-        screen.say(line)
-    return 0 if all(each.found.is_knee for each in searched) else _INVALID
+def _print_search(results: Results, summaries: list[Summary]) -> int:
+    """Print the steps and the knee of each cell; return the exit code: 3 if a cell has no knee."""
+    searched = search.find_knees(results.plan, summaries)
+    head, *rows = search_table.step_rows(searched)
+    screen.print_table(f"steps, goal: {searched[0].goal.text}", head, rows)
+    for line in search_table.describe_knees(searched):
+        screen.print_text(line)
+    return 0 if all(knee.result.is_knee for knee in searched) else _INVALID
+
+
+@app.command()
+def recommend(
+    folders: Annotated[list[Path], typer.Argument(help="Results folders whose runs had the probe `reads`.")],
+) -> int:
+    """Predict from recorded reads what other receive buffers would cost, and recommend one. Runs nothing."""
+    is_complete = True
+    for folder in folders:
+        results = layout.open_results(folder, to_write=True)
+        for advice in buffer_advice.advise_cells(results, evaluation.require_summaries(results)):
+            _print_advice(advice)
+            is_complete = is_complete and advice.recommendation is not None
+    return 0 if is_complete else _INVALID
+
+
+def _print_advice(advice: buffer_advice.Advice) -> None:
+    screen.print_heading(advice.cell)
+    if advice.recommendation is None:
+        screen.print_text(f"no recommendation: {advice.problem}\n")
+        return
+    head, *rows = buffer_tables.cost_rows(advice.costs)
+    screen.print_table("", head, rows)
+    for line in _describe_limits(advice.limits):
+        screen.print_text(line)
+    if any(cost.is_extrapolated for cost in advice.costs):
+        screen.print_text(
+            "extrapolated: reads filled the recorded buffer, so how much more was waiting is unknown. Record a larger "
+            "buffer."
+        )
+    if advice.disagreement:
+        screen.print_text(advice.disagreement)
+    screen.print_text(describe_errors(advice.errors))
+    screen.print_text(f"recommended: {advice.recommendation.reason}\n")
+
+
+def _describe_limits(limits: Limits) -> list[str]:
+    lines = []
+    if limits.tlab_bytes is not None:
+        lines.append(f"a TLAB of the network's threads held {format_bytes(limits.tlab_bytes)} on average")
+    else:
+        lines.append("TLAB sizes of the network's threads are unknown: record them with the probe allocations")
+    if limits.region_bytes is not None:
+        region = format_bytes(limits.region_bytes)
+        lines.append(f"a heap region has {region}: a buffer larger than half of that is a humongous object")
+    else:
+        lines.append("the size of heap regions is unknown: record it with the probe gc and G1")
+    return lines
+
+
+def describe_errors(errors: Sequence[float]) -> str:
+    """Describe how far the prediction was off for other buffer sizes on the same network."""
+    if not errors:
+        return (
+            "the prediction error on this network is unknown: measure another receive buffer too, with the probe "
+            "kernel-reads if the server does not count its buffers"
+        )
+    low, high = min(errors), max(errors)
+    sizes = f"{len(errors)} other size{'s' if len(errors) > 1 else ''}"
+    span = f"{low:+.1%} to {high:+.1%}" if len(errors) > 1 else f"{low:+.1%}"
+    return f"checked on this network: the prediction error for {sizes} was {span}"

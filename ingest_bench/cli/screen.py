@@ -1,8 +1,7 @@
-"""All that the command prints, or writes where it was told to, and the progress of runs.
+"""Everything that the command prints or writes to files named by the user, and the progress of runs.
 
-That is bars on a terminal, one plain line a stage elsewhere.
-
-No other module prints, and nothing is printed but through `_shown`.
+Progress is shown as bars on a terminal, and as one plain line for each stage elsewhere. No other module prints, and
+everything printed goes through `_to_text`, which escapes it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,209 +30,213 @@ from rich.text import Text
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
-from ingest_bench.inputs.visible import one_line, visible
-from ingest_bench.results import whole_files
+from ingest_bench.inputs.escaping import escape_line, escape_text
+from ingest_bench.results import safe_files
 
 if TYPE_CHECKING:
     from ingest_bench.load.supervisor import Progress as LoadProgress
 
-# Away from a terminal nothing is cut: a log may be as wide as it likes.
-_OUT = Console(width=None if sys.stdout.isatty() else 400)
-_ERRORS = Console(stderr=True)
-_SOON_S = 90
-# A sentence is not wrapped into less.
-_NARROW = 20
+# Without a terminal nothing is cut: lines of a log may have any width.
+_STDOUT = Console(width=None if sys.stdout.isatty() else 400)
+_STDERR = Console(stderr=True)
+_MAX_SECONDS_SHOWN = 90
+# Sentences are not wrapped into less.
+_MIN_TEXT_WIDTH = 20
 
 
-def say(text: str) -> None:
-    """Print lines as they are; the terminal breaks them where it is too narrow."""
-    _OUT.print(_shown(text), soft_wrap=True)
+def print_text(text: str) -> None:
+    """Print lines as they are; the terminal wraps them."""
+    _STDOUT.print(_to_text(text), soft_wrap=True)
 
 
-def heading(text: str) -> None:
+def print_notes(notes: Iterable[str]) -> None:
+    """Print each note on a line of its own."""
+    for note in notes:
+        print_text(f"note: {note}")
+
+
+def print_heading(text: str) -> None:
     """Print a title."""
-    _OUT.print(_shown(one_line(text), "bold"))
+    _STDOUT.print(_to_text(escape_line(text), "bold"))
 
 
-def mark(present: bool, name: str, detail: str) -> None:
-    """Print a line that says yes or no."""
-    _OUT.print(_shown("yes", "green") if present else _shown("no ", "red"), end="  ")
-    say(f"{name}: {detail}")
+def print_capability(present: bool, name: str, detail: str) -> None:
+    """Print a line that begins with yes or no."""
+    _STDOUT.print(_to_text("yes", "green") if present else _to_text("no ", "red"), end="  ")
+    print_text(f"{name}: {detail}")
 
 
-def lasts(seconds: float) -> str:
-    """About how long: "18 s", "5 min", "2.5 h"."""
-    if seconds < _SOON_S:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 60 * _SOON_S else f"{seconds / 3600:.1f} h"
+def print_to_stderr(text: str) -> None:
+    """Print lines to stderr, where stdout belongs to another program."""
+    _STDERR.print(_to_text(text), soft_wrap=True)
 
 
-def note(text: str) -> None:
-    """Print lines where errors go: the standard output is somebody else's."""
-    _ERRORS.print(_shown(text), soft_wrap=True)
+def print_error(word: str, text: str) -> None:
+    """Print an error to stderr after a word such as "error" or "interrupted"."""
+    _STDERR.print(_to_text(f"{word}:", "bold red") + _to_text(f" {text}"), soft_wrap=True)
 
 
-def complain(word: str, text: str) -> None:
-    """Print an error after the word that says what kind of end it is."""
-    _ERRORS.print(_shown(f"{word}:", "bold red") + _shown(f" {text}"), soft_wrap=True)
+def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> None:
+    """Print a table; columns from `numbers_from` on are right-aligned.
 
-
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> None:
-    """Print a table; columns from `numbers_from` on are aligned to the right.
-
-    Where it is wider than the terminal: one block a row with a line for each column that has a value.
+    If it is wider than the terminal: one block for each row, with a line for each column that has a value.
     """
-    grid = Table(title=_shown(one_line(title)) if title else None, title_justify="left", header_style="bold")
+    grid = Table(title=_to_text(escape_line(title)) if title else None, title_justify="left", header_style="bold")
     for at, name in enumerate(head):
         justify: Literal["left", "right"] = "left" if at < numbers_from else "right"
-        grid.add_column(_shown(one_line(name)), justify=justify, no_wrap=True)
+        grid.add_column(_to_text(escape_line(name)), justify=justify, no_wrap=True)
     for row in rows:
-        grid.add_row(*(_shown(one_line(cell)) for cell in row))
-    # Asked at its own width, rich would say that any table fits: it cuts cells, "no_wrap" or not.
-    if _OUT.measure(grid, options=_OUT.options.update(width=10_000)).maximum <= _OUT.width:
-        _OUT.print(grid)
+        grid.add_row(*(_to_text(escape_line(cell)) for cell in row))
+    # Measured with a large width: at its own width rich says that any table fits, and cuts cells despite "no_wrap".
+    if _STDOUT.measure(grid, options=_STDOUT.options.update(width=10_000)).maximum <= _STDOUT.width:
+        _STDOUT.print(grid)
         return
     if title:
-        heading(title)
+        print_heading(title)
     for row in rows:
-        heading(" ".join(row[:numbers_from]))
+        print_heading(" ".join(row[:numbers_from]))
         for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
             if value:
-                _OUT.print(_shown(one_line(f"  {name}: {value}")))
+                _STDOUT.print(_to_text(escape_line(f"  {name}: {value}")))
 
 
-def keep(file: Path, content: str | bytes) -> None:
-    """Write what somebody asked for in a file, whole or not at all; its folder is made.
+def print_names(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print names with a wrapped description next to them, or below them on a narrow terminal."""
+    print_heading(title)
+    escaped = [(escape_line(name), escape_line(description)) for name, description in rows]
+    indent = 2 + max((len(name) for name, _ in escaped), default=0) + 2
+    if _STDOUT.width - indent < _MIN_TEXT_WIDTH:
+        indent = 6
+    for name, description in escaped:
+        wrapped = textwrap.wrap(description, max(_MIN_TEXT_WIDTH, _STDOUT.width - indent)) or [""]
+        first = "" if len(name) + 4 > indent else wrapped.pop(0)
+        print_text(f"  {name:<{indent - 2}}{first}")
+        for line in wrapped:
+            print_text(" " * indent + line)
 
-    What is there and no file (`/dev/stdout`, a pipe) is written to. SpecError where nothing can be written.
+
+def write_output(file: Path, content: str | bytes) -> None:
+    """Write a file that the user named, atomically, and create its folder; raise SpecError if that fails.
+
+    An existing special file (`/dev/stdout`, a pipe) is written to.
     """
-    # A name of a file that is no UTF-8 may stand in it.
+    # The text may hold a file name that is not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if files.is_special(file):
             file.write_bytes(data)
         else:
-            whole_files.replace(files.behind_links(file), data)
+            safe_files.write_atomically(files.resolve_links(file), data)
     except OSError as error:
         raise SpecError(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def names(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print names, each with a sentence beside it that wraps there; below it where the terminal is narrow."""
-    heading(title)
-    shown = [(one_line(name), one_line(said)) for name, said in rows]
-    indent = 2 + max((len(name) for name, _ in shown), default=0) + 2
-    if _OUT.width - indent < _NARROW:
-        indent = 6
-    for name, said in shown:
-        wrapped = textwrap.wrap(said, max(_NARROW, _OUT.width - indent)) or [""]
-        first = "" if len(name) + 4 > indent else wrapped.pop(0)
-        say(f"  {name:<{indent - 2}}{first}")
-        for line in wrapped:
-            say(" " * indent + line)
+def format_duration(seconds: float) -> str:
+    """Format an approximate duration: "18 s", "5 min", "2.5 h"."""
+    if seconds < _MAX_SECONDS_SHOWN:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 60 * _MAX_SECONDS_SHOWN else f"{seconds / 3600:.1f} h"
 
 
-def _shown(text: str, style: str = "") -> Text:
-    """Whatever is printed goes through here: anybody's text, which is neither markup nor a command to the terminal."""
-    return Text(visible(text), style)
-
-
-def literal(text: str) -> str:
-    """The help of an option in which brackets are brackets, and no style."""
+def escape_markup(text: str) -> str:
+    """Return the help of an option with its brackets escaped, which are styles otherwise."""
     return escape(text)
 
 
+def _to_text(text: str, style: str = "") -> Text:
+    """Escape a text from any source, so that it holds neither markup nor terminal commands."""
+    return Text(escape_text(text), style)
+
+
 class RunProgress:
-    """Tells how far the runs are, and about how long the others take: as long as those before them did on average."""
+    """Shows the progress of runs, and an estimate of the remaining time from the mean of the runs so far."""
 
     def __init__(self, runs: int, run_s: float | None, progress: Progress | None) -> None:
         self._runs = runs
         self._expected_s = run_s
         self._progress = progress
         self._task = progress.add_task("", total=runs) if progress else None
-        self._number = self._name = self._rest = self._last = ""
+        self._number = self._name = self._remaining = self._phase = ""
         self._ended = 0
         self._ended_s = self._began = 0.0
 
-    def begin(self, number: int, name: str, left: int) -> None:
-        """A run begins, the first of so many that are left."""
-        self._began, self._last = time.monotonic(), ""
-        self._number, self._name, self._rest = f"run {number}/{self._runs}", name, self._takes(left)
+    def begin_run(self, number: int, name: str, remaining: int) -> None:
+        """Show that a run begins, the first of those that remain."""
+        self._began, self._phase = time.monotonic(), ""
+        self._number, self._name = f"run {number}/{self._runs}", name
+        self._remaining = self._estimate(remaining)
         if not self._progress:
-            say(f"{self._number} {name}{self._rest}")
+            print_text(f"{self._number} {name}{self._remaining}")
 
-    def stage(self, name: str) -> None:
-        """A stage of the run begins."""
+    def begin_phase(self, name: str) -> None:
+        """Show that a phase of the run begins."""
         self._show(name, name)
 
-    def load(self, seen: LoadProgress) -> None:
-        """The load says how far it is."""
-        left = "" if seen.seconds_left is None else f", {seen.seconds_left:.0f} s left"
-        self._show(seen.phase, f"{seen.phase}, {seen.documents:,} documents{left}")
+    def update(self, progress: LoadProgress) -> None:
+        """Show the progress of the load."""
+        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+        self._show(progress.phase, f"{progress.phase}, {progress.documents:,} documents{left}")
 
-    def end(self, said: str) -> None:
-        """A run ended."""
+    def end_run(self, outcome: str) -> None:
+        """Show the outcome of the run."""
         self._ended += 1
         self._ended_s += time.monotonic() - self._began
         if self._progress and self._task is not None:
             self._progress.advance(self._task)
-            say(f"{self._number} {self._name}: {said}")
+            print_text(f"{self._number} {self._name}: {outcome}")
         else:
-            say(f"  {said}")
+            print_text(f"  {outcome}")
 
-    def _takes(self, runs: int) -> str:
-        """About how long so many runs take; nothing where nobody knows."""
+    def _estimate(self, runs: int) -> str:
         if self._expected_s is None:
             return ""
-        left_s = runs * (self._ended_s / self._ended if self._ended else self._expected_s)
-        return f" (all: about {lasts(left_s)})"
+        seconds = runs * (self._ended_s / self._ended if self._ended else self._expected_s)
+        return f" (all: about {format_duration(seconds)})"
 
-    def _show(self, stage: str, what: str) -> None:
+    def _show(self, phase: str, text: str) -> None:
         if self._progress and self._task is not None:
-            self._progress.update(self._task, description=one_line(f"{self._number}: {what}{self._rest}  {self._name}"))
-        elif stage != self._last:
-            say(f"  {time.monotonic() - self._began:.0f} s: {stage}")
-        self._last = stage
-
-
-def _cut(form: str) -> TextColumn:
-    """A text that takes what room is left on its line. What changes stands at its beginning: the end is cut off."""
-    return TextColumn(form, markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+            line = escape_line(f"{self._number}: {text}{self._remaining}  {self._name}")
+            self._progress.update(self._task, description=line)
+        elif phase != self._phase:
+            print_text(f"  {time.monotonic() - self._began:.0f} s: {phase}")
+        self._phase = phase
 
 
 @contextlib.contextmanager
 def run_progress(runs: int, run_s: float | None = None) -> Iterator[RunProgress]:
-    """A progress display for that many runs of about so many seconds; plain lines when the output is no terminal.
-
-    None: nobody knows how long they take, or how many they will be.
-    """
-    if not _OUT.is_terminal:
+    """Show the progress of that many runs of about `run_s` seconds (None: unknown) within the block."""
+    if not _STDOUT.is_terminal:
         yield RunProgress(runs, run_s, None)
         return
-    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), _cut("{task.description}"))
-    with Progress(*columns, console=_OUT, transient=True, expand=True) as progress:
+    # The description gets the rest of the line. What changes is at its start, because its end is cut off.
+    description = TextColumn(
+        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
+    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), description)
+    with Progress(*columns, console=_STDOUT, transient=True, expand=True) as progress:
         yield RunProgress(runs, run_s, progress)
 
 
 @contextlib.contextmanager
-def downloads() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function that shows downloads as bars, or as one line each when the output is no terminal."""
-    seen: dict[str, TaskID] = {}
-    if not _OUT.is_terminal:
-        yield lambda what, done, _total: None if done or what in seen else _say_once(seen, what)
+def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yield a function that shows downloads as bars, or as one line each without a terminal."""
+    tasks: dict[str, TaskID] = {}
+    if not _STDOUT.is_terminal:
+
+        def print_once(name: str, done: int, _total: int | None) -> None:
+            if not done and name not in tasks:
+                tasks[name] = TaskID(0)
+                print_text(f"fetch {name}")
+
+        yield print_once
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_OUT, transient=True) as progress:
+    with Progress(*columns, console=_STDOUT, transient=True) as progress:
 
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in seen:
-                seen[what] = progress.add_task(one_line(f"fetch {what}"), total=total)
-            progress.update(seen[what], completed=done, total=total)
+        def update(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(escape_line(f"fetch {name}"), total=total)
+            progress.update(tasks[name], completed=done, total=total)
 
-        yield show
-
-
-def _say_once(seen: dict[str, TaskID], what: str) -> None:
-    seen[what] = TaskID(0)
-    say(f"fetch {what}")
+        yield update

@@ -1,1 +1,1 @@
-"""Documents and request bodies: generated, from files, from Rally and OSB tracks."""
+"""Documents and request bodies: generated, from files, from Rally and OpenSearch Benchmark tracks."""

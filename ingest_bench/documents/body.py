@@ -1,4 +1,4 @@
-"""The body of one request, which knows its items: where each begins, and what each adds to the index."""
+"""Body of one request: its items, what each adds to the index, and the ids that users write into it in place."""
 
 from __future__ import annotations
 
@@ -9,93 +9,167 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+# At import, not when the first user starts: it takes numpy 11 ms, and the workers of a load start together.
+from numpy.random import default_rng
+
+from ingest_bench.errors import RunFailed
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Level 1: the sender must not become the limit; higher levels made nyc_taxis bodies smaller by a few percent only.
+    from ingest_bench.model.load import Conflicts
+
+# Level 1: the sender must not become the bottleneck; higher levels make nyc_taxis bodies only a few percent smaller.
 _GZIP_LEVEL = 1
+# Ids have ten digits, as in Rally.
+DIGITS = 10
+_POWERS = 10 ** np.arange(DIGITS - 1, -1, -1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Body:
-    """What one request sends. The n-th item of its answer is about its n-th item."""
+    """Payload of one request. The n-th item of the response belongs to its n-th item."""
 
     data: bytes | bytearray
-    """As it goes over the wire."""
+    """Bytes on the wire."""
     documents: int
-    """How many items it has."""
+    """Number of items."""
     sizes: NDArray[np.int64] | None = None
-    """Bytes of each item; None: each has the same number of lines."""
-    lines: int = 1
-    """That number."""
+    """Bytes of each item; None: every item has `lines_per_item` lines."""
+    lines_per_item: int = 1
     adds: NDArray[np.int8] | None = None
-    """What each item adds to its index: 1, 0 when its id is there already, -1 when it deletes.
+    """Documents that each item adds to its index: 1, 0 if its id exists already, -1 for a deletion.
 
-    None: 1 each, however often the body is sent, for the server makes the ids.
+    None: 1 each, however often the body is sent, because the server assigns the ids.
     """
-    adds_again: NDArray[np.int8] | None = None
-    """The same when the body was sent before; None: as at first."""
+    adds_when_resent: NDArray[np.int8] | None = None
+    """The same once the body was sent before; None: as `adds`."""
     ids: NDArray[np.int64] | None = None
-    """The id of each item, where it is one of ours."""
-    is_repeatable: bool = False
-    """Whether the server ends up with the same when it carries all items out twice: each has an id of ours."""
+    """The id of each item, if ingest-bench assigned it."""
+    is_idempotent: bool = False
+    """True if processing all items twice has the same result as once: each has an id of its own."""
     gzip: bool = False
 
     @property
     def text(self) -> bytes | bytearray:
-        """The items, not packed."""
+        """The items, decompressed."""
         return gzip.decompress(self.data) if self.gzip else self.data
 
-    def starts(self) -> NDArray[np.int64]:
-        """Where each item begins in the text, and where the last one ends.
+    def item_offsets(self) -> NDArray[np.int64]:
+        """Return the offset of each item in `text`, then the end of the last one.
 
-        Found when somebody asks: the bodies of a pool are sent again and again, and few of them ever need it.
+        Computed on demand: the bodies of a pool are sent many times, and few of them ever need it.
         """
         if self.sizes is None:
             feeds = np.flatnonzero(np.frombuffer(self.text, dtype=np.uint8) == ord("\n"))
-            ends = feeds[self.lines - 1 :: self.lines] + 1
+            ends = feeds[self.lines_per_item - 1 :: self.lines_per_item] + 1
         else:
             ends = np.cumsum(self.sizes)
         return np.concatenate((np.zeros(1, dtype=np.int64), ends))
 
-    def only(self, wanted: Sequence[int], made: Sequence[int] = ()) -> Body:
-        """A body of some of the items: what is sent again after they were rejected.
+    def select_items(self, items: Sequence[int], created_items: Sequence[int] = ()) -> Body:
+        """Return a body with some of the items, to retry them after they were rejected.
 
-        `made` are items whose old id was new to the server, for the item that it is new in was rejected: this one adds
-        nothing any more.
+        *created_items* created a document although their id was expected to exist: the item that should have created
+        it was rejected. A selected item with such an id adds nothing any more.
         """
-        if len(wanted) == self.documents:
+        if len(items) == self.documents:
             return self
-        starts, text, chosen = self.starts(), memoryview(self.text), np.array(wanted, dtype=np.int64)
-        data = b"".join(text[starts[item] : starts[item + 1]] for item in wanted)
+        offsets, text, selected = self.item_offsets(), memoryview(self.text), np.array(items, dtype=np.int64)
+        adds = None if self.adds is None else self.adds[selected]
+        if adds is not None and self.ids is not None and created_items:
+            exists = np.isin(self.ids[selected], self.ids[list(created_items)])
+            adds = np.where(exists, 0, adds).astype(np.int8)
         body = Body(
-            data,
-            len(wanted),
-            sizes=np.diff(starts)[chosen],
-            adds=self._adds(chosen, made),
-            adds_again=None if self.adds_again is None else self.adds_again[chosen],
-            ids=None if self.ids is None else self.ids[chosen],
-            is_repeatable=self.is_repeatable,
+            b"".join(text[offsets[item] : offsets[item + 1]] for item in items),
+            len(items),
+            sizes=np.diff(offsets)[selected],
+            adds=adds,
+            adds_when_resent=None if self.adds_when_resent is None else self.adds_when_resent[selected],
+            ids=None if self.ids is None else self.ids[selected],
+            is_idempotent=self.is_idempotent,
         )
-        return body.packed() if self.gzip else body
+        return body.compress() if self.gzip else body
 
-    def _adds(self, chosen: NDArray[np.int64], made: Sequence[int]) -> NDArray[np.int8] | None:
-        if self.adds is None or self.ids is None or not made:
-            return None if self.adds is None else self.adds[chosen]
-        is_there = np.isin(self.ids[chosen], self.ids[list(made)])
-        return np.where(is_there, 0, self.adds[chosen]).astype(np.int8)
+    def as_resent(self) -> Body:
+        """Return this body as it counts once it was sent before."""
+        return self if self.adds_when_resent is None else replace(self, adds=self.adds_when_resent)
 
-    def again(self) -> Body:
-        """The same body when it was sent before."""
-        return self if self.adds_again is None else replace(self, adds=self.adds_again)
-
-    def added(self, without: Sequence[int] = ()) -> int:
-        """What the index counts more once all items are acknowledged, without some of them."""
+    def count_added(self, excluded_items: Sequence[int] = ()) -> int:
+        """Return how many documents the index gains if all items but *excluded_items* are acknowledged."""
         if self.adds is None:
-            return self.documents - len(without)
-        return int(self.adds.sum()) - int(self.adds[list(without)].sum())
+            return self.documents - len(excluded_items)
+        return int(self.adds.sum()) - int(self.adds[list(excluded_items)].sum())
 
-    def packed(self) -> Body:
-        """The same body for `Content-Encoding: gzip`."""
-        # mtime 0: the same documents give the same bytes.
+    def compress(self) -> Body:
+        """Return this body for `Content-Encoding: gzip`."""
+        # mtime 0: equal documents give equal bytes.
         return replace(self, data=gzip.compress(self.data, _GZIP_LEVEL, mtime=0), gzip=True)
+
+
+class IdSequence:
+    """Ids that one user assigns: its n-th new id is `first + user + n * users`, so that users never collide."""
+
+    def __init__(self, user: int, users: int, conflicts: Conflicts, seed: int, first: int = 0) -> None:
+        self._start = first + user
+        self._users = users
+        self._conflicts = conflicts
+        self._random = default_rng([seed, user, 5])
+        self._assigned = 0
+        self._next_reused = 0
+
+    def take(self, reuses_id: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return an id for each document: one assigned before where *reuses_id* is true, a new one elsewhere."""
+        assigned = self._assigned + np.cumsum(~reuses_id)
+        if self._conflicts == "random":
+            reused = (self._random.random(len(reuses_id)) * assigned).astype(np.int64)
+        else:
+            reused = (self._next_reused + np.cumsum(reuses_id) - 1) % np.maximum(assigned, 1)
+            self._next_reused += int(reuses_id.sum())
+        self._assigned = int(assigned[-1])
+        return self._start + np.where(reuses_id, reused, assigned - 1) * self._users
+
+
+def draw_reused(documents: int, probability_ppm: int, seed: int) -> NDArray[np.bool_]:
+    """Draw which documents of a body reuse an id; a seed always gives the same ones."""
+    reuses_id = default_rng([seed, 4]).random(documents) < probability_ppm / 1e6
+    reuses_id[0] = False
+    return reuses_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BodyTemplate:
+    """A body with a gap for the id of each document."""
+
+    data: bytearray
+    id_offsets: NDArray[np.int64]
+    reuses_id: NDArray[np.bool_]
+    """Documents that reuse an id. The first never does: there may be none yet."""
+    lines_per_item: int = 1
+    sizes: NDArray[np.int64] | None = None
+    """Bytes of each item; None: every item has `lines_per_item` lines."""
+    compress: bool = False
+    is_idempotent: bool = True
+    """True if the server stores a document under its id, so that a duplicate replaces the first one."""
+
+    def copy(self) -> BodyTemplate:
+        """Return a copy that another user may write into."""
+        return replace(self, data=bytearray(self.data))
+
+    def fill(self, ids: IdSequence) -> Body:
+        """Write the user's next ids into the gaps and return the body. It shares its bytes with this template."""
+        new_ids = ids.take(self.reuses_id)
+        if int(new_ids.max()) >= 10**DIGITS:
+            raise RunFailed(f"more than {10**DIGITS} document ids were assigned. Shorten the run.")
+        view = np.frombuffer(self.data, dtype=np.uint8)
+        view[self.id_offsets[:, None] + np.arange(DIGITS)] = new_ids[:, None] // _POWERS % 10 + ord("0")
+        body = Body(
+            self.data,
+            len(self.id_offsets),
+            sizes=self.sizes,
+            lines_per_item=self.lines_per_item,
+            adds=(~self.reuses_id).astype(np.int8),
+            ids=new_ids,
+            is_idempotent=self.is_idempotent,
+        )
+        return body.compress() if self.compress else body

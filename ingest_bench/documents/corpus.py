@@ -1,24 +1,176 @@
-"""The user's own documents: a file of NDJSON or of ready bulk bodies, plain or compressed, checked before the start."""
+"""The user's own documents: a file of NDJSON or of bulk items, plain or compressed, checked before the start.
+
+A bulk item is an action line with its document, or the action line of a deletion alone.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingest_bench.documents.actions import parse_action
-from ingest_bench.documents.lines import chunks, is_plain, lines
-from ingest_bench.errors import SpecError
+import numpy as np
+
+from ingest_bench.documents.lines import is_plain, read_chunks, split_lines
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs.user_json import parse_json
+from ingest_bench.units import quote_value
 
-# Most bytes and lines parsed before anything starts, at about 150 MB/s and 400,000 lines/s. The last line of a longer
-# plain file is parsed too.
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Most bytes and lines parsed before the start, at about 150 MB/s and 400,000 lines/s. The last line of a longer plain
+# file is parsed too.
 CHECK_BYTES = 256 * 1024**2
 _CHECK_LINES = 2_000_000
 _TAIL_BYTES = 64 * 1024**2
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+ACTIONS = frozenset({"index", "create", "update", "delete"})
+# Valid keys of an action line, including old names with an underscore (bulk API, 5.6 to today).
+_META_KEYS = frozenset(
+    (
+        *("_id", "_index", "_type", "_routing", "routing", "_parent", "parent", "_version", "version"),
+        *("_version_type", "version_type", "if_seq_no", "if_primary_term", "op_type", "pipeline"),
+        *("require_alias", "require_data_stream", "dynamic_templates", "list_executed_pipelines"),
+        *("_retry_on_conflict", "retry_on_conflict", "_source", "_timestamp", "_ttl"),
+    )
+)
+# The start of an action line, in any spacing that JSON allows. Parsing every line of a corpus as JSON while it is sent
+# would make the sender the bottleneck.
+_ACTION_WITH_DOCUMENT = re.compile(rb'\s*\{\s*"(?:index|create|update)"\s*:')
+_DELETION = re.compile(rb'\s*\{\s*"delete"\s*:')
+# The number of the last group (`lastindex`) selects what an item adds to the index, by its action and whether it has
+# an id: at first, and when it is sent again.
+_KIND = re.compile(
+    rb'\s*\{\s*"(?:index"\s*:\s*\{(?:[^\n]*?("_id")\s*:)?|create"\s*:\s*\{(?:[^\n]*?("_id")\s*:)?|(update)"|(delete)")'
+)
+_ADDS = np.array([1, 1, 1, 0, -1], dtype=np.int8)
+_ADDS_WHEN_RESENT = np.array([1, 0, 0, 0, 0], dtype=np.int8)
+# `index` with an id, and a deletion. A second `create` is refused, and an update may be a script that counts.
+_IDEMPOTENT = {1, 4}
+
+
+class Action(NamedTuple):
+    """The parts of an action line that the run needs."""
+
+    name: str
+    index_name: str
+    """Empty: the index in the path of the request."""
+    pipeline: str
+    """Empty: the line names none."""
+
+
+def parse_action(value: Any) -> Action | None:
+    """Return the action of a parsed line; None for any other line.
+
+    ValueError for an action line that no server accepts, such as one with an unknown key.
+    """
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    name, meta = next(iter(value.items()))
+    if name not in ACTIONS or not isinstance(meta, dict):
+        return None
+    if unknown := sorted(meta.keys() - _META_KEYS):
+        raise ValueError(f"is an action line with the unknown key {quote_value(unknown[0])}; remove it")
+    names = {key: meta.get(key, "") for key in ("_index", "pipeline")}
+    for key, text in names.items():
+        if not isinstance(text, str):
+            raise ValueError(f'is an action line whose "{key}" is {quote_value(text)}, not a string')  # noqa: TRY004 - as the others
+        if not text.isprintable():
+            raise ValueError(f'is an action line whose "{key}" is {quote_value(text)}, an invalid name')
+    return Action(name, names["_index"], names["pipeline"])
+
+
+def is_action_line(line: bytes) -> bool:
+    """Return True if a line is a valid action line."""
+    try:
+        return parse_action(parse_json(line.decode())) is not None
+    except (ValueError, RecursionError):
+        return False
+
+
+def join_items(blocks: Iterator[list[bytes]], path: Path) -> Iterator[list[bytes]]:
+    """Yield bulk items, each an action line with its document, from the lines of a file.
+
+    RunFailed if an action line is missing, or the document of the last one.
+    """
+    action = b""
+    for block in blocks:
+        items: list[bytes] = []
+        for line in block:
+            if action:
+                items.append(b"%s\n%s" % (action, line))
+                action = b""
+            elif _ACTION_WITH_DOCUMENT.match(line):
+                action = line
+            elif _DELETION.match(line):
+                items.append(line)
+            else:
+                missing = f"{path}: an action line of a bulk is missing"
+                raise RunFailed(f"{missing} before {line[:60]!r}", remote_message=missing)
+        yield items
+    if action:
+        raise RunFailed(
+            f"{path}: ends after the action line {action[:60]!r}: its document is missing",
+            remote_message=f"{path}: ends after an action line: its document is missing",
+        )
+
+
+class ItemEffects(NamedTuple):
+    """Documents that bulk items add to their index (`Body.adds`)."""
+
+    adds: NDArray[np.int8] | None = None
+    adds_when_resent: NDArray[np.int8] | None = None
+    is_idempotent: bool = False
+
+
+def item_effects(items: Sequence[bytes]) -> ItemEffects:
+    """Return what bulk items add to their index, by their actions and whether they have ids."""
+    kinds = [kind.lastindex or 0 if (kind := _KIND.match(item)) else 0 for item in items]
+    if not any(kinds):
+        return ItemEffects()
+    return ItemEffects(_ADDS[kinds], _ADDS_WHEN_RESENT[kinds], _IDEMPOTENT.issuperset(kinds))
+
+
+def find_boundary(path: Path, offset: int, has_action_lines: bool) -> int:
+    """Return where the first document (of bulk bodies: item) begins at or after a byte offset of a plain file.
+
+    A document that looks like an action line could be mistaken for one; the published corpora have none.
+    """
+    size = path.stat().st_size
+    if offset <= 0 or offset >= size:
+        return max(0, min(offset, size))
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        file.readline()
+        while has_action_lines:
+            start = file.tell()
+            line = file.readline()
+            if not line or is_action_line(line):
+                return start
+        return file.tell()
+
+
+def find_end(path: Path, documents: int, has_action_lines: bool) -> int:
+    """Return where the first *documents* documents (of bulk bodies: items) of a plain file end, or its size."""
+    size = path.stat().st_size
+    if has_action_lines:
+        items = itertools.chain.from_iterable(join_items(split_lines(read_chunks(path), path), path))
+        return min(size, sum(len(item) + 1 for item in itertools.islice(items, documents)))
+    before = 0
+    for piece in read_chunks(path):
+        feeds = piece.count(b"\n")
+        if feeds >= documents:
+            offsets = np.flatnonzero(np.frombuffer(piece, dtype=np.uint8) == ord("\n"))
+            return before + int(offsets[documents - 1]) + 1
+        documents -= feeds
+        before += len(piece)
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,102 +178,101 @@ class Corpus:
     """A file of documents."""
 
     path: Path
-    bulk: bool
-    """Ready bulk bodies: action lines stand between the documents and are sent as they are."""
+    has_action_lines: bool
+    """Bulk bodies: action lines stand between the documents and are sent unchanged."""
     documents: int | None = None
-    """`None` when the file is longer than what is checked before the start."""
+    """None if the file is longer than what is checked before the start."""
     indices: tuple[str, ...] = ()
-    """The indices that its action lines name, as far as they were checked."""
-    unnamed: bool = False
-    """Whether action lines were found that name none: theirs is the one that the request's path names."""
+    """Indices in its action lines, as far as these were checked."""
+    has_unnamed_index: bool = False
+    """True if action lines without an index were read: the path of the request names theirs."""
     pipelines: tuple[str, ...] = ()
-    """The ingest pipelines that its action lines name, as far as they were checked."""
+    """Ingest pipelines in its action lines, as far as these were checked."""
 
 
-def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
-    """The corpus, when it can be sent; SpecError names file, line and remedy.
+def check_corpus(path: Path, *, has_action_lines: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
+    """Return the corpus if it can be sent; SpecError names file, line and remedy.
 
-    `bulk` says whether action lines stand between the documents; None finds out by the first line. A file that has
-    not changed since is not read again.
+    The first line decides `has_action_lines` if it is None. A file that has not changed is not read again.
     """
     try:
         status = path.stat()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    return _check(path, bulk, limit_bytes, (status.st_ino, status.st_size, status.st_mtime_ns))
+    return _check_state(path, has_action_lines, limit_bytes, (status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 @functools.cache
-def _check(path: Path, bulk: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
-    checker = _Checker(path, bulk)
+def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
+    checker = _Checker(path, has_action_lines)
     total = 0
-    for block in lines(checker.watch(chunks(path)), path):
+    for block in split_lines(checker.watch(read_chunks(path)), path):
         for line in block:
-            checker.line(line)
+            checker.check_line(line)
             total += len(line) + 1
         if total >= limit_bytes or checker.number >= _CHECK_LINES:
             break
     else:
-        return checker.end()
-    _check_tail(path)
+        return checker.finish()
+    _check_last_line(path)
     return checker.corpus(None)
 
 
 class _Checker:
-    """What was seen of a file, line by line."""
+    """State of a file check, line by line."""
 
-    def __init__(self, path: Path, bulk: bool | None) -> None:
+    def __init__(self, path: Path, has_action_lines: bool | None) -> None:
         self._path = path
         self.number = 0
         self._documents = 0
         self._failure: SpecError | None = None
         self._needs_document = False
-        self._ended = True
-        self.bulk = bulk
+        self._ends_with_feed = True
+        self._has_action_lines = has_action_lines
         self._indices: set[str] = set()
         self._pipelines: set[str] = set()
 
     def watch(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
-            self._ended = piece.endswith(b"\n")
+            self._ends_with_feed = piece.endswith(b"\n")
             yield piece
 
-    def line(self, line: bytes) -> None:
+    def check_line(self, line: bytes) -> None:
         if self._failure:
             raise self._failure
         self.number += 1
         if self.number == 1:
-            self._first(line)
+            self._check_first(line)
         try:
-            self._count(self._parsed(line))
+            self._count(self._parse(line))
         except SpecError as error:
-            # A bad last line means something else than a bad line: that is known only when the next one comes.
+            # The last line gets another message; only the next line shows that this was not the last one.
             self._failure = error
 
-    def end(self) -> Corpus:
+    def finish(self) -> Corpus:
         if not self.number:
-            raise SpecError(f"{self._path}: is empty; give a file with one JSON document a line")
-        if self._failure and not self._ended:
-            raise self._error("is the last one and ends in the middle; the file is cut off, get the whole one")
+            raise SpecError(f"{self._path}: is empty. Give a file with one JSON document per line.")
+        if self._failure and not self._ends_with_feed:
+            raise self._error("is the last one and incomplete: the file is truncated; get the complete one")
         if self._failure:
             raise self._failure
-        if self.bulk and self._needs_document:
+        if self._has_action_lines and self._needs_document:
             raise self._error("is an action line and the file ends there: its document is missing; get the whole file")
         return self.corpus(self._documents)
 
     def corpus(self, documents: int | None) -> Corpus:
         return Corpus(
             path=self._path,
-            bulk=bool(self.bulk),
+            has_action_lines=bool(self._has_action_lines),
             documents=documents,
             indices=tuple(sorted(self._indices - {""})),
-            unnamed="" in self._indices,
+            has_unnamed_index="" in self._indices,
             pipelines=tuple(sorted(self._pipelines - {""})),
         )
 
     def _count(self, value: dict[str, Any]) -> None:
-        """Count a line as the document or the action line that it is."""
-        if self._needs_document or self.bulk is False:
+        """Count a line as a document or as an action line."""
+        if self._needs_document or self._has_action_lines is False:
             self._needs_document = False
             self._documents += 1
             return
@@ -129,49 +280,49 @@ class _Checker:
             action = parse_action(value)
         except ValueError as error:
             raise self._error(str(error)) from None
-        if self.bulk is None:
-            self.bulk = action is not None
+        if self._has_action_lines is None:
+            self._has_action_lines = action is not None
             self._count(value)
         elif action is None:
-            raise self._error("is no action line of a bulk; the line after a document must be one")
+            raise self._error("is not an action line of a bulk; the line after a document must be one")
         else:
             self._indices.add(action.index_name)
             self._pipelines.add(action.pipeline)
             self._needs_document = action.name != "delete"
             self._documents += action.name == "delete"
 
-    def _first(self, line: bytes) -> None:
+    def _check_first(self, line: bytes) -> None:
         for mark, name in _BYTE_ORDER_MARKS.items():
             if line.startswith(mark):
                 raise self._error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
         if line.lstrip().startswith(b"["):
-            raise SpecError(f"{self._path}: is a JSON array: give one document a line, such as with jq -c '.[]'")
+            raise SpecError(f"{self._path}: is a JSON array. Give one document per line, such as with jq -c '.[]'.")
 
-    def _parsed(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes) -> dict[str, Any]:
         if not line.strip():
-            raise self._error("is empty; take it out")
+            raise self._error("is empty; remove it")
         try:
             value = parse_json(line.decode())
         except UnicodeDecodeError as error:
             raise self._error(
-                f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); "
-                "does the file mix encodings? convert it, such as with iconv -f LATIN1 -t UTF-8"
+                f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}), maybe of mixed encodings; "
+                "convert the file, such as with iconv -f LATIN1 -t UTF-8"
             ) from None
         except RecursionError:
-            raise self._error("is nested too deeply to be read; no server takes such a document") from None
+            raise self._error("is nested too deeply to be parsed; no server accepts such a document") from None
         except ValueError as error:
-            raise self._error(f"is not JSON ({error}); every line must be one whole document") from None
+            raise self._error(f"is not JSON ({error}); every line must be one complete document") from None
         if isinstance(value, dict):
             return value
-        what = "not a JSON object; every line must be one"
-        raise self._error(f"is {line[:20]!r}, {what}", elsewhere=f"is {what}")
+        problem = "not a JSON object; every line must be one"
+        raise self._error(f"is {line[:20]!r}, {problem}", remote_message=f"is {problem}")
 
-    def _error(self, text: str, elsewhere: str | None = None) -> SpecError:
+    def _error(self, text: str, remote_message: str | None = None) -> SpecError:
         where = f"{self._path}: line {self.number} "
-        return SpecError(where + text, elsewhere=None if elsewhere is None else where + elsewhere)
+        return SpecError(where + text, remote_message=None if remote_message is None else where + remote_message)
 
 
-def _check_tail(path: Path) -> None:
+def _check_last_line(path: Path) -> None:
     if not is_plain(path):
         return
     with path.open("rb") as file:
@@ -180,9 +331,9 @@ def _check_tail(path: Path) -> None:
     try:
         parse_json(last.decode())
     except RecursionError:
-        raise SpecError(f"{path}: its last line is nested too deeply to be read; no server takes it") from None
+        raise SpecError(f"{path}: its last line is nested too deeply to be parsed; no server accepts it") from None
     except ValueError:
         raise SpecError(
-            f"{path}: ends in the middle of a line ({last[:40]!r}…); get the whole file",
-            elsewhere=f"{path}: ends in the middle of a line; get the whole file",
+            f"{path}: ends in the middle of a line ({last[:40]!r}…). Get the complete file.",
+            remote_message=f"{path}: ends in the middle of a line. Get the complete file.",
         ) from None

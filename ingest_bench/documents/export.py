@@ -1,4 +1,4 @@
-"""What a person wants of a workload: to see what is in it, and to have its documents as a file."""
+"""Commands on workloads: describe one, and write its documents to a file."""
 
 from __future__ import annotations
 
@@ -12,58 +12,61 @@ from typing import Any, Protocol
 
 import zstandard
 
-from ingest_bench.documents.lines import packing
-from ingest_bench.documents.pool import first
-from ingest_bench.documents.synthetic import Documents, example
+from ingest_bench.documents.lines import compression_suffix
+from ingest_bench.documents.source import limit_documents
+from ingest_bench.documents.synthetic import DocumentGenerator, make_example
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
-from ingest_bench.model.workload import DocumentField, Workload
+from ingest_bench.model.load import DocumentField, Workload
 
 
 class _Writable(Protocol):
     def write(self, data: bytes, /) -> int: ...
 
 
-def describe(workload: Workload) -> list[tuple[str, str]]:
-    """Rows of name and text: what was published, the fields with type and generator, and an example document."""
+def describe_workload(workload: Workload) -> list[tuple[str, str]]:
+    """Return rows of name and text: published numbers, fields with type and generator, an example document."""
     return [
         ("name", workload.name),
         ("description", workload.description),
         ("source", workload.source),
         ("index", workload.index),
         ("published documents", f"{workload.published_documents:,}"),
-        ("published size", f"{workload.published_bytes / 1e9:.2f} GB, {workload.mean_document_bytes:.1f} B a document"),
+        (
+            "published size",
+            f"{workload.published_bytes / 1e9:.2f} GB, {workload.mean_document_bytes:.1f} B per document",
+        ),
         ("bulk", f"{workload.bulk_documents} documents, {workload.users} users"),
         *_field_rows(workload),
         *((f"query {query.name}", f"weight {query.weight}: {json.dumps(query.body)}") for query in workload.queries),
-        ("example", example(workload)[:2000].decode(errors="replace")),
+        ("example", make_example(workload)[:2000].decode(errors="replace")),
     ]
 
 
-def write(workload: Workload, documents: int, out: Path, seed: int) -> int:
-    """The size of the text that was written: so many documents as NDJSON, packed by the suffix (.gz .bz2 .zst).
+def write_documents(workload: Workload, documents: int, path: Path, seed: int) -> int:
+    """Write documents as NDJSON, compressed by the suffix (.gz .bz2 .zst), and return the size of the text.
 
-    The file is whole or not there. What is no file (`/dev/stdout`, a pipe) is written to.
+    The file is complete or absent. A device or pipe such as `/dev/stdout` is written to directly.
     """
     if documents < 1:
-        raise SpecError(f"{documents} documents: at least 1 is needed")
+        raise SpecError(f"--documents must be at least 1, not {documents}")
     total, part = 0, None
     try:
-        to = out
-        if not files.is_special(out):
-            to = files.behind_links(out)
-            part = to.with_name(to.name + ".part")
-        with _open(part or to, packing(out.name)) as file:
-            for block in first(Documents(workload, seed).blocks(), documents):
+        target = path
+        if not files.is_special(path):
+            target = files.resolve_links(path)
+            part = target.with_name(target.name + ".part")
+        with _open(part or target, compression_suffix(path.name)) as file:
+            for block in limit_documents(DocumentGenerator(workload, seed).blocks(), documents):
                 text = b"\n".join((*block, b""))
                 file.write(text)
                 total += len(text)
         if part is not None:
-            part.replace(to)
+            part.replace(target)
     except OSError as error:
         if part is not None:
             part.unlink(missing_ok=True)
-        raise SpecError(f"{out}: cannot be written: {error.strerror}") from None
+        raise SpecError(f"{path}: cannot be written: {error.strerror}") from None
     return total
 
 
@@ -80,23 +83,23 @@ def _open(path: Path, suffix: str) -> AbstractContextManager[_Writable]:
 def _field_rows(workload: Workload) -> Iterator[tuple[str, str]]:
     properties = _table(_table(workload.mapping, "mappings"), "properties")
     for spec in workload.fields:
-        yield f"field {spec.name}", f"{_type(_table(properties, spec.name))}: {_generator(spec)}"
+        yield f"field {spec.name}", f"{_describe_type(_table(properties, spec.name))}: {_describe_generator(spec)}"
 
 
 def _table(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The table under a key; an empty one where none is: what a mapping means is the server's to judge."""
-    found = mapping.get(key)
-    return found if isinstance(found, Mapping) else {}
+    """Return the table under a key; an empty one for anything else: only the server validates a mapping."""
+    table = mapping.get(key)
+    return table if isinstance(table, Mapping) else {}
 
 
-def _type(mapping: Mapping[str, Any]) -> str:
+def _describe_type(mapping: Mapping[str, Any]) -> str:
     fields = _table(mapping, "fields")
     inner = "".join(f" +{name} {_table(fields, name).get('type')}" for name in fields)
     analyzer = f" ({mapping['analyzer']})" if "analyzer" in mapping else ""
     return f"{mapping.get('type', 'object' if 'properties' in mapping else 'unmapped')}{analyzer}{inner}"
 
 
-def _generator(spec: DocumentField) -> str:
+def _describe_generator(spec: DocumentField) -> str:
     share = f" in {spec.present:.0%}" if spec.present < 1 else ""
     options = ", ".join(f"{key}={value}" for key, value in spec.options.items() if not isinstance(value, (list, dict)))
     return f"{spec.kind}{share}{f' ({options})' if options else ''}"

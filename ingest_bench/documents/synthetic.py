@@ -1,63 +1,70 @@
-"""Synthetic documents of a workload: seeded, as JSON text, hundreds of megabytes a second."""
+"""Synthetic documents of a workload: seeded, as JSON text, at hundreds of megabytes per second.
+
+A document is joined from formatted pieces: the values of a field are formatted once, into a table, and each document
+draws a row. Formatting values for each document would make a 64 MiB pool take much longer than its one second.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
-from ingest_bench.documents.generate import GENERATORS, make, zipf_words
-from ingest_bench.documents.generate.field_columns import Column, Numbered, Slices, table
-from ingest_bench.documents.generate.field_values import Rows, Sigma, Vocabulary
+from ingest_bench.documents import words
+from ingest_bench.documents.generators import GENERATORS, Rows, Sigma, Vocabulary, create_generator
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records
-from ingest_bench.model.values import MIB, Between, Form, Json, Line, Several
-from ingest_bench.model.workload import DocumentField, Workload
+from ingest_bench.model.load import DocumentField, Workload
+from ingest_bench.model.values import MIB, Between, Json, Length, Line, Pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Documents are made in blocks, each from its own seed: any process can make any block alone. A block has this many
-# documents, or fewer when they are large: a block of papers would be 165 MB.
-BLOCK = 4096
+    Picks = NDArray[np.int64]
+
+# Documents are generated in blocks, each from its own seed, so that any process can generate any block. A block has
+# this many documents, or fewer if they are large: a block of papers would be 165 MB.
+BLOCK_DOCUMENTS = 4096
 BLOCK_BYTES = 4 * 1024**2
 PROSE_BYTES = 4 * 1024**2
-# A prime, so that the lengths do not fall in step with a bulk size. Every 997 documents have the exact mean.
+# A prime, so that lengths do not align with a bulk size. Every 997 documents have the exact mean.
 LENGTHS = 997
 MIN_TEXT_BYTES = 64
-# What a check makes. Of two choices of which one leads to a wrong value, in 512 of them.
+# Rows that a check generates. Of two choices, one of which leads to a wrong value, 512 have each.
 _CHECKED_ROWS = 1024
-# Both stand between quotes in a document as they are.
+# Characters that stand between quotes in JSON unescaped.
 _PLAIN = r'[^"\\\x00-\x1f\ud800-\udfff]'
 IdFormat = Annotated[
     str,
-    Form(
+    Pattern(
         rf"|(?:(?![{{}}]){_PLAIN}){{0,100}}\{{(:0?[0-9]{{0,2}}d)?\}}(?:(?![{{}}]){_PLAIN}){{0,100}}",
         'a format with one number in it: "PMC{:07d}"',
     ),
 ]
 InJson = Annotated[
     str,
-    Form(rf'(?:{_PLAIN}|\\["\\/bfnrt]|\\u[0-9a-fA-F]{{4}}){{0,10000}}', "a text as it stands in JSON, quotes escaped"),
+    Pattern(
+        rf'(?:{_PLAIN}|\\["\\/bfnrt]|\\u[0-9a-fA-F]{{4}}){{0,10000}}', "a text as it stands in JSON, quotes escaped"
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Id:
-    """A number that no two documents share; with a Python format such as `PMC{:07d}` it is a text."""
+    """A number unique to each document; with a Python format such as `PMC{:07d}` it is a text."""
 
-    start: Annotated[int, Between(0, 10**18, "the last document's number has 64 bits too")] = 0
+    start: Annotated[int, Between(0, 10**18, "the last document's number must fit into 64 bits too")] = 0
     format: IdFormat = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Prose with log-normal lengths around a mean. `lead` comes before it, escaped as JSON."""
+    """Prose with log-normal lengths around a mean. `lead` precedes it, escaped as JSON."""
 
     mean_bytes: Annotated[int, Between(MIN_TEXT_BYTES, MIB, "a part of the prose that it is cut from")]
     sigma: Sigma = 0.5
@@ -69,142 +76,218 @@ class Text:
 class Nested:
     """An object of other fields."""
 
-    fields: Annotated[tuple[Annotated[dict[Line, Any], Json()], ...], Several(1, 1000)]
+    fields: Annotated[tuple[Annotated[dict[Line, Any], Json()], ...], Length(1, 1000)]
 
 
-# Kinds that are more than a value: they make columns of their own.
+# Kinds that need columns of their own instead of a value per row.
 SPECIAL: Mapping[str, type[Id] | type[Text] | type[Nested]] = {"id": Id, "text": Text, "object": Nested}
 KINDS = (*GENERATORS, *SPECIAL)
 
 
+class _Column(Protocol):
+    """One field of many documents: its separator, name and value as text."""
+
+    def take(self, first: int, picks: Picks) -> list[bytes]:
+        """Return the field's text in documents *first*, *first* + 1, …; *picks* are their random numbers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Formatted texts; the random number of a document selects one."""
+
+    texts: NDArray[np.object_]
+
+    def take(self, first: int, picks: Picks) -> list[bytes]:  # noqa: ARG002 - as `_Column`
+        rows: list[bytes] = self.texts[picks % len(self.texts)].tolist()
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """The number of the document, in a Python format such as `PMC{:07d}`."""
+
+    prefix: bytes
+    template: str
+    suffix: bytes
+    start: int
+
+    def take(self, first: int, picks: Picks) -> list[bytes]:
+        start, template = self.start + first, self.template
+        return [
+            b"".join((self.prefix, template.format(number).encode(), self.suffix))
+            for number in range(start, start + len(picks))
+        ]
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """Long texts: slices of one long prose, cut at spaces, with lengths from a table."""
+
+    build_prose: Callable[[], bytes]
+    """Takes half a second, so it is called for the first document only."""
+    lengths: Sequence[int]
+    prefix: bytes
+    suffix: bytes
+
+    @functools.cached_property
+    def prose(self) -> tuple[bytes, Picks]:
+        """The prose and the offsets at which a slice may begin; SpecError if the longest slice does not fit."""
+        prose = self.build_prose()
+        spaces = np.flatnonzero(np.frombuffer(prose, dtype=np.uint8) == ord(" "))
+        starts = spaces[spaces < len(prose) - max(self.lengths) - 1] + 1
+        if not len(starts):
+            raise SpecError(f"a text of {max(self.lengths)} bytes is longer than the prose that it is cut from")
+        return prose, starts
+
+    def take(self, first: int, picks: Picks) -> list[bytes]:
+        """Return a slice for each document: its number selects the length, its random number the offset."""
+        prose, starts = self.prose
+        texts = []
+        for number, start in enumerate(starts[picks % len(starts)].tolist(), start=first):
+            end = prose.rfind(b" ", start, start + self.lengths[number % len(self.lengths)] + 1)
+            texts.append(b"".join((self.prefix, prose[start : max(start, end)], self.suffix)))
+        return texts
+
+
+def _build_table(texts: Sequence[str], prefix: str, is_present: NDArray[np.bool_] | None = None) -> _Table:
+    """Build a table of texts after a prefix; a row that is not present is empty."""
+    rows = np.empty(len(texts), dtype=object)
+    rows[:] = [f"{prefix}{text}".encode() for text in texts]
+    if is_present is not None:
+        rows[~is_present] = b""
+    return _Table(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """What all columns of one workload share while they are made."""
+    """State that all columns of a workload share while they are built."""
 
     seed: int
     where: str
     limit: int
-    """Of the values of a field."""
+    """Most values of a field."""
     is_check: bool
     rows: dict[str, tuple[int, Rows]] = field(default_factory=dict)
-    """By the name of a row how many values each of its fields shall have, and the row itself."""
+    """By row name: the number of distinct values of its fields, and the row."""
 
     def rows_of(self, spec: DocumentField, path: str) -> Rows:
         random = np.random.default_rng([self.seed, *path.encode()])
         size = min(spec.distinct, self.limit)
-        made = Rows(random, size, self.seed, f"{self.where}: {path}", is_check=self.is_check)
+        rows = Rows(random, size, self.seed, f"{self.where}: {path}", is_check=self.is_check)
         if not spec.row:
-            return made
-        distinct, shared = self.rows.setdefault(spec.row, (spec.distinct, made))
+            return rows
+        distinct, shared = self.rows.setdefault(spec.row, (spec.distinct, rows))
         if distinct != spec.distinct:
             raise SpecError(
-                f'{self.where}: {path}: distinct is {spec.distinct}, but row "{spec.row}" has {distinct}; '
-                "give all fields of a row the same"
+                f'{self.where}: {path}: distinct is {spec.distinct}, but row "{spec.row}" has {distinct}. '
+                "Give all fields of a row the same."
             )
-        return replace(made, made=shared.made)
+        return replace(rows, fields=shared.fields)
 
 
-class Documents:
-    """The documents of a workload, in blocks. The same seed gives the same documents."""
+class DocumentGenerator:
+    """Generates the documents of a workload in blocks. A seed always gives the same documents."""
 
     def __init__(self, workload: Workload, seed: int, *, limit: int = sys.maxsize, is_check: bool = False) -> None:
         self._seed = seed
-        self.size = max(16, min(BLOCK, int(BLOCK_BYTES / workload.mean_document_bytes)))
-        """How many documents a block has."""
+        self.size = max(16, min(BLOCK_DOCUMENTS, int(BLOCK_BYTES / workload.mean_document_bytes)))
+        """Documents per block."""
         build = _Build(seed, f"workload {workload.name}: fields", limit, is_check)
         if workload.fields[0].present < 1:
-            raise SpecError(f"{build.where}: the first field must be in every document; move another one to the front")
-        self._columns = tuple(_columns(workload.fields, build, "", "{", "}"))
+            raise SpecError(f"{build.where}: the first field must be in every document. Move another one to the front.")
+        self._columns = tuple(_build_columns(workload.fields, build, "", "{", "}"))
 
     def block(self, number: int) -> list[bytes]:
-        """`size` documents, without line feeds. Block 7 is the same whether or not the others were made."""
+        """Generate `size` documents without line feeds, independent of other blocks."""
         random = np.random.default_rng([self._seed, number])
-        picks: dict[str, NDArray[np.int64]] = {}
+        picks: dict[str, Picks] = {}
         parts = []
-        for place, (row, column) in enumerate(self._columns):
-            key = row or str(place)
+        for position, (row, column) in enumerate(self._columns):
+            key = row or str(position)
             if key not in picks:
                 picks[key] = random.integers(0, 2**62, self.size)
             parts.append(column.take(number * self.size, picks[key]))
         return [b"".join(pieces) for pieces in zip(*parts, strict=True)]
 
-    def blocks(self, part: int = 0, parts: int = 1) -> Iterator[list[bytes]]:
-        """The blocks of one of several processes, without end: together they make each document once."""
-        number = part
+    def blocks(self, worker: int = 0, workers: int = 1) -> Iterator[list[bytes]]:
+        """Yield the blocks of one of several workers forever: together they generate each document once."""
+        number = worker
         while True:
             yield self.block(number)
-            number += parts
+            number += workers
 
 
-def check(workload: Workload) -> None:
-    """Nothing when documents can be made; SpecError names the field and what is wrong with it.
+def check_workload(workload: Workload) -> None:
+    """Check that documents can be generated; SpecError names the field and what is wrong with it.
 
-    A field of numbers that others are added to may be a text in one row of many: there are rows for all choices that a
-    field has. Takes some hundredths of a second, and some tenths where tens of thousands of words are to be made.
+    A field of numbers that others are added to may be a text in one row of many, so there is a row for every choice
+    of a field. Takes some 0.01 s, or some 0.1 s for vocabularies of tens of thousands of words.
     """
-    longest = max(_longest_list(one.options) for one in workload.fields)
-    Documents(workload, 1, limit=max(_CHECKED_ROWS, longest), is_check=True)
+    longest = max(_longest_list(spec.options) for spec in workload.fields)
+    DocumentGenerator(workload, 1, limit=max(_CHECKED_ROWS, longest), is_check=True)
 
 
-def example(workload: Workload) -> bytes:
-    """One document, made from small tables: quickly, and not one that a run sends."""
-    return Documents(workload, 1, limit=64).block(0)[0]
+def make_example(workload: Workload) -> bytes:
+    """Generate one document from small tables: fast, and not one that a run sends."""
+    return DocumentGenerator(workload, 1, limit=64).block(0)[0]
 
 
 def _longest_list(value: Any) -> int:
-    """How long the longest list in it is."""
+    """Return the length of the longest list inside a value."""
     if not isinstance(value, (dict, list, tuple)):
         return 0
     inner = max(map(_longest_list, value.values() if isinstance(value, Mapping) else value), default=0)
     return inner if isinstance(value, Mapping) else max(len(value), inner)
 
 
-def _columns(
+def _build_columns(
     fields: tuple[DocumentField, ...], build: _Build, path: str, opening: str, closing: str
-) -> Iterator[tuple[str, Column]]:
+) -> Iterator[tuple[str, _Column]]:
     names: set[str] = set()
-    for place, spec in enumerate(fields):
+    for number, spec in enumerate(fields):
         if spec.name in names:
-            raise SpecError(f"{build.where}: {path}{spec.name}: two fields have this name; give one of them another")
+            raise SpecError(f"{build.where}: {path}{spec.name}: two fields have this name. Rename one of them.")
         names.add(spec.name)
-        prefix = (", " if place else opening) + f'"{spec.name}": '
-        yield from _column(spec, build, f"{path}{spec.name}", prefix)
-    yield "", table([closing], "", "")
+        prefix = (", " if number else opening) + f'"{spec.name}": '
+        yield from _build_column(spec, build, f"{path}{spec.name}", prefix)
+    yield "", _build_table([closing], "")
 
 
-def _column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Iterator[tuple[str, Column]]:
+def _build_column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Iterator[tuple[str, _Column]]:
+    """Yield the columns of a field, each with the name of its row."""
     where = f"{build.where}: {path}"
     if spec.kind not in SPECIAL:
         rows = build.rows_of(spec, path)
-        values = make({"kind": spec.kind, **spec.options}, where)(rows)
-        rows.made[spec.name] = values
+        values = create_generator({"kind": spec.kind, **spec.options}, where)(rows)
+        rows.fields[spec.name] = values
         absent = round(rows.size * (1 - spec.present))
-        present = rows.random.permutation(rows.size) >= absent if absent else None
-        yield spec.row, table(values.texts, prefix, "", present)
+        is_present = rows.random.permutation(rows.size) >= absent if absent else None
+        yield spec.row, _build_table(values.texts, prefix, is_present)
         return
     if spec.present < 1:
-        raise SpecError(f'{where}: a field of kind "{spec.kind}" is in every document; take out "present"')
+        raise SpecError(f'{where}: a field of kind "{spec.kind}" is in every document. Remove "present".')
     options = records.from_toml(SPECIAL[spec.kind], spec.options, where)
     if isinstance(options, Id):
         quote = '"' if options.format else ""
-        yield "", Numbered(f"{prefix}{quote}".encode(), options.format or "{}", quote.encode(), options.start)
+        yield "", _Numbered(f"{prefix}{quote}".encode(), options.format or "{}", quote.encode(), options.start)
     elif isinstance(options, Text):
-        yield "", _slices(options, build.seed, prefix)
+        yield "", _build_slices(options, build.seed, prefix)
     else:
-        tables = catalog.document_fields(list(options.fields), where)
-        inner = tuple(records.from_toml(DocumentField, one, where) for one in tables)
-        yield from _columns(inner, build, f"{path}.", prefix + "{", "}")
+        tables = catalog.group_field_options(list(options.fields), where)
+        inner = tuple(records.from_toml(DocumentField, table, where) for table in tables)
+        yield from _build_columns(inner, build, f"{path}.", prefix + "{", "}")
 
 
-def _slices(text: Text, seed: int, prefix: str) -> Slices:
+def _build_slices(text: Text, seed: int, prefix: str) -> _Slices:
     random = np.random.default_rng([seed, 3])
-    # Even steps through the distribution instead of random draws, then scaled: the mean is exact.
+    # Draws are scaled to the mean, which makes it exact, and sorted only to be shuffled again.
     spread = np.exp(text.sigma * np.sort(random.normal(size=LENGTHS)))
     lengths = np.maximum(MIN_TEXT_BYTES, spread / spread.mean() * text.mean_bytes).astype(int)
     order: list[int] = random.permutation(lengths).tolist()
-    prose = functools.partial(zipf_words.prose, seed, PROSE_BYTES, text.vocabulary)
-    made = Slices(prose, order, f'{prefix}"{text.lead}'.encode(), b'"')
+    build_prose = functools.partial(words.prose, seed, PROSE_BYTES, text.vocabulary)
+    slices = _Slices(build_prose, order, f'{prefix}"{text.lead}'.encode(), b'"')
     if max(order) > PROSE_BYTES // 4:
-        # It may be too long: a prose of short words is a third of that.
-        _ = made.prose
-    return made
+        # It may not fit: prose of short words has a third of that size. Accessing it checks this.
+        _ = slices.prose
+    return slices

@@ -1,1 +1,1 @@
-"""From TOML to a plan of runs. Pure: no input or output but the files that an experiment names."""
+"""Experiments: TOML to a plan of runs. Pure, except for reading files."""

@@ -1,8 +1,11 @@
-"""What is shipped by name, or the user's own file by path: network profiles, workloads, experiments."""
+"""Files of experiments: shipped TOML by name or the user's own by path, absolute paths, and fingerprints."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -11,127 +14,259 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment.contradictions import consistent
-from ingest_bench.inputs import data, files, records
+from ingest_bench.experiment.contradictions import check_profile
+from ingest_bench.inputs import files, records
+from ingest_bench.model.experiment import Cell, Plan
+from ingest_bench.model.load import DocumentField, Workload
 from ingest_bench.model.network import Profile
-from ingest_bench.model.server import Server
-from ingest_bench.model.workload import DocumentField, Workload
-from ingest_bench.units import quoted, spelled
+from ingest_bench.model.target import CustomTarget
+from ingest_bench.units import quote_name, quote_value
 
 NETWORKS = "netem"
 WORKLOADS = "workloads"
 EXPERIMENTS = "workloads/experiments"
-# tomllib reads some 300 kB in a second. The largest file that is shipped has 5 kB.
-_LONGEST_TOML = 1 << 20
-# Its time grows with the square of the parts of a key: 40 kB of one take 15 s.
-_MOST_PARTS = 64
+# tomllib reads about 300 kB a second. The largest shipped file has 5 kB.
+_MAX_TOML_CHARACTERS = 1 << 20
+# Its time grows with the square of the number of parts of a key: 40 kB of one key take 15 s.
+_MAX_KEY_PARTS = 64
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_MAX_KEY_PARTS}}}")
+# Of a file of any size, this much is read: pieces at even distances, the first and the last bytes among them.
+_FINGERPRINT_PIECES, _FINGERPRINT_PIECE_BYTES = 64, 1 << 16
+# A track has a few corpora; a folder with more files is not one.
+_MAX_FINGERPRINTS = 1000
+# Keys whose files decide what is sent, what happens, and what is measured. Other values may be paths too: settings of a
+# server, such as "/".
+_FILE_KEYS = frozenset({"documents", "workload", "profile", "trace", "file", "jar", "source", "classpath"})
+# Keys whose values are always paths; the others may be the name of a shipped file.
+_PATH_KEYS = _FILE_KEYS - {"workload", "profile"}
 
 
-def find(folder: str, name: str, what: str) -> Path:
-    """The TOML of that name in a shipped folder, or the user's own file; SpecError with the nearest name."""
+def find_file(folder: str, name: str, what: str) -> Path:
+    """Return the path of a shipped TOML by name, or of the user's own file; SpecError suggests the nearest name."""
     if name.endswith(".toml"):
         path = Path(name)
-        with contextlib.suppress(OSError):  # a name that is too long for any file
+        with contextlib.suppress(OSError):  # a name longer than the file system allows
             if path.is_file():
                 return path
-        raise SpecError(f"{spelled(name)}: there is no such file")
-    known = data.files(folder)
-    if name not in known:
-        raise SpecError(f'there is no {what} "{spelled(name)}"; {records.nearest(name, known)}')
-    return known[name]
+        raise SpecError(f"{quote_name(name)}: file not found")
+    shipped = files.data_files(folder)
+    if name not in shipped:
+        raise SpecError(f'unknown {what} "{quote_name(name)}"; {records.suggest(name, shipped)}')
+    return shipped[name]
 
 
-def table(path: Path) -> dict[str, Any]:
-    """What a TOML file holds; SpecError with file and line when it is not TOML."""
-    return _parsed(path, _text(path))
+def read_table(path: Path) -> dict[str, Any]:
+    """Return the table of a TOML file; SpecError names file and line if it is not TOML."""
+    return _parse(path, _read_text(path))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
-        return files.text(path)
+        return files.read_text(path)
     except ValueError as error:
         raise SpecError(f"{path}: this is not TOML: {error}") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    if len(text) > _LONGEST_TOML:
-        raise SpecError(f"{path}: this file is too large: {len(text):,} characters, at most {_LONGEST_TOML:,} are read")
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    if len(text) > _MAX_TOML_CHARACTERS:
+        limit = f"at most {_MAX_TOML_CHARACTERS:,} are read"
+        raise SpecError(f"{path}: this file is too large: {len(text):,} characters, {limit}")
     if too_long := _LONG_KEY.search(text):
         line = text.count("\n", 0, too_long.start()) + 1
-        raise SpecError(f"{path}: line {line}: a key of more than {_MOST_PARTS} parts; every key here has fewer")
+        raise SpecError(f"{path}: line {line}: a key has more than {_MAX_KEY_PARTS} parts; every valid key has fewer")
     try:
         return tomllib.loads(text)
     except ValueError as error:
         raise SpecError(f"{path}: this is not TOML: {error}") from None
     except RecursionError:
-        raise SpecError(f"{path}: this is not TOML that means anything: it is nested too deeply") from None
+        raise SpecError(f"{path}: this is not valid TOML: it is nested too deeply") from None
 
 
-def called(path: Path) -> str:
-    """What a file is called without its ending. Since Python 3.14 `Path.stem` keeps the ending after leading dots."""
+def file_stem(path: Path) -> str:
+    """Return the file name without its suffix. Since Python 3.14 `Path.stem` keeps the suffix after leading dots."""
     return path.name.rpartition(".")[0] or path.name
 
 
-def profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
-    """A network profile with some of its keys replaced, deeply: `{"to_server": {"delay": "5ms"}}` keeps the rest."""
-    path = find(NETWORKS, name, "network profile")
-    own = {"name": called(path), **table(path)}
-    records.from_toml(Profile, own, str(path))
-    where = f"{path}, with {', '.join(_written(overrides))}" if overrides else str(path)
-    return consistent(records.from_toml(Profile, merged(own, overrides or {}), where), where)
+def load_profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
+    """Return a network profile with keys overridden, deeply: `{"to_server": {"delay": "5ms"}}` keeps the other keys."""
+    path = find_file(NETWORKS, name, "network profile")
+    base = {"name": file_stem(path), **read_table(path)}
+    records.from_toml(Profile, base, str(path))
+    where = f"{path}, with {', '.join(_format_overrides(overrides))}" if overrides else str(path)
+    return check_profile(records.from_toml(Profile, merge_tables(base, overrides or {}), where), where)
 
 
-def server(name: str) -> dict[str, Any]:
-    """The table of a server of the user's own, with the folder where its paths begin."""
-    path = find(EXPERIMENTS, name, "server")
-    own = {**table(path), "folder": str(path.absolute().parent)}
-    records.from_toml(Server, own, str(path))
-    return own
+def read_custom_target(name: str) -> dict[str, Any]:
+    """Return the table of a custom target, with the folder to which its paths are relative."""
+    path = find_file(EXPERIMENTS, name, "server")
+    table = {**read_table(path), "folder": str(path.absolute().parent)}
+    records.from_toml(CustomTarget, table, str(path))
+    return table
 
 
-def workload(name: str) -> Workload:
-    """A workload by the name of its file, or by its path."""
-    path = find(WORKLOADS, name, "workload")
-    return _workload(path, _text(path))
+def load_workload(name: str) -> Workload:
+    """Return a workload by the name of its file, or by its path."""
+    path = find_file(WORKLOADS, name, "workload")
+    return _parse_workload(path, _read_text(path))
 
 
 @lru_cache(maxsize=32)
-def _workload(path: Path, text: str) -> Workload:
-    """That of a file with this text: a plan asks for it a hundred times, which took two thirds of its time."""
-    read = {"name": called(path), **_parsed(path, text)}
-    read["fields"] = document_fields(read.get("fields"), f"{path}: fields")
-    return records.from_toml(Workload, read, str(path))
+def _parse_workload(path: Path, text: str) -> Workload:
+    """Parse a workload, cached: a plan needs it a hundred times, which took two thirds of its time."""
+    table = {"name": file_stem(path), **_parse(path, text)}
+    table["fields"] = group_field_options(table.get("fields"), f"{path}: fields")
+    return records.from_toml(Workload, table, str(path))
 
 
-def document_fields(tables: Any, where: str) -> list[dict[str, Any]]:
-    """The same fields with each generator's arguments gathered under `options`, as `DocumentField` has them."""
-    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
-        raise SpecError(f'{where}: a list of tables is needed, such as fields = [{{ name = "n", kind = "id" }}]')
-    own = set(records.keys(DocumentField)) - {"options"}
+def group_field_options(tables: Any, where: str) -> list[dict[str, Any]]:
+    """Return the fields with the arguments of each generator under `options`, as in `DocumentField`."""
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise SpecError(f'{where}: requires a list of tables, such as fields = [{{ name = "n", kind = "id" }}]')
+    common = set(records.fields_by_key(DocumentField)) - {"options"}
     return [
-        {key: value for key, value in one.items() if key in own}
-        | {"options": {key: value for key, value in one.items() if key not in own}}
-        for one in tables
+        {key: value for key, value in table.items() if key in common}
+        | {"options": {key: value for key, value in table.items() if key not in common}}
+        for table in tables
     ]
 
 
-def _written(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Each key that is replaced, with its new value."""
+def _format_overrides(overrides: Mapping[str, Any], parent: str = "") -> Iterator[str]:
+    """Yield each overridden key with its value."""
     for key, value in overrides.items():
         if isinstance(value, Mapping):
-            yield from _written(value, f"{above}{key}.")
+            yield from _format_overrides(value, f"{parent}{key}.")
         else:
-            yield f"{above}{key} = {quoted(value)}"
+            yield f"{parent}{key} = {quote_value(value)}"
 
 
-def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """A new table: the base, with what stands in `over` in its place, table by table."""
+def merge_tables(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return a new table: *base* with the values of *overrides*, table by table."""
     result = dict(base)
-    for key, value in over.items():
-        inner = result.get(key)
-        result[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    for key, value in overrides.items():
+        nested = result.get(key)
+        result[key] = merge_tables(nested, value) if isinstance(nested, dict) and isinstance(value, dict) else value
     return result
+
+
+def with_absolute_paths(cell: Cell) -> Cell:
+    """Return the cell with absolute paths, so that its runs can be resumed from another folder."""
+    target, load, track = cell.target, cell.load, cell.load.track
+    return dataclasses.replace(
+        cell,
+        target=dataclasses.replace(
+            target,
+            file=_absolute_if_set(target.file),
+            ca_file=_absolute_if_set(target.ca_file),
+            client_cert=_absolute_if_set(target.client_cert),
+            client_key=_absolute_if_set(target.client_key),
+        ),
+        load=dataclasses.replace(
+            load,
+            workload=_absolute_if_file(load.workload),
+            documents=_absolute_if_set(load.documents),
+            track=dataclasses.replace(track, path=absolute_path(track.path)) if track else None,
+            arrivals=dataclasses.replace(load.arrivals, file=_absolute_if_set(load.arrivals.file)),
+            query_arrivals=dataclasses.replace(load.query_arrivals, file=_absolute_if_set(load.query_arrivals.file)),
+        ),
+        faults=tuple(
+            dataclasses.replace(
+                fault,
+                profile=fault.profile and _absolute_if_file(fault.profile),
+                trace=_absolute_if_set(fault.trace),
+            )
+            for fault in cell.faults
+        ),
+    )
+
+
+def absolute_path(path: str | Path) -> str:
+    """Return the absolute path; a tilde that the shell left, as in `--track=~/geonames`, is the home folder."""
+    # Path.expanduser raises for an unknown user, whose name with the tilde may be a folder's.
+    return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111
+
+
+def _absolute_if_set(path: str | None) -> str | None:
+    return None if path is None else absolute_path(path)
+
+
+def _absolute_if_file(name: str) -> str:
+    """Return the absolute path of the user's own file; a shipped name stays (`find_file`)."""
+    return absolute_path(name) if name.endswith(".toml") else name
+
+
+def compute_fingerprints(plan: Plan) -> dict[str, str]:
+    """Return the fingerprint of each file that the runs of a plan read, by its path; for a folder, of each file in it.
+
+    Runs of other documents, traces or profiles are not replicates.
+    """
+    paths = dict.fromkeys(_iter_paths(records.to_json(plan)))
+    return {str(file): _fingerprint(file) for path in paths for file in _iter_files(path)}
+
+
+def check_fingerprints(recorded: Mapping[str, str], plan: Plan) -> None:
+    """Raise SpecError if a file has changed since the first runs of this plan."""
+    current = compute_fingerprints(plan)
+    consequence = "the remaining runs would not be replicates"
+    for path in current.keys() - recorded.keys() if recorded else ():
+        raise SpecError(
+            f"{path}: did not exist during the first runs of this folder; {consequence}. Remove it, or start anew "
+            "without --resume."
+        )
+    for path, before in recorded.items():
+        if (now := current.get(path)) != before:
+            raise SpecError(
+                f"{path}: {'is missing' if now is None else 'has changed'} since the first runs of this folder; "
+                f"{consequence}. Restore it ({before}), or start anew without --resume."
+            )
+
+
+def _iter_paths(value: Any, key: str = "") -> Iterator[Path]:
+    """Yield the values of file keys, and the `path` of a track."""
+    if isinstance(value, str):
+        if key in _FILE_KEYS and (key in _PATH_KEYS or os.sep in value or value.endswith(".toml")):
+            yield Path(value)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if (key, name) == ("track", "path"):
+                yield from _iter_track_paths(Path(item))
+            else:
+                yield from _iter_paths(item, name)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _iter_paths(item, key)
+
+
+def _iter_track_paths(path: Path) -> Iterator[Path]:
+    """Yield the folder of a track; for a track in one file, each file that it may read."""
+    return iter(sorted(files.find_track_files(path))[:_MAX_FINGERPRINTS]) if path.is_file() else iter((path,))
+
+
+def _iter_files(path: Path) -> Iterator[Path]:
+    try:
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if _is_readable(file))[:_MAX_FINGERPRINTS]
+        elif _is_readable(path):
+            yield path
+    except OSError:
+        # A value that is not a path: too long, or below a folder that cannot be read.
+        return
+
+
+def _is_readable(path: Path) -> bool:
+    """Return True for a file that a run can read: next to a track there may be files of other users."""
+    return path.is_file() and os.access(path, os.R_OK)
+
+
+def _fingerprint(path: Path) -> str:
+    size_bytes = path.stat().st_size
+    checksum = hashlib.sha256()
+    last = max(0, size_bytes - _FINGERPRINT_PIECE_BYTES)
+    files.check_plain(path)
+    with path.open("rb") as file:
+        for offset in sorted({last * number // (_FINGERPRINT_PIECES - 1) for number in range(_FINGERPRINT_PIECES)}):
+            file.seek(offset)
+            checksum.update(file.read(_FINGERPRINT_PIECE_BYTES))
+    return f"{size_bytes} bytes, {checksum.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Where a key of an experiment stands in its tables, and what may stand there. Pure."""
+"""Keys of an experiment: their paths in its tables, and the values that they accept. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import records, track_parameters
-from ingest_bench.model.experiment import Fault
-from ingest_bench.model.host_settings import HostSettings
+from ingest_bench.inputs import records, user_json
+from ingest_bench.model.experiment import Fault, HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.units import spelled
+from ingest_bench.units import quote_name
 
 TABLES: Mapping[str, type] = {
     "network": Profile,
@@ -23,115 +22,107 @@ TABLES: Mapping[str, type] = {
     "load": LoadOptions,
     "host": HostSettings,
 }
-# Their keys may be written without the name of the table; those of the others may not.
+# Keys of these tables may be written without the name of the table.
 _BARE = ("target", "load", "network")
-# Those of a link, which may name a profile and change it.
+# Tables of a link, which may name a profile and override it.
 LINKS = ("network", "peers")
-# A part of a key in quotes, as TOML has it.
-_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'")
-# No table has tables below tables below tables; what a track's parameter holds is its own.
-_DEEPEST = 3
+# A quoted part of a key, as in TOML.
+_QUOTED_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'")
+# Tables are nested at most this deep; the value of a track's parameter may be nested further.
+_MAX_DEPTH = 3
 _TRACK_PARAMETERS = ("load", "track", "parameters")
-# The key that names the thing itself may be written as the table's name.
+# A table's name stands for the key that names its object.
 _NAMES = {
     "network": ("network", "profile"),
     "peers": ("peers", "profile"),
     "target": ("target", "name"),
     "workload": ("load", "workload"),
-    # Which of the faults with a name happen.
+    # Selects one of the named faults.
     "fault": ("fault", "name"),
 }
 
 
-def path_of(key: str) -> tuple[str, ...]:
-    """The table and the keys below it that a key of `--set` or `[factors]` means: "heap" is ("target", "heap")."""
+def resolve_key(key: str) -> tuple[str, ...]:
+    """Return the path of a key of `--set` or `[factors]`: "heap" is ("target", "heap")."""
     if key in _NAMES:
         return _NAMES[key]
-    first, *rest = plain(key).split(".")
-    if first in TABLES and rest:
-        _known(
-            rest[0],
-            {*records.keys(TABLES[first]), "profile"} if first in LINKS else records.keys(TABLES[first]),
-            key,
-        )
-        return (first, rest[0], *_deeper(rest[0], rest[1:]))
+    first, *parts = unquote_key(key).split(".")
+    if first in TABLES and parts:
+        keys = {*records.fields_by_key(TABLES[first]), *(["profile"] if first in LINKS else [])}
+        if parts[0] not in keys:
+            raise SpecError(f'unknown key "{quote_name(key)}"; {records.suggest(parts[0], keys)}')
+        return (first, parts[0], *_nested_keys(parts[0], parts[1:]))
     for table in _BARE:
-        if first in records.keys(TABLES[table]) and first != "name":
-            return (table, first, *_deeper(first, rest))
-    bare = {*_NAMES, *(name for table in _BARE for name in records.keys(TABLES[table]) if name != "name")}
-    of_host = {f"host.{name}" for name in records.keys(HostSettings)}
-    if f"host.{key}" in of_host:
+        if first in records.fields_by_key(TABLES[table]) and first != "name":
+            return (table, first, *_nested_keys(first, parts))
+    bare = {*_NAMES, *(name for table in _BARE for name in records.fields_by_key(TABLES[table]) if name != "name")}
+    if key in records.fields_by_key(HostSettings):
         raise SpecError(f'unknown key "{key}"; did you mean "host.{key}"?')
-    raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, bare)}')
+    raise SpecError(f'unknown key "{quote_name(key)}"; {records.suggest(first, bare)}')
 
 
-def plain(key: str) -> str:
-    """The key without the quotes that TOML may have around its parts: setting."sink.delay" is setting.sink.delay."""
-    return _PART.sub(lambda part: part[1] or part[2] or part[0], key)
+def unquote_key(key: str) -> str:
+    """Remove the quotes that TOML allows around parts of a key: setting."sink.delay" is setting.sink.delay."""
+    return _QUOTED_PART.sub(lambda part: part[1] or part[2] or part[0], key)
 
 
-def dotted(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The same with one key for each value: what TOML reads as a table in a table is a name with dots in it.
+def flatten_table(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the table with dotted keys instead of nested tables: TOML reads an unquoted dotted name as nested tables.
 
-    SpecError where two ways to write a name are the same one.
+    SpecError if a name is written in two ways.
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
-        below = dotted(value, where) if isinstance(value, dict) else None
-        for name, each in {key: value}.items() if below is None else below.items():
-            whole = key if below is None else f"{key}.{name}"
-            if whole in found:
-                raise SpecError(f"{where}: {spelled(whole)} is given twice, once with quotes; take one of them out")
-            found[whole] = each
-    return found
+        nested = flatten_table(value, where) if isinstance(value, dict) else None
+        for name, item in {key: value}.items() if nested is None else nested.items():
+            dotted = key if nested is None else f"{key}.{name}"
+            if dotted in flat:
+                raise SpecError(f"{where}: {quote_name(dotted)} is given twice, once with quotes. Remove one of them.")
+            flat[dotted] = item
+    return flat
 
 
-def _deeper(key: str, rest: Sequence[str]) -> Sequence[str]:
-    """The keys below one: a setting of the server has dots in its name."""
-    return [".".join(rest)] if key == "setting" and rest else rest
+def _nested_keys(key: str, parts: Sequence[str]) -> Sequence[str]:
+    """Return the keys below *key*: the name of a setting has dots."""
+    return [".".join(parts)] if key == "setting" and parts else parts
 
 
-def _known(found: str, known: Any, key: str) -> None:
-    if found not in known:
-        raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(found, known)}')
-
-
-def set_at(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """The tables with that value at that path."""
+def set_value(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return the tables with that value at that path."""
     nested: Any = value
     for step in reversed(path):
         nested = {step: nested}
-    return catalog.merged(tables, nested)
+    return catalog.merge_tables(tables, nested)
 
 
-def typed(path: Sequence[str], value: Any) -> Any:
+def convert_value(path: Sequence[str], value: Any) -> Any:
     """Return the value at that path. Text of a track's parameter is parsed as Rally parses it: "False" is false."""
     is_text = tuple(path[:3]) == _TRACK_PARAMETERS and isinstance(value, str)
-    return track_parameters.parse_value(value) if is_text else value
+    return user_json.parse_value(value) if is_text else value
 
 
-def parted(path: tuple[str, ...], level: str) -> dict[tuple[str, ...], str]:
-    """What a level is, key by key: a target may be named with its version, "cassandra 5.0.9"."""
+def split_level(path: tuple[str, ...], level: str) -> dict[tuple[str, ...], str]:
+    """Return the keys and values of a level: a target may include its version, "cassandra 5.0.9"."""
     name, space, version = level.partition(" ")
     if path == _NAMES["target"] and space:
         return {path: name, ("target", "version"): version}
     return {path: level}
 
 
-def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each value of a table and of those in it, with the keys that lead there."""
+def iter_leaves(table: Mapping[str, Any], parent: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each value of a table and its nested tables, with its path."""
     for key, value in table.items():
-        if isinstance(value, dict) and len(above) < _DEEPEST:
-            yield from leaves(value, (*above, key))
+        if isinstance(value, dict) and len(parent) < _MAX_DEPTH:
+            yield from iter_leaves(value, (*parent, key))
         else:
-            yield (*above, key), value
+            yield (*parent, key), value
 
 
-def check(path: Sequence[str], value: Any, where: str) -> None:
-    """SpecError when the key at that path of the tables may not have that value."""
-    table, *rest = path
-    if table == "fault" or (table in LINKS and rest[0] == "profile"):
-        # By its name or its path, as a fault has one.
-        records.at(Fault, rest, value, where)
+def check_value(path: Sequence[str], value: Any, where: str) -> None:
+    """Raise SpecError if the key at that path does not accept that value."""
+    table, *keys = path
+    if table == "fault" or (table in LINKS and keys[0] == "profile"):
+        # A name or a path, as in a fault.
+        records.read_key(Fault, keys, value, where)
     else:
-        records.at(TABLES[table], rest, value, where)
+        records.read_key(TABLES[table], keys, value, where)

@@ -1,42 +1,53 @@
-"""TOML and the user's overrides to an Experiment, and an Experiment to its cells. Pure but for reading files."""
+"""Experiments: TOML and overrides → Experiment → cells → plan of ordered runs. Pure, except for reading files."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, contradictions, key_paths, whole_paths
+from ingest_bench.experiment import catalog, contradictions, key_paths
 from ingest_bench.inputs import records
-from ingest_bench.model.experiment import MOST_LEVELS, MOST_RUNS, Cell, Experiment, Factor, Fault
-from ingest_bench.model.host_settings import HostSettings
+from ingest_bench.model.experiment import (
+    MAX_LEVELS,
+    MAX_RUNS,
+    SIDES,
+    Cell,
+    Experiment,
+    Factor,
+    Fault,
+    HostSettings,
+    Plan,
+    Run,
+)
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.units import quoted, spelled
+from ingest_bench.units import quote_name, quote_value
 
 _INCLUDES = "includes"
-_MOST_INCLUDES, _MOST_FAULTS = 100, 1000
-# What an experiment says of itself, beside its tables.
+_MAX_INCLUDES, _MAX_FAULTS = 100, 1000
+# Keys of the experiment itself, next to its tables.
 _HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
 TOP = (*_HEAD, "factors", "fault", "settings", *key_paths.TABLES)
-# Two keys for one thing: the one that is set takes the place of the other.
+# Two keys for one value: the one that is set replaces the other.
 _TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("load", "bulk"): ("load", "bulk_documents"),
     ("load", "bulk_documents"): ("load", "bulk"),
 }
-# Options of the command whose names are not their keys'.
+# Command-line options whose names differ from their keys.
 _OPTIONS = {"measure_documents": "--documents", "file": "--target"}
-# A cell's name is a folder's (NAME_MAX of Linux is 255), and a search adds its rate.
-_LONGEST_NAME = 200
+# The name of a cell is that of a folder (NAME_MAX of Linux is 255), and a search appends its rate.
+_MAX_NAME_LENGTH = 200
 
 
-def load(
+def load_experiment(
     name: str,
     overrides: Sequence[str] = (),
     *,
@@ -44,181 +55,186 @@ def load(
     running: Mapping[str, Any] | None = None,
     replicates: int | None = None,
 ) -> Experiment:
-    """The experiment of that name or path, with each `key=value[,value…]` of `--set` in its place.
+    """Load an experiment by name or path, with each `key=value[,value…]` of `--set` applied.
 
-    `fixed` holds what has an option of its own, such as {"measure": "20s"}; None leaves what the file says.
-    `running` is the target when that runs already: it takes the place of the file's target and network.
+    *fixed* holds values that have an option of their own, such as {"measure": "20s"}; None keeps the value of the file.
+    *running* is a target that runs already: it replaces the target and the network of the file.
     """
-    path = catalog.find(catalog.EXPERIMENTS, name, "experiment")
-    table = catalog.table(path)
+    path = catalog.find_file(catalog.EXPERIMENTS, name, "experiment")
+    table = catalog.read_table(path)
     where = str(path)
     for key in table:
         if key == _INCLUDES:
-            raise SpecError(f"{where}: it only names other experiments; run one of them, or all by its name")
+            raise SpecError(f"{where}: this file only includes other experiments. Run one of them, or all by its name.")
         if key not in TOP:
-            raise SpecError(f'{where}: unknown key "{spelled(key)}"; {records.nearest(key, TOP)}')
-    faults = _kind(table, "fault", list, [], "written as [[fault]]", where)
-    if len(faults) > _MOST_FAULTS:
-        raise SpecError(f"{where}: fault: {len(faults):,} faults, and at most {_MOST_FAULTS:,} are possible")
-    head = {key: records.at(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
-    tables = {name: dict(_kind(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
+            raise SpecError(f'{where}: unknown key "{quote_name(key)}"; {records.suggest(key, TOP)}')
+    faults = _get(table, "fault", list, [], "written as [[fault]]", where)
+    if len(faults) > _MAX_FAULTS:
+        raise SpecError(f"{where}: fault: {len(faults):,} faults; at most {_MAX_FAULTS:,} are allowed")
+    head = {key: records.read_key(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
+    tables = {name: dict(_get(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
     if isinstance(settings := tables["target"].get("setting"), dict):
-        tables["target"]["setting"] = key_paths.dotted(settings, f"{where}: target.setting")
-    for steps, value in key_paths.leaves(tables):
-        key_paths.check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
-        tables = key_paths.set_at(tables, steps, key_paths.typed(steps, value))
+        tables["target"]["setting"] = key_paths.flatten_table(settings, f"{where}: target.setting")
+    for steps, value in key_paths.iter_leaves(tables):
+        key_paths.check_value(steps, value, f"{where}: {'.'.join(map(quote_name, steps))}")
+        tables = key_paths.set_value(tables, steps, key_paths.convert_value(steps, value))
     experiment = Experiment(
-        name=catalog.called(path),
+        name=catalog.file_stem(path),
         **head,
         tables=tables,
-        settings=_settings(_kind(table, "settings", dict, {}, "a table", where), where),
-        factors=_factors(_kind(table, "factors", dict, {}, "a table", where), where),
+        settings=_settings(_get(table, "settings", dict, {}, "a table", where), where),
+        factors=_factors(_get(table, "factors", dict, {}, "a table", where), where),
         faults=tuple(records.from_toml(Fault, fault, f"{where}: fault") for fault in faults),
     )
     if running is not None:
         if any(experiment.tables[name] for name in ("target", *key_paths.LINKS)):
-            # What it says of its server and its link is not so.
-            description = f"{catalog.called(path)}, on a server that runs already, as it is"
+            # What the file says about its server and its link does not apply.
+            description = f"{catalog.file_stem(path)}, on a server that runs already, as it is"
             experiment = dataclasses.replace(experiment, description=description)
         network = experiment.tables["network"] if running.get("interface") is not None else {}
-        kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "server")}
-        tables = {**experiment.tables, "target": kept | _asked(running), "network": network, "peers": {}}
+        kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "custom")}
+        tables = {**experiment.tables, "target": kept | _check_options(running), "network": network, "peers": {}}
         experiment = dataclasses.replace(experiment, tables=tables)
-    chosen = _asked(fixed or {})
+    chosen = _check_options(fixed or {})
     for key, value in chosen.items():
-        tables = key_paths.set_at(experiment.tables, key_paths.path_of(key), value)
+        tables = key_paths.set_value(experiment.tables, key_paths.resolve_key(key), value)
         experiment = dataclasses.replace(experiment, tables=tables)
-    given = {key_paths.path_of(key): _OPTIONS.get(key, f"--{key}") for key in chosen}
-    experiment = _overridden(experiment, overrides, given)
+    options = {key_paths.resolve_key(key): _OPTIONS.get(key, f"--{key}") for key in chosen}
+    experiment = _apply_overrides(experiment, overrides, options)
     if replicates is not None:
-        checked = records.at(Experiment, ("replicates",), replicates, "--replicates")
+        checked = records.read_key(Experiment, ("replicates",), replicates, "--replicates")
         experiment = dataclasses.replace(experiment, replicates=checked)
-    cells(experiment)
+    build_cells(experiment)
     return experiment
 
 
-def profile_overrides(settings: Sequence[str]) -> dict[str, Any]:
-    """What each `key=value` of `net --set` changes of a profile; SpecError for what no profile may have."""
-    found: dict[str, Any] = {}
-    given = set()
+def parse_profile_overrides(settings: Sequence[str]) -> dict[str, Any]:
+    """Return what each `key=value` of `net --set` overrides in a profile; SpecError for invalid keys and values."""
+    overrides: dict[str, Any] = {}
+    paths = set()
     for text in settings:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise SpecError(f"--set {spelled(text)}: write it like mtu=9000 or to_server.delay=5ms")
+            raise SpecError(f"--set {quote_name(text)}: write it like mtu=9000 or to_server.delay=5ms")
         path = tuple(key.removeprefix("network.").split("."))
-        if path in given:
-            raise SpecError(f"--set {key}: it is given twice; take one of them out")
-        given.add(path)
-        records.at(Profile, path, value, f"--set {spelled(key)}")
-        found = key_paths.set_at(found, path, value)
-    return found
+        if path in paths:
+            raise SpecError(f"--set {key}: given twice. Remove one of them.")
+        paths.add(path)
+        records.read_key(Profile, path, value, f"--set {quote_name(key)}")
+        overrides = key_paths.set_value(overrides, path, value)
+    return overrides
 
 
-def included(name: str) -> tuple[str, ...]:
-    """The experiments that this one stands for (`includes = [...]`), or itself."""
-    path = catalog.find(catalog.EXPERIMENTS, name, "experiment")
-    table = catalog.table(path)
+def expand_includes(name: str) -> tuple[str, ...]:
+    """Return the names of the experiments that this one includes (`includes = [...]`), or its own name."""
+    path = catalog.find_file(catalog.EXPERIMENTS, name, "experiment")
+    table = catalog.read_table(path)
     if _INCLUDES not in table:
         return (name,)
     names = table[_INCLUDES]
-    if isinstance(names, list) and len(names) > _MOST_INCLUDES:
-        raise SpecError(f"{path}: {_INCLUDES}: {len(names):,} experiments, and at most {_MOST_INCLUDES} are possible")
-    if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
-        raise SpecError(f"{path}: {_INCLUDES}: a list of experiments is needed, found {quoted(names)}")
+    if isinstance(names, list) and len(names) > _MAX_INCLUDES:
+        raise SpecError(f"{path}: {_INCLUDES}: {len(names):,} experiments; at most {_MAX_INCLUDES} are allowed")
+    if not isinstance(names, list) or not names or not all(isinstance(item, str) for item in names):
+        raise SpecError(f"{path}: {_INCLUDES}: requires a list of experiments, found {quote_value(names)}")
     for key in table:
         if key not in ("description", _INCLUDES):
-            raise SpecError(f'{path}: "{spelled(key)}" has no place beside {_INCLUDES}: each experiment has its own')
+            raise SpecError(
+                f'{path}: "{quote_name(key)}" cannot be combined with {_INCLUDES}: each experiment has its own'
+            )
     return tuple(names)
 
 
-def cells(experiment: Experiment) -> tuple[Cell, ...]:
-    """Every combination of levels, resolved; SpecError names file, key, what was found and the remedy."""
+def build_cells(experiment: Experiment) -> tuple[Cell, ...]:
+    """Return the cells of all combinations of levels; SpecError names file, key, value and remedy."""
     _check_faults(experiment)
-    each = experiment.replicates * (2 if experiment.costly_probes else 1)
-    runs = each * math.prod(len(factor.levels) for factor in experiment.factors)
-    if runs > MOST_RUNS:
+    runs_per_cell = experiment.replicates * (2 if experiment.costly_probes else 1)
+    runs = runs_per_cell * math.prod(len(factor.levels) for factor in experiment.factors)
+    if runs > MAX_RUNS:
         raise SpecError(
-            f"{experiment.name}: that makes {runs:,} runs, and at most {MOST_RUNS:,} are done; "
-            "take fewer levels or replicates"
+            f"{experiment.name}: the plan has {runs:,} runs; at most {MAX_RUNS:,} are allowed. "
+            "Choose fewer levels or replicates."
         )
     choices = [[(factor.key, level) for level in factor.levels] for factor in experiment.factors]
-    found = tuple(_cell(experiment, dict(chosen)) for chosen in itertools.product(*choices))
-    alike: dict[str, Cell] = {}
-    folders: dict[str, Cell] = {}
-    for cell in found:
-        if len(cell.name) > _LONGEST_NAME:
+    cells = tuple(_build_cell(experiment, dict(levels)) for levels in itertools.product(*choices))
+    by_content: dict[str, Cell] = {}
+    by_name: dict[str, Cell] = {}
+    for cell in cells:
+        if len(cell.name) > _MAX_NAME_LENGTH:
             raise SpecError(
-                f"{experiment.name}: the levels make a folder's name of {len(cell.name)} characters, and at most "
-                f"{_LONGEST_NAME} are possible; write what does not vary into the experiment's file"
+                f"{experiment.name}: the levels make a folder name of {len(cell.name)} characters; at most "
+                f"{_MAX_NAME_LENGTH} are allowed. Write constant values into the experiment's file."
             )
-        other = alike.setdefault(repr((cell.network, cell.peers, cell.target, cell.load, cell.host, cell.faults)), cell)
+        content = repr((cell.network, cell.peers, cell.target, cell.load, cell.host, cell.faults))
+        other = by_content.setdefault(content, cell)
         if other is not cell:
-            raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same; take one level out")
-        other = folders.setdefault(cell.name, cell)
+            raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same. Remove one level.")
+        other = by_name.setdefault(cell.name, cell)
         if other is not cell:
             raise SpecError(
-                f"{experiment.name}: {other.levels} and {cell.levels} would both have the folder {cell.name}; "
-                "let the levels differ in letters or digits"
+                f"{experiment.name}: {other.levels} and {cell.levels} would both have the folder {cell.name}. "
+                "Choose levels that differ in letters or digits."
             )
-    return found
+    return cells
 
 
 def _check_faults(experiment: Experiment) -> None:
-    """SpecError where a level of the factor `fault` is the name of none, or one has the name of a cell without any."""
+    """Check that levels of the factor `fault` are names of faults, and that no fault is named "none"."""
     if any(fault.name == "none" for fault in experiment.faults):
-        raise SpecError(f'{experiment.name}: fault: "none" is the level where none happens; give it another name')
-    known = {"none", *(fault.name for fault in experiment.faults if fault.name)}
+        raise SpecError(f'{experiment.name}: fault: "none" is the level without a fault. Choose another name.')
+    names = {"none", *(fault.name for fault in experiment.faults if fault.name)}
     for factor in experiment.factors:
-        if key_paths.path_of(factor.key)[0] == "fault":
+        if key_paths.resolve_key(factor.key)[0] == "fault":
             for level in factor.levels:
-                if level not in known:
+                if level not in names:
                     raise SpecError(
-                        f'{experiment.name}: factors: fault: no [[fault]] has the name "{spelled(level)}"; '
-                        f"{records.nearest(level, known)}"
+                        f'{experiment.name}: factors: fault: no [[fault]] is named "{quote_name(level)}"; '
+                        f"{records.suggest(level, names)}"
                     )
 
 
-def target_options(table: Mapping[str, Any], where: str) -> TargetOptions:
-    """The target of such a table. Where it names a file of the user's own, that says the rest."""
+def build_target(table: Mapping[str, Any], where: str) -> TargetOptions:
+    """Return the target of a table, completed from the file of a custom target if the table names one."""
     if "file" not in table:
         return records.from_toml(TargetOptions, table, where)
-    own = catalog.merged(catalog.server(str(table["file"])), dict(table.get("server", {})))
-    start = {} if {"url", "attach"} & set(table) else own.get("start", {})
-    usual = {key: start[key] for key in ("heap", "gc") if key in start}
-    named = {"name": catalog.called(Path(str(table["file"]))), "server": own}
-    return records.from_toml(TargetOptions, {**usual, **table, **named}, where)
+    custom = catalog.merge_tables(catalog.read_custom_target(str(table["file"])), dict(table.get("custom", {})))
+    start = {} if {"url", "attach"} & set(table) else custom.get("start", {})
+    defaults = {key: start[key] for key in ("heap", "gc") if key in start}
+    named = {"name": catalog.file_stem(Path(str(table["file"]))), "custom": custom}
+    return records.from_toml(TargetOptions, {**defaults, **table, **named}, where)
 
 
-def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
+def _build_cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     tables = {name: dict(table) for name, table in experiment.tables.items()}
-    paths = [key_paths.path_of(key) for key in levels]
+    paths = [key_paths.resolve_key(key) for key in levels]
     for path, level in zip(paths, levels.values(), strict=True):
-        for each, value in key_paths.parted(path, level).items():
-            if each != path and each in paths:
+        for level_path, value in key_paths.split_level(path, level).items():
+            if level_path != path and level_path in paths:
                 raise SpecError(
-                    f'{experiment.name}: the target "{level}" has a version, and so has the factor {each[-1]}; '
-                    "take one of them out"
+                    f'{experiment.name}: the target "{level}" has a version, and {level_path[-1]} is a factor too. '
+                    "Remove one of them."
                 )
-            tables = key_paths.set_at(tables, each, key_paths.typed(each, value))
+            tables = key_paths.set_value(tables, level_path, key_paths.convert_value(level_path, value))
         twin = _TWINS.get(path)
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)
     name = str(tables["target"].get("name", TargetOptions().name))
-    if own := experiment.settings.get(name):
-        tables["target"] = catalog.merged({"setting": own}, tables["target"])
+    if settings := experiment.settings.get(name):
+        tables["target"] = catalog.merge_tables({"setting": settings}, tables["target"])
     where = experiment.name
-    happens = tables.pop("fault", {}).get("name")
-    faults = tuple(fault for fault in experiment.faults if happens is None or fault.name in (None, happens))
-    contradictions.check_running(tables, faults, where)
-    target = target_options(tables["target"], f"{where}: target")
+    fault_name = tables.pop("fault", {}).get("name")
+    faults = tuple(fault for fault in experiment.faults if fault_name is None or fault.name in (None, fault_name))
+    contradictions.check_running_target(tables, faults, where)
+    target = build_target(tables["target"], f"{where}: target")
     options = records.from_toml(LoadOptions, tables["load"], f"{where}: load")
     contradictions.check_load(options, f"{where}: load")
-    usual = "unshaped" if target.nodes > 1 else "loopback"
+    default_profile = "unshaped" if target.nodes > 1 else "loopback"
     cell = Cell(
         name=cell_name(levels),
         levels=levels,
-        network=None if target.runs_already and not target.interface else _profile(tables["network"], usual),
-        peers=_profile(tables["peers"], usual) if target.nodes > 1 else None,
+        network=None
+        if target.is_already_running and not target.interface
+        else _load_profile(tables["network"], default_profile),
+        peers=_load_profile(tables["peers"], default_profile) if target.nodes > 1 else None,
         target=target,
         load=options,
         host=records.from_toml(HostSettings, tables["host"], f"{where}: host"),
@@ -226,92 +242,142 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
         probes=experiment.probes,
     )
     contradictions.check_nodes(cell, where)
-    return whole_paths.from_anywhere(cell)
+    return catalog.with_absolute_paths(cell)
 
 
-def _profile(table: Mapping[str, Any], usual: str) -> Profile:
-    """The profile that such a table names and changes."""
-    return catalog.profile(
-        str(table.get("profile", usual)), {key: value for key, value in table.items() if key != "profile"}
+def _load_profile(table: Mapping[str, Any], default: str) -> Profile:
+    """Load the profile that a table names, with the table's overrides."""
+    return catalog.load_profile(
+        str(table.get("profile", default)), {key: value for key, value in table.items() if key != "profile"}
     )
 
 
-def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, by the keys that they stand for."""
-    given = {key: value for key, value in options.items() if value is not None}
-    for key, value in given.items():
-        key_paths.check(key_paths.path_of(key), value, _OPTIONS.get(key, f"--{key.replace('_', '-')}"))
-    return given
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the command-line options that are set, by their keys; SpecError for invalid values."""
+    chosen = {key: value for key, value in options.items() if value is not None}
+    for key, value in chosen.items():
+        key_paths.check_value(key_paths.resolve_key(key), value, _OPTIONS.get(key, f"--{key.replace('_', '-')}"))
+    return chosen
 
 
 def _settings(table: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """The settings of each server by its name, `[settings.forwarder]`."""
-    for target, own in table.items():
-        key_paths.check(("target", "name"), target, f"{where}: settings")
-        records.at(TargetOptions, ("setting",), own, f"{where}: settings.{target}")
+    """Return the settings by the name of their target, `[settings.forwarder]`."""
+    for target, settings in table.items():
+        key_paths.check_value(("target", "name"), target, f"{where}: settings")
+        records.read_key(TargetOptions, ("setting",), settings, f"{where}: settings.{target}")
     return dict(table)
 
 
 def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
     factors = []
-    for key, levels in key_paths.dotted(table, f"{where}: factors").items():
+    for key, levels in key_paths.flatten_table(table, f"{where}: factors").items():
         if not isinstance(levels, list) or not levels:
-            raise SpecError(f"{where}: factors: {spelled(key)}: a factor is a list of levels, found {quoted(levels)}")
-        here = f"{where}: factors: {spelled(key)}"
-        factors.append(_factor(key, [_text(level, here) for level in levels], here))
+            raise SpecError(
+                f"{where}: factors: {quote_name(key)}: a factor requires a list of levels, found {quote_value(levels)}"
+            )
+        key_where = f"{where}: factors: {quote_name(key)}"
+        factors.append(_factor(key, [_level_text(level, key_where) for level in levels], key_where))
     return tuple(factors)
 
 
 def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
-    path = key_paths.path_of(key)
-    if len(levels) > MOST_LEVELS:
-        raise SpecError(f"{where}: a factor has at most {MOST_LEVELS:,} levels, found {len(levels):,}")
-    twice = next((level for level in levels if levels.count(level) > 1), None)
-    if twice is not None:
-        raise SpecError(f"{where}: the level {quoted(twice)} is given twice")
+    path = key_paths.resolve_key(key)
+    if len(levels) > MAX_LEVELS:
+        raise SpecError(f"{where}: {len(levels):,} levels; at most {MAX_LEVELS:,} are allowed")
+    repeated = next((level for level in levels if levels.count(level) > 1), None)
+    if repeated is not None:
+        raise SpecError(f"{where}: the level {quote_value(repeated)} is given twice. Remove one of them.")
     for level in levels:
-        for each, value in key_paths.parted(path, level).items():
-            key_paths.check(each, value, where)
-    return Factor(key=key_paths.plain(key), levels=tuple(levels))
+        for level_path, value in key_paths.split_level(path, level).items():
+            key_paths.check_value(level_path, value, where)
+    return Factor(key=key_paths.unquote_key(key), levels=tuple(levels))
 
 
-def _overridden(experiment: Experiment, overrides: Sequence[str], options: Mapping[tuple[str, ...], str]) -> Experiment:
-    """The experiment with each `key=value[,value…]` in the place of its factor, or as one more."""
-    given = dict(options)
+def _apply_overrides(
+    experiment: Experiment, overrides: Sequence[str], options: Mapping[tuple[str, ...], str]
+) -> Experiment:
+    """Replace the factor of each `key=value[,value…]`, or append it."""
+    sources = dict(options)
     factors = list(experiment.factors)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not value:
-            raise SpecError(f'--set {spelled(text)}: write it like "heap=1g,2g"')
-        path = key_paths.path_of(key)
-        if path in given:
-            raise SpecError(f"--set {key}: it is given already, by {given[path]}; give all levels at once: {key}=A,B")
-        given[path] = f"--set {spelled(key)}"
-        place = next((at for at, factor in enumerate(factors) if key_paths.path_of(factor.key) == path), len(factors))
-        factors[place : place + 1] = [_factor(key, value.split(","), given[path])]
+            raise SpecError(f'--set {quote_name(text)}: write it like "heap=1g,2g"')
+        path = key_paths.resolve_key(key)
+        if path in sources:
+            raise SpecError(f"--set {key}: set already by {sources[path]}. Give all levels at once: {key}=A,B")
+        sources[path] = f"--set {quote_name(key)}"
+        place = next(
+            (index for index, factor in enumerate(factors) if key_paths.resolve_key(factor.key) == path), len(factors)
+        )
+        factors[place : place + 1] = [_factor(key, value.split(","), sources[path])]
     return dataclasses.replace(experiment, factors=tuple(factors))
 
 
-def _text(level: Any, where: str) -> str:
+def _level_text(level: Any, where: str) -> str:
     if not isinstance(level, (str, int, float)):
-        raise SpecError(f"{where}: {quoted(level)} is no level: a text, a number, true or false")
+        raise SpecError(f"{where}: {quote_value(level)} is not a level. Write a text, a number, true or false.")
     if isinstance(level, bool):
         return str(level).lower()
     try:
         return str(level)
     except ValueError:
-        raise SpecError(f"{where}: {quoted(level)} is no level") from None
+        raise SpecError(f"{where}: {quote_value(level)} is not a level") from None
 
 
-def _kind(table: Mapping[str, Any], key: str, kind: type, default: Any, what: str, where: str) -> Any:
+def _get(table: Mapping[str, Any], key: str, kind: type, default: Any, what: str, where: str) -> Any:
     value = table.get(key, default)
     if not isinstance(value, kind):
-        raise SpecError(f"{where}: {key}: {quoted(value)} is not {what}")
+        raise SpecError(f"{where}: {key}: {quote_value(value)} is not {what}")
     return value
 
 
 def cell_name(levels: Mapping[str, str]) -> str:
-    """The name of the cell with these levels, also its folder below the results."""
+    """Return the name of the cell with these levels, also its folder in the results."""
     parts = (f"{key.rpartition('.')[2]}={level}" for key, level in levels.items())
-    # It is a folder's name too, and the JVM's options take no path with a comma, a colon, a quote or a space.
+    # JVM options accept no path with a comma, a colon, a quote or a space.
     return "+".join(re.sub(r"[^A-Za-z0-9=._-]+", "_", part) for part in parts) or "only"
+
+
+def build_plan(experiment: Experiment) -> Plan:
+    """Return the ordered runs: one block per replicate, shuffled by the seed, so that a drift affects all cells."""
+    cells = build_cells(experiment)
+    runs = []
+    for replicate in range(1, experiment.replicates + 1):
+        block = [Run(id=f"{cell.name}/{replicate}", cell=cell, replicate=replicate) for cell in cells]
+        if experiment.costly_probes:
+            block += [_instrument(cell, replicate, experiment.costly_probes) for cell in cells]
+        random.Random(f"{experiment.seed}/{replicate}").shuffle(block)  # noqa: S311 - an order, not a secret
+        runs += block
+    return Plan(
+        experiment=experiment.name,
+        description=experiment.description,
+        seed=experiment.seed,
+        factors=experiment.factors,
+        runs=tuple(runs),
+    )
+
+
+def _instrument(cell: Cell, replicate: int, costly_probes: tuple[str, ...]) -> Run:
+    probed = dataclasses.replace(cell, probes=(*cell.probes, *costly_probes))
+    return Run(id=f"{cell.name}/{replicate}-instrumented", cell=probed, replicate=replicate, instrumented=True)
+
+
+def pair_runs(plan: Plan) -> Plan:
+    """Return the plan of an A/A test: each run twice in a row, for both sides in random order."""
+    if len(SIDES) * len(plan.runs) > MAX_RUNS:
+        raise SpecError(
+            f"--aa: the plan has {len(SIDES) * len(plan.runs):,} runs; at most {MAX_RUNS:,} are allowed. Choose fewer."
+        )
+    runs = []
+    for run in plan.runs:
+        sides = list(SIDES)
+        random.Random(f"{plan.seed}/{run.id}").shuffle(sides)  # noqa: S311 - an order, not a secret
+        runs += [_assign_side(run, side) for side in sides]
+    return dataclasses.replace(plan, factors=(*plan.factors, Factor(key="side", levels=SIDES)), runs=tuple(runs))
+
+
+def _assign_side(run: Run, side: str) -> Run:
+    levels = {**run.cell.levels, "side": side}
+    cell = dataclasses.replace(run.cell, name=cell_name(levels), levels=levels)
+    return dataclasses.replace(run, id=cell.name + run.id.removeprefix(run.cell.name), cell=cell)

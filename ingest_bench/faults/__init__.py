@@ -1,60 +1,51 @@
-"""What happens to a link, to a node or to the whole server at a moment of a run, and how it ends again.
+"""Faults: reversible changes of a link, a node, its host or its clients at a moment of a run.
 
-| fault | what it does | its end |
+| fault | effect | end |
 |---|---|---|
-| `partition` | nothing passes in a direction, and no one is told | packets pass; TCP sends the lost ones again |
-| `blackhole` | connections open, but what is sent on them vanishes | as above |
-| `mtu-blackhole` | packets above a size vanish, and no one is told | as above |
-| `profile`, `throttle` | the link is in another state | the link is in its own state again |
-| `trace` | the link's rate changes as a file says | as above |
-| `reset` | each established connection is reset at both ends | none: it has no length |
-| `pause` | a JVM stands still | it goes on |
-| `kill` | a node is killed | it is started again on its files, and is ready |
-| `gc` | a JVM collects its whole heap | none |
-| `heap-dump` | a JVM writes its live objects to a file | none; the file is removed |
-| `file-descriptors` | a JVM can open hardly any file or connection | it may open as many as before |
-| `flush` | the server writes to files what it has in memory | none |
-| `cpu` | a node has no more than so many cores, or busy neighbours on them | it has all again |
-| `memory` | the kernel takes from a node what it can give back | it may have as much as before |
+| `partition` | packets of a direction are lost silently | packets pass; TCP retransmits the lost ones |
+| `blackhole` | connections open, but data sent on them is lost silently | as above |
+| `mtu-blackhole` | packets above a size are lost, silently or with ICMP | as above |
+| `profile`, `throttle` | the link has another profile, rate or delay | the link has its own profile again |
+| `trace` | the link's rate follows a recorded trace | as above |
+| `reset` | each established connection is reset at both ends | immediate |
+| `pause` | a JVM is stopped (SIGSTOP) | SIGCONT |
+| `kill` | a node is killed (SIGKILL) | it is restarted on its files, and ready |
+| `gc` | a JVM collects its whole heap | immediate |
+| `heap-dump` | a JVM writes its live objects to a file | immediate; the file is removed |
+| `file-descriptors` | a JVM can open hardly any file or connection | it has its former limit |
+| `flush` | the server writes its in-memory data to files | immediate |
+| `cpu` | a node has a CPU quota, or busy neighbours on its CPUs | it has all CPUs again |
+| `memory` | the kernel reclaims a node's page cache | it has its former limit |
 | `fragmented-memory` | free memory of the machine is in single pages | the kernel may join them again |
-| `full-disk` | the file system of a node has no block left | it has what it had |
-| `slow-disk` | a node's disk reads and writes no more than so much a second, or each is late | what waits goes on |
-| `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
-| `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
-| `exhausted-ports` | the clients have no local port for a new connection | they have all |
-| `dns-failure` | the clients cannot look up the server for a new connection | they can |
+| `full-disk` | the node's file system has no free block | its blocks are free again |
+| `slow-disk` | the node's disk reads and writes are limited per second | waiting requests continue |
+| `slow-fsync` | each sync call of a node is delayed | waiting calls continue |
+| `slow-bodies` and others (`misbehaving`) | additional clients misbehave next to the load | they are gone |
+| `exhausted-ports` | clients have no ephemeral port for a new connection | ports are released |
+| `dns-failure` | clients cannot resolve the server's name for a new connection | they can |
 
-Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
-and ends with the last one. Faults of a link live in its namespaces, and those of a node in its process: they go with
-these, also when we are killed.
+Faults may overlap: a link or node has the state of all active faults. An effect that several faults share begins with
+the first and ends with the last. A fault of a link lives in its namespaces, and one of a node in its process: both are
+gone when these are, also if this program is killed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingest_bench.faults.clients.dns_failure import DNS_FAILURE
-from ingest_bench.faults.clients.exhausted_ports import EXHAUSTED_PORTS
-from ingest_bench.faults.clients.misbehaving import CLIENTS
-from ingest_bench.faults.hosts.cpu import CPU
-from ingest_bench.faults.hosts.fragmented_memory import FRAGMENTED_MEMORY
-from ingest_bench.faults.hosts.full_disk import FULL_DISK
-from ingest_bench.faults.hosts.memory import MEMORY
-from ingest_bench.faults.hosts.slow_disk import SLOW_DISK
-from ingest_bench.faults.hosts.slow_fsync import SLOW_FSYNC
-from ingest_bench.faults.links.blackhole import BLACKHOLE
-from ingest_bench.faults.links.mtu_blackhole import MTU_BLACKHOLE
-from ingest_bench.faults.links.partition import PARTITION
-from ingest_bench.faults.links.profile import PROFILE
-from ingest_bench.faults.links.reset import RESET
-from ingest_bench.faults.links.throttle import THROTTLE
-from ingest_bench.faults.links.trace import TRACE
-from ingest_bench.faults.processes.file_descriptors import FILE_DESCRIPTORS
-from ingest_bench.faults.processes.flush import FLUSH
-from ingest_bench.faults.processes.forced_gc import GC
-from ingest_bench.faults.processes.heap_dump import HEAP_DUMP
-from ingest_bench.faults.processes.kill import KILL
-from ingest_bench.faults.processes.pause import PAUSE
+from ingest_bench.faults.blackhole import BLACKHOLE, PARTITION
+from ingest_bench.faults.cpu import CPU
+from ingest_bench.faults.disk import FULL_DISK, SLOW_DISK
+from ingest_bench.faults.dns_failure import DNS_FAILURE
+from ingest_bench.faults.exhausted_ports import EXHAUSTED_PORTS
+from ingest_bench.faults.fragmented_memory import FRAGMENTED_MEMORY
+from ingest_bench.faults.link_profile import PROFILE, THROTTLE, TRACE
+from ingest_bench.faults.memory import MEMORY
+from ingest_bench.faults.misbehaving import MISBEHAVING_CLIENTS
+from ingest_bench.faults.mtu_blackhole import MTU_BLACKHOLE
+from ingest_bench.faults.processes import FILE_DESCRIPTORS, FLUSH, GC, HEAP_DUMP, KILL, PAUSE
+from ingest_bench.faults.reset import RESET
+from ingest_bench.faults.slow_fsync import SLOW_FSYNC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +72,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "full-disk": FULL_DISK,
     "slow-disk": SLOW_DISK,
     "slow-fsync": SLOW_FSYNC,
-    **CLIENTS,
+    **MISBEHAVING_CLIENTS,
     "exhausted-ports": EXHAUSTED_PORTS,
     "dns-failure": DNS_FAILURE,
 }

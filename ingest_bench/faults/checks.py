@@ -1,4 +1,4 @@
-"""Whether the faults of a cell can happen as they are written, and which states its links will have. Pure."""
+"""Pure checks of a cell's faults before a run: whether they can happen as written, and what they require."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from random import Random
 
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
-from ingest_bench.faults.each import concerns, directions
+from ingest_bench.faults.apply import select_directions, selects_link
 from ingest_bench.host.node_resources import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 
-# Keys that not every fault takes, by their names in a fault.
+# Fields of a fault that only some kinds use, with their TOML keys.
 _KEYS = {
     "direction": "direction",
     "profile": "profile",
@@ -25,144 +25,146 @@ _KEYS = {
     "trace": "trace",
     "cores": "cores",
     "neighbours": "neighbours",
-    "room_bytes": "room",
+    "headroom_bytes": "headroom",
     "share_ppm": "share",
     "connections": "connections",
     "resolver": "resolver",
 }
-# A fault begins by some commands or signals, of some milliseconds each.
-_SHORTEST_GAP_NS = 10 * 10**6
-# Each is a process that waits from the start of the server on.
-_MOST_RESTARTS = 100
-# Faults of a server that writes, with what they would be without it.
-_OF_FILES = {
-    "kill": "and none would be there afterwards",
-    "slow-disk": "and nothing would be slow",
-    "slow-fsync": "and nothing would be slow",
+# A fault begins by a few commands or signals, of some milliseconds each.
+_MIN_GAP_NS = 10 * 10**6
+# Each restart is a process that waits from the start of the server on.
+_MAX_RESTARTS = 100
+# Faults that require a persistent server, with the reason.
+_PERSISTENT_ONLY = {
+    "kill": "so none would be left afterwards",
+    "slow-disk": "so the fault would have no effect",
+    "slow-fsync": "so the fault would have no effect",
 }
-# The protocols of documents that go over HTTP.
-_OF_HTTP = frozenset({"bulk", "json-array"})
+_HTTP_PROTOCOLS = frozenset({"bulk", "json-array"})
 
 
-def check(cell: Cell) -> None:
-    """Refuse faults that cannot happen as written, before anything starts."""
+def check_faults(cell: Cell) -> None:
+    """Raise SpecError if a fault cannot happen as written."""
     if cell.load.measure_documents is not None and not all(fault.every_ns for fault in cell.faults):
         raise SpecError(
-            "faults and a number of documents: their moments are counted in a measurement of known length; only one "
-            'that happens again and again needs none: every = "5s"'
+            "faults cannot be combined with a number of documents: their times require a measurement of known "
+            'duration. Only a repeated fault can: every = "5s"'
         )
     for fault in cell.faults:
-        for complaint in (*_of_time(cell, fault), *_of_keys(fault), FAULTS[fault.kind].complaint(cell, fault)):
-            if complaint:
-                raise SpecError(f"fault {fault.kind}: {complaint}")
-    most = max(restarts(cell, node) for node in range(1, cell.target.nodes + 1))
-    if most > _MOST_RESTARTS:
-        raise SpecError(f"fault kill: a node would be started again {most:,} times, at most {_MOST_RESTARTS} may be")
+        for error in (
+            *_find_time_errors(cell, fault),
+            *_find_key_errors(fault),
+            FAULTS[fault.kind].find_error(cell, fault),
+        ):
+            if error:
+                raise SpecError(f"fault {fault.kind}: {error}")
+    restarts = max(count_restarts(cell, node) for node in range(1, cell.target.nodes + 1))
+    if restarts > _MAX_RESTARTS:
+        raise SpecError(f"fault kill: a node would restart {restarts:,} times; at most {_MAX_RESTARTS} are allowed")
 
 
-def inapplicable(cell: Cell, protocols: Set[str], *, keeps_files: bool, can_flush: bool) -> str:
-    """Why a fault of the cell cannot happen to a server of that kind; empty: each of them can.
+def find_unsupported_fault(cell: Cell, protocols: Set[str], *, is_persistent: bool, can_flush: bool) -> str:
+    """Return why a server of this kind does not support a fault of the cell; "" if it supports all.
 
-    `protocols` are those of the documents that it takes; `keeps_files`: whether it has them in files; `can_flush`:
-    whether it can be told to write them there.
+    *protocols*: those of the documents that it accepts.
     """
     name = cell.target.name
     for fault in cell.faults:
         if FAULTS[fault.kind].needs_names and "kafka" in protocols:
-            return f"{fault.kind}: the library that speaks to Kafka looks its brokers up by itself"
-        if FAULTS[fault.kind].needs_http and not protocols <= _OF_HTTP:
-            return f"{fault.kind} is a fault of HTTP, and {name} takes {' and '.join(sorted(protocols))}"
+            return f"{fault.kind}: the Kafka library resolves brokers itself"
+        if FAULTS[fault.kind].needs_http and not protocols <= _HTTP_PROTOCOLS:
+            return f"{fault.kind} requires HTTP, and {name} accepts {' and '.join(sorted(protocols))}"
         if fault.kind == "flush" and not can_flush:
-            return f"flush: {name} cannot be told to write what it has in memory"
-        if fault.kind in _OF_FILES and not keeps_files:
-            return f"{fault.kind}: {name} keeps no documents in files, {_OF_FILES[fault.kind]}"
+            return f"flush: {name} has no command that flushes its memory"
+        if fault.kind in _PERSISTENT_ONLY and not is_persistent:
+            return f"{fault.kind}: {name} keeps no documents in files, {_PERSISTENT_ONLY[fault.kind]}"
     return ""
 
 
-def _turns(cell: Cell, number: int) -> int:
-    """How often the fault of that number may happen in a measurement of known length."""
-    fault = cell.faults[number]
-    last_ns = cell.load.measure_ns - max(1, fault.for_ns)
-    own = moments(fault, number, cell.load.seed)
-    return sum(1 for _ in itertools.takewhile(lambda at_ns: at_ns <= last_ns, own))
+def iterate_begin_times(fault: Fault, number: int, seed: int) -> Iterator[int]:
+    """Yield the begins of a fault, in nanoseconds from the start of the measurement. *number*: its index in the cell.
 
-
-def moments(fault: Fault, number: int, seed: int) -> Iterator[int]:
-    """When it begins, from the start of the measurement on, in nanoseconds. `number` is its place among the faults.
-
-    At random the time from its end to its next beginning is exponential, as of what happens at any moment alike: the
-    seed decides it.
+    A random fault's time from an end to the next begin is exponential (a Poisson process), determined by the seed.
     """
     if not fault.random:
         yield from itertools.count(fault.at_ns, fault.every_ns) if fault.every_ns else (fault.at_ns,)
         return
-    draw, at_ns = Random(f"{seed} {number}"), fault.at_ns  # noqa: S311 - it is no secret
+    generator, at_ns = Random(f"{seed} {number}"), fault.at_ns  # noqa: S311 - not a secret
     while True:
-        at_ns += max(1, round(draw.expovariate(1 / (fault.every_ns - fault.for_ns))))
+        at_ns += max(1, round(generator.expovariate(1 / (fault.every_ns - fault.for_ns))))
         yield at_ns
         at_ns += fault.for_ns
 
 
-def restarts(cell: Cell, node: int) -> int:
-    """How often a node is started again."""
+def count_restarts(cell: Cell, node: int) -> int:
+    """Return how often a node is restarted."""
     return sum(
-        _turns(cell, number)
+        _count_turns(cell, number)
         for number, fault in enumerate(cell.faults)
         if fault.kind == "kill" and fault.node in (None, node)
     )
 
 
-def needs(cell: Cell) -> frozenset[Need]:
-    """What a node has to have of the machine for itself for the faults of that cell."""
+def _count_turns(cell: Cell, number: int) -> int:
+    """Return how often the fault of that index may happen in a measurement of known duration."""
+    fault = cell.faults[number]
+    last_ns = cell.load.measure_ns - max(1, fault.for_ns)
+    begins = iterate_begin_times(fault, number, cell.load.seed)
+    return sum(1 for _ in itertools.takewhile(lambda at_ns: at_ns <= last_ns, begins))
+
+
+def list_needs(cell: Cell) -> frozenset[Need]:
+    """Return the resources that each node needs for the faults of the cell."""
     return frozenset[Need]().union(*(FAULTS[fault.kind].needs(fault) for fault in cell.faults))
 
 
 def needs_names(cell: Cell) -> bool:
-    """Whether the load looks up its server by name, for each new connection."""
+    """Return True if the load must resolve its server's name for each new connection."""
     return any(FAULTS[fault.kind].needs_names for fault in cell.faults)
 
 
-def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:
-    """Each link of a run with its states: the one that it begins in, and those that faults will bring it into."""
+def list_link_profiles(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:
+    """Return each link of a run with its initial profile, and those that faults will change it to."""
     numbers = range(1, cell.target.nodes + 1)
-    begin: dict[LinkName, Profile | None] = {LinkName((number,)): cell.network for number in numbers}
-    begin |= {LinkName(pair): cell.peers for pair in itertools.combinations(numbers, 2)}
+    initial: dict[LinkName, Profile | None] = {LinkName((number,)): cell.network for number in numbers}
+    initial |= {LinkName(pair): cell.peers for pair in itertools.combinations(numbers, 2)}
     return {
-        name: (profile, *_changed(profile, name, cell.faults)) for name, profile in begin.items() if profile is not None
+        name: (profile, *_change_profile(profile, name, cell.faults))
+        for name, profile in initial.items()
+        if profile is not None
     }
 
 
-def _changed(profile: Profile, name: LinkName, faults: tuple[Fault, ...]) -> Iterator[Profile]:
+def _change_profile(profile: Profile, name: LinkName, faults: tuple[Fault, ...]) -> Iterator[Profile]:
     for fault in faults:
-        changed = FAULTS[fault.kind].changed
-        if changed is not None and concerns(fault, name):
-            yield changed(profile, fault, directions(fault, name))
+        change = FAULTS[fault.kind].change_profile
+        if change is not None and selects_link(fault, name):
+            yield change(profile, fault, select_directions(fault, name))
 
 
-def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:
-    """What is wrong with its moments."""
+def _find_time_errors(cell: Cell, fault: Fault) -> Iterator[str]:
     kind = FAULTS[fault.kind]
-    if kind.lasts and fault.for_ns <= 0:
-        yield 'how long does it last? Add for = "5s"'
-    if not kind.lasts and fault.for_ns:
-        yield "it has no length; take for out"
+    if kind.has_duration and fault.for_ns <= 0:
+        yield 'requires for = "5s"'
+    if not kind.has_duration and fault.for_ns:
+        yield "it has no duration. Remove for."
     if fault.random and not fault.every_ns:
-        yield 'at random, how far apart on average? Add every = "10s"'
+        yield 'random requires every = "10s", the mean time between two begins'
     if 0 < fault.every_ns <= fault.for_ns:
-        yield "it would begin again before it has ended; every is longer than for"
-    elif 0 < fault.every_ns < fault.for_ns + _SHORTEST_GAP_NS:
-        yield "less than 10 ms from its end to its next beginning: no fault is that quick; take a longer every"
+        yield "it would begin again before it has ended. every must be longer than for."
+    elif 0 < fault.every_ns < fault.for_ns + _MIN_GAP_NS:
+        yield "less than 10 ms from its end to its next begin. Take a longer every."
     if cell.load.measure_documents is None and fault.at_ns + fault.for_ns > cell.load.measure_ns:
-        yield "it ends after the measurement; measure longer"
+        yield "it ends after the measurement. Measure longer."
 
 
-def _of_keys(fault: Fault) -> Iterator[str]:
-    """Which key it has that only others have."""
-    kind, usual = FAULTS[fault.kind], Fault(kind=fault.kind, at_ns=0)
-    if kind.hits != "link" and fault.link == "peers":
-        yield "it is none of a link; take link out"
-    if kind.hits == "server" and fault.node is not None:
-        yield "it is one of all nodes at once; take node out"
+def _find_key_errors(fault: Fault) -> Iterator[str]:
+    """Yield keys that the fault has but its kind does not use."""
+    kind, defaults = FAULTS[fault.kind], Fault(kind=fault.kind, at_ns=0)
+    if kind.scope != "link" and fault.link == "peers":
+        yield "it does not act on links. Remove link."
+    if kind.scope == "server" and fault.node is not None:
+        yield "it acts on all nodes at the same time. Remove node."
     for name, key in _KEYS.items():
-        if name not in kind.takes and getattr(fault, name) != getattr(usual, name):
-            yield f"it has no {key}; take {key} out"
+        if name not in kind.keys and getattr(fault, name) != getattr(defaults, name):
+            yield f"it does not use {key}. Remove {key}."

@@ -1,57 +1,178 @@
-"""What a kind of fault is: what it hits, which keys it takes, and how it begins."""
+"""Kinds of faults, and the stage that they act on: the links of a run and the nodes of its server.
+
+A link or a node has the state of all active faults. An effect that several faults share begins with the first and ends
+with the last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from ingest_bench.faults.stage import Stage
-from ingest_bench.host.node_resources import Need
+from ingest_bench.errors import undo_on_error
+from ingest_bench.faults.forgers import Forgers
+from ingest_bench.host.node_resources import Need, NodeResources
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
-from ingest_bench.network.act.link import End, Link
-from ingest_bench.network.plan.places import Direction
+from ingest_bench.model.target import Endpoint
+from ingest_bench.network.act.link import End, Link, Links
+from ingest_bench.network.plan.link_plan import Direction
 
-Change = Callable[[Profile, Fault, Sequence[Direction]], Profile]
+if TYPE_CHECKING:
+    from ingest_bench.faults.dns_failure import NodeNames
 
-
-def _nothing() -> str:
-    return ""
+Act = Callable[[], object]
+EndFault = Callable[[], str | None]
+"""Ends a fault and may return its effect as text."""
+ChangeProfile = Callable[[Profile, Fault, Sequence[Direction]], Profile]
+Effect = TypeVar("Effect", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A fault that has begun. Words say what was seen of it; empty: there is nothing to add."""
+class ActiveFault:
+    """A fault that has begun."""
 
-    seen: str = ""
-    end: Callable[[], str] = _nothing
+    effect: str = ""
+    """What was measured at its begin, for the report."""
+    end_fault: EndFault = lambda: None
+
+    def end(self) -> str:
+        """End it and return its effect as measured at the end, or ""."""
+        return self.end_fault() or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
-    """One kind of fault: one file, and one line in `FAULTS`."""
+    """One kind of fault: one line in `FAULTS`."""
 
-    hits: Literal["link", "node", "server"]
-    begin: Callable[[Fault, Stage], Begun]
-    """RunFailed when it cannot happen."""
-    lasts: bool = False
-    """Whether it has a length (`for`); one without is over when it has happened."""
-    takes: frozenset[str] = frozenset()
-    """The keys that it takes of those that not every fault takes: `checks` has them all."""
+    scope: Literal["link", "node", "server"]
+    begin: Callable[[Fault, Stage], ActiveFault]
+    """Raises RunFailed if the fault has no effect or cannot begin."""
+    has_duration: bool = False
+    """True: it requires the key `for`. False: it is over when it has begun."""
+    keys: frozenset[str] = frozenset()
+    """Fields of `Fault` that it uses of those that not every fault has: see `checks`."""
     needs: Callable[[Fault], frozenset[Need]] = lambda _fault: frozenset()
-    """What each node has of the machine for itself, so that this fault can take it."""
+    """Resources that each node needs for it."""
     needs_http: bool = False
-    """Whether only a server that speaks HTTP can have it."""
+    """It requires a server that speaks HTTP."""
     needs_names: bool = False
-    """Whether the load has to look up its server by name for it, for each new connection."""
-    begins_slowly: bool = False
-    """Whether its beginning may take seconds: others go on meanwhile, and its length counts from when it has begun."""
-    is_slow: bool = False
-    """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
-    complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
-    """Why it cannot happen in such a cell; empty: it can."""
-    forged_at: Callable[[Fault, Link, Sequence[Direction]], tuple[End, ...]] = lambda _fault, _link, _directions: ()
-    """At which ends of a link it forges packets, in these directions."""
-    changed: Change | None = None
-    """The state of a link of that profile under it, in those directions; None: the link stays in its state."""
+    """The load must resolve the server's name for each new connection."""
+    is_slow_to_begin: bool = False
+    """Its begin may take seconds: other faults continue, and its duration counts from the end of its begin."""
+    is_slow_to_end: bool = False
+    """Its end may take seconds: other faults continue. So they do for every fault without a duration."""
+    find_error: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
+    """Returns why it cannot happen in a cell; "" if it can."""
+    find_forging_ends: Callable[[Fault, Link, Sequence[Direction]], tuple[End, ...]] = lambda *_: ()
+    """Returns the ends of a link at which it forges packets."""
+    change_profile: ChangeProfile | None = None
+    """Returns the profile of a link under this fault; None: the profile does not change."""
+
+
+class Server(Protocol):
+    """The process of a node: `jvm.process.ServerProcess`."""
+
+    @property
+    def jvm_pid(self) -> int:
+        """Pid of the present JVM."""
+
+    @property
+    def listen(self) -> Endpoint:
+        """The endpoint that accepts connections."""
+
+    def kill(self) -> None:
+        """Kill it and reap all of its processes."""
+
+    def restart(self, timeout_s: float) -> None:
+        """Restart it; raise RunFailed unless it is ready in time."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of the server. While it is killed it has no process, and faults skip it."""
+
+    number: int
+    process: Server
+    home: Path
+    jcmd: Callable[[int, Sequence[str]], str]
+    """Runs a jcmd command in the JVM of a pid and returns its output."""
+    boot_limit_s: float
+    resources: NodeResources = field(default_factory=NodeResources)
+    counts: Counter[Hashable] = field(default_factory=Counter)
+    """Number of active faults by effect."""
+    is_down: bool = False
+    active: dict[Hashable, tuple[Act, Act]] = field(default_factory=dict)
+    """Begin and end of each active effect on the process, so that a restarted process gets it too."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Guards the fields above; held for a moment only."""
+    starting: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the node starts: a kill waits for it."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"node {self.number}"
+
+    def run_jcmd(self, *command: str) -> str:
+        """Run a jcmd command in its JVM and return the output."""
+        return self.jcmd(self.process.jvm_pid, command)
+
+    def hold(self, effect: Hashable, begin: Act, end: Act) -> Callable[[], None]:
+        """Hold an effect on its process as `hold_effect` does; a process that is restarted meanwhile gets it too."""
+
+        def begin_and_keep() -> None:
+            self.active[effect] = (begin, end)
+            if not self.is_down:
+                begin()
+
+        def forget_and_end() -> None:
+            _, first_end = self.active.pop(effect)
+            if not self.is_down:
+                first_end()
+
+        with self.lock:
+            release_effect = hold_effect(self.counts, effect, begin_and_keep, forget_and_end)
+
+        def release() -> None:
+            with self.lock:
+                release_effect()
+
+        return release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Everything that the faults of a run act on."""
+
+    links: Links | None = None
+    forgers: Forgers = field(default_factory=Forgers)
+    nodes: tuple[Node, ...] = ()
+    names: NodeNames | None = None
+    """Names of the nodes, if a fault needs them."""
+    flush: Act | None = None
+    """Returns when the nodes have written their in-memory data to files."""
+    load_ended: threading.Event = field(default_factory=threading.Event)
+    """Set at the end of the load: a fault that has not begun by then gives up."""
+
+
+def hold_effect(counts: Counter[Effect], effect: Effect, begin: Act, end: Act) -> Callable[[], None]:
+    """Begin an effect unless it is active; return the function that ends it unless another fault holds it.
+
+    If *begin* fails, *end* is called: it must restore what *begin* changed in part.
+    """
+    if not counts[effect]:
+        with undo_on_error(end):
+            begin()
+    counts[effect] += 1
+
+    def release() -> None:
+        counts[effect] -= 1
+        if not counts[effect]:
+            end()
+
+    return release

@@ -1,8 +1,17 @@
-"""A cgroup of its own for each node, so that a fault may take CPU or memory from it: of version 1 and 2 of cgroups.
+"""Cgroups of nodes, versions 1 and 2: limits of CPU and memory, and of the reads and writes of a volume.
 
-A server begins its life inside: memory is charged where it was first touched, and a server that is started again has
-the limits that last. The folders are made below our own cgroup, whose limits go on to hold, and removed through the
-ledger, however we end.
+A server starts inside its cgroup: memory is charged where it was first touched, and a restarted server keeps the active
+limits. The folders are made below our own cgroup, whose limits still apply, and removed through the ledger.
+
+Limits of reads and writes (bytes or operations per second) act before the queue of the volume's loop device, so that
+writeback waits there like direct writes.
+
+| version | where the limits are | reason |
+|---|---|---|
+| 1 | in blkio's root, where the node then runs | children inherit no limits; writeback is charged to the root |
+| 2 | in the node's own group | the kernel charges it writeback, but not the file system's journal |
+
+A limit outlives its device. It is undone before the mount, by the same session of the ledger.
 """
 
 from __future__ import annotations
@@ -17,25 +26,22 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed, undone
+from ingest_bench.errors import MissingCapability, RunFailed, undo_on_error
+from ingest_bench.host import volume as volumes
+from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.host.volume import Volume
 from ingest_bench.ledger.steps import Action, Step, Undo
-from ingest_bench.ledger.watchdog import session
-from ingest_bench.model.capability import Capability
-from ingest_bench.model.load import LONGEST_LOAD_S
-from ingest_bench.trials import Trial, tried
+from ingest_bench.ledger.watchdog import open_session
+from ingest_bench.model.experiment import Capability
+from ingest_bench.model.load import MAX_LOAD_S
 
 Controller = Literal["cpu", "memory", "io"]
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
-# Those that faults limit of both versions; io has no group of a node's own of version 1 (`throttle`).
-_OF_BOTH: tuple[Controller, ...] = ("cpu", "memory")
-# What shows that a controller of that version is there and takes limits.
-_SHOWN_BY: Mapping[tuple[Controller, int], str] = {
-    ("cpu", 1): "cpu.cfs_quota_us",
-    ("memory", 1): "memory.limit_in_bytes",
-}
-# Each folder's list of processes, then a word, then the command: 0 is who writes.
+# A file that exists only if the controller accepts limits in version 1. There is no such file for io: see `IoThrottle`.
+_VERSION_1_FILES: Mapping[Controller, str] = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes"}
+# Arguments: the process list of each folder, "in", the command. Writing 0 moves the writer.
 _JOIN = 'while [ "$1" != in ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
-# Who is killed leaves it within a moment, and who lives on goes where it came from.
+# A killed process leaves its cgroup within a moment; a surviving one is moved back to where it came from.
 _REMOVE = """tries=0
 while [ -d "$1" ]; do
   while read -r pid; do echo "$pid" > "$2/cgroup.procs"; done < "$1/cgroup.procs"
@@ -46,62 +52,69 @@ while [ -d "$1" ]; do
 done
 """
 
+IoLimit = Literal["bytes", "operations"]
+# For reads and for writes (block/blk-throttle.c).
+_IO_FILES_1: Mapping[IoLimit, tuple[str, str]] = {
+    "bytes": ("blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device"),
+    "operations": ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"),
+}
+_IO_KEYS_2: Mapping[IoLimit, tuple[str, str]] = {"bytes": ("rbps", "wbps"), "operations": ("riops", "wiops")}
+
 
 @dataclass(frozen=True, slots=True)
-class Parent:
-    """Where cgroups of ours are made."""
+class Cgroup:
+    """A folder of the cgroup file system."""
 
     folder: Path
     version: Literal[1, 2]
-    own: Path
-    """Our own cgroup. Of version 2, one whose children have controllers has no processes itself."""
+    own_folder: Path
+    """This process's own cgroup. In version 2 it differs from a parent of cgroups, which has no processes itself."""
 
 
 @dataclass(slots=True)
-class Group:
-    """The cgroup of a node, with the limits that last on it: the tightest of each kind counts."""
+class NodeCgroups:
+    """The cgroups of one node, with the active limits. If several limits overlap, the lowest applies."""
 
-    places: Mapping[Controller, Parent]
-    """Its own folders."""
+    by_controller: Mapping[Controller, Cgroup]
     limits: dict[Controller, list[float]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def command(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The argv that runs `argv` inside; root alone can do that."""
-        return joining([place.folder for place in self.places.values()], argv)
+    def wrap(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that runs *argv* inside; requires root."""
+        return wrap_in_cgroups([cgroup.folder for cgroup in self.by_controller.values()], argv)
 
     def limit(
-        self, controller: Controller, most: float, write: Callable[[Parent, float | None], None]
+        self, controller: Controller, maximum: float, write: Callable[[Cgroup, float | None], None]
     ) -> Callable[[], None]:
-        """No more than so much, for as long as it lasts; what is returned ends it. None is written for no limit."""
-        lasting, place = self.limits.setdefault(controller, []), self.places[controller]
+        """Add a limit and return the function that ends it. `write(cgroup, None)` must remove the limit."""
+        active, cgroup = self.limits.setdefault(controller, []), self.by_controller[controller]
 
         def end() -> None:
             with self.lock:
-                lasting.remove(most)
-                write(place, min(lasting, default=None))
+                active.remove(maximum)
+                write(cgroup, min(active, default=None))
 
-        with self.lock, undone(end):
-            lasting.append(most)
-            write(place, min(lasting))
+        with self.lock, undo_on_error(end):
+            active.append(maximum)
+            write(cgroup, min(active))
         return end
 
 
-def joining(folders: Sequence[Path], argv: Sequence[str]) -> tuple[str, ...]:
-    """The argv that runs `argv` inside these cgroups."""
+def wrap_in_cgroups(folders: Sequence[Path], argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv that runs *argv* inside the cgroups of these folders."""
     return ("sh", "-c", _JOIN, "sh", *dict.fromkeys(str(folder / "cgroup.procs") for folder in folders), "in", *argv)
 
 
-def put(path: Path, value: object) -> None:
-    """Write it to a file of a cgroup; RunFailed when the kernel does not take it."""
+def write_file(path: Path, value: object) -> None:
+    """Write a value to a file of a cgroup; raise RunFailed if the kernel rejects it."""
     try:
         path.write_text(str(value), encoding="ascii")
     except OSError as error:
-        raise RunFailed(f"{path}: {value} was not taken ({error.strerror})") from None
+        raise RunFailed(f"{path}: {value} was rejected: {error.strerror}") from None
 
 
-def numbers(path: Path) -> dict[str, int]:
-    """What a file of a cgroup counts: lines of a name and a number."""
+def read_counters(path: Path) -> dict[str, int]:
+    """Return the counters in a file of a cgroup: lines of a name and a number."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError as error:
@@ -110,81 +123,73 @@ def numbers(path: Path) -> dict[str, int]:
 
 
 @contextmanager
-def groups(controllers: Set[Controller], nodes: int) -> Iterator[tuple[Group, ...]]:
-    """A group for each of so many nodes with these controllers; they are gone after the block, and after `kill -9`."""
-    found = parents(controllers)
-    if not found:
-        yield tuple(Group({}) for _ in range(nodes))
+def create_node_cgroups(controllers: Set[Controller], nodes: int) -> Iterator[tuple[NodeCgroups, ...]]:
+    """Create cgroups with these controllers for *nodes* nodes. They are removed after the block and after `kill -9`."""
+    parents = find_parents(controllers)
+    if not parents:
+        yield tuple(NodeCgroups({}) for _ in range(nodes))
         return
     name = f"ingest-bench-{os.getpid()}-{secrets.token_hex(4)}"
-    made = [
-        Group({key: Parent(its.folder / f"{name}-{node}", its.version, its.own) for key, its in found.items()})
+    cgroups = [
+        NodeCgroups(
+            {
+                controller: Cgroup(parent.folder / f"{name}-{node}", parent.version, parent.own_folder)
+                for controller, parent in parents.items()
+            }
+        )
         for node in range(1, nodes + 1)
     ]
-    folders = {place.folder: place.own for group in made for place in group.places.values()}
-    with session(f"cgroups-{name}", "cgroups of a run", time_limit_s=LONGEST_LOAD_S, within=("mnt",)) as opened:
-        opened.change([_making(folder, own) for folder, own in folders.items()])
-        yield tuple(made)
+    own_folders = {cgroup.folder: cgroup.own_folder for node in cgroups for cgroup in node.by_controller.values()}
+    with open_session(
+        f"cgroups-{name}", "cgroups of a run", time_limit_s=MAX_LOAD_S, namespace_kinds=("mnt",)
+    ) as session:
+        session.apply([_make_create_step(str(folder), str(own_folder)) for folder, own_folder in own_folders.items()])
+        yield tuple(cgroups)
 
 
-def _making(folder: Path, own: Path) -> Step:
-    path = str(folder)
-    undo = Undo(action=Action(argv=("sh", "-c", _REMOVE, "sh", path, str(own))), exists=path)
-    return Step(name=path, do=Action(argv=("mkdir", path)), undo=(undo,))
+def _make_create_step(path: str, own_folder: str) -> Step:
+    undo = Undo(action=Action(argv=("sh", "-c", _REMOVE, "sh", path, own_folder)), existing_path=path)
+    return Step(name=path, action=Action(argv=("mkdir", path)), undo=(undo,))
 
 
-def require(controllers: Set[Controller]) -> None:
-    """MissingCapability unless groups with these controllers can be made here; nothing is changed."""
-    parents(controllers)
+def find_parents(controllers: Set[Controller]) -> dict[Controller, Cgroup]:
+    """Return for each controller where a cgroup can be created; raise MissingCapability if it cannot.
 
-
-def capability() -> Capability:
-    """Whether a node can have a cgroup of its own."""
-    return tried(Trial(name="cgroups", attempt=_usable, remedy="Everything but the faults cpu and memory is as ever."))
-
-
-def _usable() -> str:
-    return ", ".join(f"{name} of version {place.version}" for name, place in parents(frozenset(_OF_BOTH)).items())
-
-
-def parents(controllers: Set[Controller]) -> dict[Controller, Parent]:
-    """Where a group with each of them can be made; MissingCapability where one cannot be.
-
-    Of version 2 that is one place for all: a process is in no second cgroup.
+    In version 2 that is one place for all, because a process is in one cgroup only. Nothing is changed.
     """
     wanted = [name for name in CONTROLLERS if name in controllers]
     if wanted and not system.is_root():
-        raise MissingCapability(f"cgroups: only root may give a server its own for {wanted[0]}; run as root")
+        raise MissingCapability(f"cgroups: only root can give a server its own cgroup for {wanted[0]}. Run as root.")
     mounts, memberships = _read("/proc/self/mountinfo"), _read("/proc/self/cgroup")
-    found = {name: own(mounts, memberships, name) for name in wanted}
-    of_version_2 = [name for name, place in found.items() if place.version == 2]
-    for name, place in found.items():
-        shown = _SHOWN_BY.get((name, place.version), "")
-        if place.version == 2:
-            found[name] = with_children(place, of_version_2)
-        elif not (place.folder / shown).exists():
-            raise MissingCapability(f"cgroups: this kernel has no {place.folder / shown}")
-        if not os.access(found[name].folder, os.W_OK):
-            raise MissingCapability(f"cgroups: {found[name].folder} is read-only here, as it is in a container")
-    return found
+    parents = {name: find_own_cgroup(mounts, memberships, name) for name in wanted}
+    version_2 = [name for name, cgroup in parents.items() if cgroup.version == 2]
+    for name, cgroup in parents.items():
+        version_1_file = cgroup.folder / _VERSION_1_FILES.get(name, "")
+        if cgroup.version == 2:
+            parents[name] = find_delegating_parent(cgroup, version_2)
+        elif not version_1_file.exists():
+            raise MissingCapability(f"cgroups: this kernel has no {version_1_file}")
+        if not os.access(parents[name].folder, os.W_OK):
+            raise MissingCapability(f"cgroups: {parents[name].folder} is read-only, as in a container")
+    return parents
 
 
-def with_children(own: Parent, controllers: Sequence[Controller]) -> Parent:
-    """The nearest one at or above whose children have all these controllers."""
+def find_delegating_parent(own: Cgroup, controllers: Sequence[Controller]) -> Cgroup:
+    """Return the nearest cgroup at or above *own* whose children have all these controllers."""
     for folder in (own.folder, *own.folder.parents):
         if set(controllers) <= set(_read(folder / "cgroup.subtree_control").split()):
-            return Parent(folder, 2, own.folder)
+            return Cgroup(folder, 2, own.folder)
         if not (folder.parent / "cgroup.subtree_control").exists():
             break
-    named, asked = " and ".join(controllers), " ".join(f"+{name}" for name in controllers)
+    names, command = " and ".join(controllers), " ".join(f"+{name}" for name in controllers)
     raise MissingCapability(
-        f"cgroups: no cgroup at or above {own.folder} gives its children the controller {named}.\n"
-        f'As root: echo "{asked}" > {folder}/cgroup.subtree_control'
+        f"cgroups: no cgroup at or above {own.folder} gives its children the controller {names}.\n"
+        f'As root: echo "{command}" > {folder}/cgroup.subtree_control'
     )
 
 
-def own(mounts: str, memberships: str, controller: str) -> Parent:
-    """Our own cgroup of that controller, from the texts of mountinfo and cgroup (man 5 proc, man 7 cgroups)."""
+def find_own_cgroup(mounts: str, memberships: str, controller: str) -> Cgroup:
+    """Return our own cgroup of a controller, from the texts of mountinfo and cgroup (man 5 proc, man 7 cgroups)."""
     for line in memberships.splitlines():
         number, controllers, path = line.split(":", 2)
         version: Literal[1, 2] = 2 if number == "0" else 1
@@ -195,18 +200,159 @@ def own(mounts: str, memberships: str, controller: str) -> Parent:
         version = 2
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
-        root, place = before.split()[3:5]
+        root, mount_point = before.split()[3:5]
         kind, _, options = after.split(" ", 2)
         if kind != ("cgroup" if version == 1 else "cgroup2") or not PurePosixPath(path).is_relative_to(root):
             continue
         if version == 2 or controller in options.split(","):
-            folder = Path(place) / PurePosixPath(path).relative_to(root)
-            return Parent(folder, version, folder)
+            folder = Path(mount_point) / PurePosixPath(path).relative_to(root)
+            return Cgroup(folder, version, folder)
     raise MissingCapability(f"cgroups: the controller {controller} is not mounted here")
 
 
+@dataclass(slots=True)
+class IoThrottle:
+    """Limits of the reads and writes of one volume. If several limits overlap, the lowest of each kind applies."""
+
+    device: str
+    """As the kernel writes it: "7:0"."""
+    cgroup: Cgroup
+    active: dict[IoLimit, list[int]] = field(default_factory=lambda: {limit: [] for limit in _IO_FILES_1})
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def wrap(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that runs *argv* in the cgroup that has the limits."""
+        return wrap_in_cgroups((self.cgroup.folder,), argv) if self.cgroup.version == 1 else tuple(argv)
+
+    def limit(self, max_per_s: Mapping[IoLimit, int]) -> Callable[[], None]:
+        """Limit the reads per second, and also the writes; return the function that ends it."""
+
+        def end() -> None:
+            with self.lock:
+                for limit, maximum in max_per_s.items():
+                    self.active[limit].remove(maximum)
+                self._write()
+
+        with self.lock, undo_on_error(end):
+            for limit, maximum in max_per_s.items():
+                self.active[limit].append(maximum)
+            self._write()
+        return end
+
+    def _write(self) -> None:
+        max_per_s = {limit: min(active, default=None) for limit, active in self.active.items()}
+        if self.cgroup.version == 1:
+            for limit, files in _IO_FILES_1.items():
+                for name in files:
+                    write_file(self.cgroup.folder / name, f"{self.device} {max_per_s[limit] or 0}")
+            return
+        write_file(self.cgroup.folder / "io.max", f"{self.device} {_format_io_max(max_per_s)}")
+
+
+def create_io_throttle(volume: Volume, cgroups: NodeCgroups | None) -> IoThrottle:
+    """Return the throttle of a volume, without limits yet. Its limits are removed before the volume is."""
+    if cgroups is not None and "io" in cgroups.by_controller:
+        # Limits vanish with their cgroup, but requests that wait because of them do not (Linux 6.1).
+        cgroup = cgroups.by_controller["io"]
+        path, unlimited = cgroup.folder / "io.max", _format_io_max(dict.fromkeys(_IO_KEYS_2))
+        steps = [_make_limit_step(volume.device, path, unlimited, unlimited, existing_path=path)]
+    else:
+        # Another program may have a limit for a device of that number: it is restored at the end.
+        cgroup = _find_blkio_root()
+        device = Path(f"/sys/dev/block/{volume.device}")
+        paths = [cgroup.folder / name for files in _IO_FILES_1.values() for name in files]
+        steps = [
+            _make_limit_step(volume.device, path, "0", _read_limit(volume.device, path), existing_path=device)
+            for path in paths
+        ]
+    volume.session.apply(steps)
+    return IoThrottle(volume.device, cgroup)
+
+
+def _make_limit_step(device: str, path: Path, value: str, old_value: str, *, existing_path: Path) -> Step:
+    undo = Undo(action=_make_write_action(device, old_value, path), existing_path=str(existing_path))
+    return Step(name=f"{path.name} of {device}", action=_make_write_action(device, value, path), undo=(undo,))
+
+
+def _make_write_action(device: str, value: str, path: Path) -> Action:
+    """Return a command, not a file's value: other programs may write limits of other devices to the same file."""
+    return Action(argv=("sh", "-c", 'echo "$1" > "$2"', "sh", f"{device} {value}", str(path)))
+
+
+def _read_limit(device: str, path: Path) -> str:
+    """Return the limit in a file of version 1 for a device; "0": none."""
+    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+    return next((value for name, value in lines if name == device), "0")
+
+
+def _format_io_max(max_per_s: Mapping[IoLimit, int | None]) -> str:
+    """Return the limits as version 2 writes them, without the device."""
+    return " ".join(f"{key}={max_per_s[limit] or 'max'}" for limit, keys in _IO_KEYS_2.items() for key in keys)
+
+
+def io_controllers() -> frozenset[Controller]:
+    """Return the controllers that a node's cgroup needs for an IoThrottle: none in version 1.
+
+    In version 2 writeback is charged to a node only if its cgroup has io and memory.
+    """
+    return frozenset() if _is_blkio_version_1() else frozenset({"io", "memory"})
+
+
+def require_io_throttle() -> None:
+    """Raise MissingCapability unless reads and writes can be limited here; nothing is changed."""
+    volumes.require_volume()
+    if _is_blkio_version_1():
+        _find_blkio_root()
+    else:
+        find_parents(io_controllers())
+
+
+def _is_blkio_version_1() -> bool:
+    return any("blkio" in line.split(":", 2)[1].split(",") for line in _read("/proc/self/cgroup").splitlines())
+
+
+def _find_blkio_root() -> Cgroup:
+    """Return the root group of blkio, of version 1."""
+    if not system.is_root():
+        raise MissingCapability("throttle: only root can limit a disk. Run as root.")
+    root = find_own_cgroup(_read("/proc/self/mountinfo"), "1:blkio:/", "blkio")
+    # Only the root has this file: in a container our own group may look like the root (cgroup_namespaces(7)).
+    if not (root.folder / "release_agent").exists():
+        raise MissingCapability(
+            f"throttle: {root.folder} is not the root of the controller blkio, as in a container. Only limits in the "
+            "root apply to writeback."
+        )
+    for files in _IO_FILES_1.values():
+        for name in files:
+            if not os.access(root.folder / name, os.W_OK):
+                raise MissingCapability(f"throttle: {root.folder / name} is missing or read-only")
+    return root
+
+
+def check_cgroups() -> Capability:
+    """Check whether a node can have its own cgroup."""
+
+    def attempt() -> str:
+        parents = find_parents(frozenset({"cpu", "memory"}))
+        return ", ".join(f"{name} of version {cgroup.version}" for name, cgroup in parents.items())
+
+    return run_check(
+        CapabilityCheck(name="cgroups", attempt=attempt, remedy="Only the faults cpu and memory require it.")
+    )
+
+
+def check_io_throttle() -> Capability:
+    """Check whether the reads and writes of a volume can be limited."""
+
+    def attempt() -> str:
+        require_io_throttle()
+        return f"limits of {'blkio, version 1' if _is_blkio_version_1() else 'io, version 2'}"
+
+    return run_check(CapabilityCheck(name="throttle", attempt=attempt, remedy="Only the fault slow-disk requires it."))
+
+
 def _read(path: str | Path) -> str:
-    """What stands there: a path in it may be of any bytes. Empty where it cannot be read."""
+    """Return a file's text, in which a path may have any bytes; "" if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

@@ -1,8 +1,9 @@
-"""Take memory and give every second page of it back: `fragments.py SHARE_PPM LEAVE_BYTES`. The standard library alone.
+"""Fragment free memory: `fragments.py SHARE_PPM MIN_FREE_BYTES`. Standard library only.
 
-What was taken is free in pieces of one page then, so that a huge page is to be had of the rest or by compaction. It
-takes that share of what is available, but no page of a file from the kernel: so much at least it leaves free, and what
-the kernel wants to be free. It says in JSON what came of it, and holds every other page until its input ends.
+It allocates SHARE_PPM of the available memory and frees every second page. That memory is then free in single pages, so
+a huge page must come from the rest or from compaction. It never makes the kernel reclaim pages of files: it leaves
+MIN_FREE_BYTES and the kernel's own watermarks free. It prints its result as JSON, and holds the other pages until its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -15,76 +16,79 @@ import sys
 import time
 from pathlib import Path
 
-# linux/mman.h, since Linux 5.14: all pages of a range are there when it returns.
+# linux/mman.h, since Linux 5.14: populates all pages of a range before it returns.
 _POPULATE_WRITE = 23
 STEP_BYTES = 64 << 20
 _PPM = 10**6
 
 
-def available_bytes() -> int:
-    """What the kernel could give without swapping (man 5 proc, MemAvailable)."""
-    return _memory_bytes("MemAvailable:")
+def read_available_bytes() -> int:
+    """Return the memory that the kernel can provide without swapping (man 5 proc, MemAvailable)."""
+    return _read_meminfo("MemAvailable:")
 
 
-def free_bytes() -> int:
-    """What nobody uses, for a page of a file neither (man 5 proc, MemFree)."""
-    return _memory_bytes("MemFree:")
+def read_free_bytes() -> int:
+    """Return the memory that is unused, also by pages of files (man 5 proc, MemFree)."""
+    return _read_meminfo("MemFree:")
 
 
-def _memory_bytes(name: str) -> int:
+def _read_meminfo(name: str) -> int:
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name))
 
 
-def kept_free_bytes(zoneinfo: str, page: int) -> int:
-    """Below so much the kernel may take pages of files to have more free (man 5 proc, zoneinfo): 2 GB of 1 TB."""
-    return page * sum(map(int, re.findall(r"^\s+high\s+(\d+)$", zoneinfo, re.MULTILINE)))
+def parse_watermark_bytes(zoneinfo: str, page_bytes: int) -> int:
+    """Return the free memory below which the kernel may reclaim pages of files (man 5 proc, zoneinfo): 2 GB of 1 TB."""
+    return page_bytes * sum(map(int, re.findall(r"^\s+high\s+(\d+)$", zoneinfo, re.MULTILINE)))
 
 
-def huge_bytes(buddyinfo: str, huge: int, page: int) -> int:
-    """How much is free in blocks that hold a huge page of that size: a line counts the blocks of 1, 2, 4 … pages."""
+def parse_huge_block_bytes(buddyinfo: str, huge_bytes: int, page_bytes: int) -> int:
+    """Return the free memory in blocks of at least *huge_bytes*: a line counts blocks of 1, 2, 4 … pages."""
     total = 0
     for line in buddyinfo.splitlines():
         counts = map(int, line.partition("zone")[2].split()[1:])
-        total += sum((count << order) * page for order, count in enumerate(counts) if page << order >= huge)
+        total += sum(
+            (count << order) * page_bytes for order, count in enumerate(counts) if page_bytes << order >= huge_bytes
+        )
     return total
 
 
-def _huge_bytes_now() -> int:
-    huge = int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text(encoding="ascii"))
-    return huge_bytes(Path("/proc/buddyinfo").read_text(encoding="ascii"), huge, mmap.PAGESIZE)
+def _read_huge_block_bytes() -> int:
+    huge_bytes = int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text(encoding="ascii"))
+    return parse_huge_block_bytes(Path("/proc/buddyinfo").read_text(encoding="ascii"), huge_bytes, mmap.PAGESIZE)
 
 
-def main(share_ppm: int, leave_bytes: int) -> None:
-    """Where memory runs out, this process is to be ended first."""
+def main(share_ppm: int, min_free_bytes: int) -> None:
+    """Run the program. The kernel kills it first if memory runs out."""
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    began, before_bytes = time.monotonic(), _huge_bytes_now()
-    most_bytes = available_bytes() * share_ppm // _PPM // STEP_BYTES * STEP_BYTES
-    taken_bytes, page = 0, mmap.PAGESIZE
-    at_first_bytes = free_bytes()
-    leave_bytes = max(leave_bytes, kept_free_bytes(Path("/proc/zoneinfo").read_text(encoding="ascii"), page))
+    start_s, before_bytes = time.monotonic(), _read_huge_block_bytes()
+    max_bytes = read_available_bytes() * share_ppm // _PPM // STEP_BYTES * STEP_BYTES
+    taken_bytes, page_bytes = 0, mmap.PAGESIZE
+    initial_free_bytes = read_free_bytes()
+    zoneinfo = Path("/proc/zoneinfo").read_text(encoding="ascii")
+    min_free_bytes = max(min_free_bytes, parse_watermark_bytes(zoneinfo, page_bytes))
     libc = ctypes.CDLL(None, use_errno=True)
     pieces = []
-    while taken_bytes < most_bytes and free_bytes() - STEP_BYTES > leave_bytes:
+    while taken_bytes < max_bytes and read_free_bytes() - STEP_BYTES > min_free_bytes:
         piece = mmap.mmap(-1, STEP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         piece.madvise(mmap.MADV_NOHUGEPAGE)
-        start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(piece)))
-        if libc.madvise(start, ctypes.c_size_t(STEP_BYTES), _POPULATE_WRITE):
+        address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(piece)))
+        if libc.madvise(address, ctypes.c_size_t(STEP_BYTES), _POPULATE_WRITE):
             sys.exit(f"madvise: errno {ctypes.get_errno()}")
         pieces.append(piece)
         taken_bytes += STEP_BYTES
     for piece in pieces:
-        for at in range(0, STEP_BYTES, 2 * page):
-            piece.madvise(mmap.MADV_DONTNEED, at, page)
-    said = {
-        "taken": taken_bytes,
-        "before": before_bytes,
-        "after": _huge_bytes_now(),
-        "s": time.monotonic() - began,
-        "free": at_first_bytes,
-        "left": leave_bytes,
+        for offset in range(0, STEP_BYTES, 2 * page_bytes):
+            piece.madvise(mmap.MADV_DONTNEED, offset, page_bytes)
+    result = {
+        "taken_bytes": taken_bytes,
+        "before_bytes": before_bytes,
+        "after_bytes": _read_huge_block_bytes(),
+        "duration_s": time.monotonic() - start_s,
+        "free_bytes": initial_free_bytes,
+        "min_free_bytes": min_free_bytes,
     }
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
 

@@ -1,4 +1,4 @@
-"""What a node has of the machine for itself, so that faults can take it away: made before it starts, gone after it."""
+"""Resources of one node that faults act on: cgroups, volume, sync supervisor. They outlive restarts of the node."""
 
 from __future__ import annotations
 
@@ -8,69 +8,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingest_bench.host import cgroups, disk, io_limits, latency
-from ingest_bench.host.cgroups import Controller, Group
-from ingest_bench.host.disk import Filler, Own
-from ingest_bench.host.io_limits import Throttle
-from ingest_bench.host.syncs import Syncs, syncs
-from ingest_bench.host.syncs import require as require_syncs
+from ingest_bench.host import cgroups, sync_supervisor, volume
+from ingest_bench.host.cgroups import Controller, IoThrottle, NodeCgroups
+from ingest_bench.host.sync_supervisor import SyncSupervisor
+from ingest_bench.host.volume import DiskFiller, Volume
 
-Need = Literal["cpu", "memory", "disk", "throttle", "latency", "syncs"]
-"""What is throttled, or late, is a `disk`."""
+Need = Literal["cpu", "memory", "disk", "throttle", "syncs"]
+"""A resource that a fault needs. `throttle` also needs `disk`."""
 
 
 @dataclass(slots=True)
 class NodeResources:
-    """Of one node. What no fault needs is not there."""
+    """Resources of one node; None: no fault needs it."""
 
-    group: Group | None = None
-    syncs: Syncs | None = None
-    disk: Own | None = None
-    throttle: Throttle | None = None
-    filler: Filler | None = None
-    """What fills its file system, while a fault does."""
+    cgroups: NodeCgroups | None = None
+    sync_supervisor: SyncSupervisor | None = None
+    volume: Volume | None = None
+    io_throttle: IoThrottle | None = None
+    disk_filler: DiskFiller | None = None
+    """Fills the volume while the fault `full-disk` is active."""
 
-    def command(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The argv that runs `argv` with all of it."""
-        inner = tuple(argv) if self.syncs is None else self.syncs.command(argv)
-        inner = inner if self.throttle is None else self.throttle.command(inner)
-        return inner if self.group is None else self.group.command(inner)
+    def wrap(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that runs *argv* with all of them."""
+        argv = tuple(argv)
+        for resource in (self.sync_supervisor, self.io_throttle, self.cgroups):
+            argv = argv if resource is None else resource.wrap(argv)
+        return argv
 
 
-def require(needs: Set[Need]) -> None:
-    """MissingCapability for the first thing that cannot be had here; nothing is changed."""
-    cgroups.require(_controllers(needs))
+def require_resources(needs: Set[Need]) -> None:
+    """Raise MissingCapability for the first resource that cannot be had here; nothing is changed."""
+    cgroups.find_parents(_list_controllers(needs))
     if "disk" in needs:
-        disk.require()
+        volume.require_volume()
     if "throttle" in needs:
-        io_limits.require()
-    if "latency" in needs:
-        latency.require()
+        cgroups.require_io_throttle()
     if "syncs" in needs:
-        require_syncs()
+        sync_supervisor.require_sync_supervisor()
 
 
 @contextmanager
-def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[NodeResources, ...]]:
-    """A share for the node of each home, which is empty; nothing of it is left after the block, or `kill -9`."""
-    controllers = _controllers(needs)
+def create_resources(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[NodeResources, ...]]:
+    """Create resources for the node of each empty home. They are removed after the block, and after `kill -9`."""
+    controllers = _list_controllers(needs)
     with ExitStack() as stack:
-        made = tuple(NodeResources() for _ in homes)
+        nodes = tuple(NodeResources() for _ in homes)
         if controllers:
-            groups = stack.enter_context(cgroups.groups(controllers, len(homes)))
-            for share, group in zip(made, groups, strict=True):
-                share.group = group
-        for share, home in zip(made, homes, strict=True):
+            node_cgroups = stack.enter_context(cgroups.create_node_cgroups(controllers, len(homes)))
+            for node, own_cgroups in zip(nodes, node_cgroups, strict=True):
+                node.cgroups = own_cgroups
+        for node, home in zip(nodes, homes, strict=True):
             if "disk" in needs:
-                share.disk = stack.enter_context(disk.own(home, may_wait="latency" in needs))
+                node.volume = stack.enter_context(volume.create_volume(home))
                 if "throttle" in needs:
-                    share.throttle = io_limits.made(share.disk, share.group)
+                    node.io_throttle = cgroups.create_io_throttle(node.volume, node.cgroups)
             if "syncs" in needs:
-                share.syncs = stack.enter_context(syncs(home))
-        yield made
+                node.sync_supervisor = stack.enter_context(sync_supervisor.supervise_syncs(home))
+        yield nodes
 
 
-def _controllers(needs: Set[Need]) -> Set[Controller]:
-    """What the group of a node has to have."""
-    found = {name for name in cgroups.CONTROLLERS if name in needs}
-    return found | io_limits.controllers() if "throttle" in needs else found
+def _list_controllers(needs: Set[Need]) -> Set[Controller]:
+    controllers = {name for name in cgroups.CONTROLLERS if name in needs}
+    return controllers | cgroups.io_controllers() if "throttle" in needs else controllers

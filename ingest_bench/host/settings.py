@@ -1,197 +1,325 @@
-"""Settings of the machine that an experiment changes for the time of a run, and how they are put back.
+"""Settings of the machine: what they are, what is recommended, and how a run changes them.
 
-What the whole machine has is changed through the ledger: the old value is on disk before the new one is written, and a
-second process puts it back however we end. What each network namespace has of its own is set in the run's namespaces,
-which end with the run: the first namespace's value means nothing to a server in another one.
+A machine-wide setting is changed through the ledger: its old value is on disk before the new one is written, and a
+second process restores it. A setting that each network namespace has is set in the run's namespaces, which vanish with
+the run: a server in another namespace does not see the initial namespace's value.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import resource
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed
-from ingest_bench.host import machine
+from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.inputs import records
-from ingest_bench.ledger.steps import Step, chosen, setting_step
-from ingest_bench.ledger.watchdog import session
-from ingest_bench.model.load import LONGEST_LOAD_S
-from ingest_bench.trials import Trial, tried
+from ingest_bench.ledger.steps import Step, make_setting_step, parse_setting
+from ingest_bench.ledger.watchdog import open_session
+from ingest_bench.model.load import MAX_LOAD_S
+from ingest_bench.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ingest_bench.ledger.namespaces import Kind
-    from ingest_bench.model.capability import Capability
-    from ingest_bench.model.host_settings import HostSettings
+    from ingest_bench.ledger.namespaces import NamespaceKind
+    from ingest_bench.model.experiment import Capability, HostSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: its file, and what it needs. What it may be stands in the type of its field of `HostSettings`."""
+    """One setting: its file and requirements. The type of its field of `HostSettings` defines its values."""
 
     path: Path
-    of_namespace: bool = False
-    """Each network namespace has its own."""
-    needs_nodes: int = 1
-    """So many NUMA nodes: with fewer it does nothing."""
-    instead: Path | None = None
-    """What counts while this one is 0. To write one of the two sets the other to 0, and 0 itself cannot be written."""
+    is_per_namespace: bool = False
+    """Each network namespace has its own value."""
+    min_numa_nodes: int = 1
+    """With fewer NUMA nodes it has no effect."""
+    alternative: Path | None = None
+    """The setting that applies while this one is 0. Writing one sets the other to 0, and 0 itself cannot be written."""
 
 
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
 _VM = Path("/proc/sys/vm")
 _TCP = Path("/proc/sys/net/ipv4")
-# Of TCP's settings the machine as a whole has those that a new namespace does not show (Linux 6.18: `unshare --net`).
-# Its buffers and its congestion control are keys of a network profile.
+# Machine-wide TCP settings are those that a new network namespace does not show (Linux 6.18: `unshare --net`).
+# TCP buffers and congestion control are keys of a network profile.
 SETTINGS: Mapping[str, Setting] = {
     "transparent_hugepages": Setting(path=_THP / "enabled"),
     "transparent_hugepages_defrag": Setting(path=_THP / "defrag"),
-    "numa_balancing": Setting(path=Path("/proc/sys/kernel/numa_balancing"), needs_nodes=2),
+    "numa_balancing": Setting(path=Path("/proc/sys/kernel/numa_balancing"), min_numa_nodes=2),
     "swappiness": Setting(path=_VM / "swappiness"),
-    "dirty_bytes": Setting(path=_VM / "dirty_bytes", instead=_VM / "dirty_ratio"),
-    "dirty_background_bytes": Setting(path=_VM / "dirty_background_bytes", instead=_VM / "dirty_background_ratio"),
+    "dirty_bytes": Setting(path=_VM / "dirty_bytes", alternative=_VM / "dirty_ratio"),
+    "dirty_background_bytes": Setting(path=_VM / "dirty_background_bytes", alternative=_VM / "dirty_background_ratio"),
     "tcp_mem": Setting(path=_TCP / "tcp_mem"),
     "tcp_max_orphans": Setting(path=_TCP / "tcp_max_orphans"),
-    "somaxconn": Setting(path=Path("/proc/sys/net/core/somaxconn"), of_namespace=True),
-    "tcp_max_syn_backlog": Setting(path=_TCP / "tcp_max_syn_backlog", of_namespace=True),
-    "tcp_slow_start_after_idle": Setting(path=_TCP / "tcp_slow_start_after_idle", of_namespace=True),
+    "somaxconn": Setting(path=Path("/proc/sys/net/core/somaxconn"), is_per_namespace=True),
+    "tcp_max_syn_backlog": Setting(path=_TCP / "tcp_max_syn_backlog", is_per_namespace=True),
+    "tcp_slow_start_after_idle": Setting(path=_TCP / "tcp_slow_start_after_idle", is_per_namespace=True),
 }
 
 
-def wanted(settings: HostSettings) -> dict[str, str]:
-    """What is to be written for each key that is asked for. Pure."""
-    given = {key: getattr(settings, name) for key, name in records.keys(type(settings)).items()}
-    return {key: _written(value) for key, value in given.items() if value is not None}
+def format_settings(settings: HostSettings) -> dict[str, str]:
+    """Return the text to write for each key that the experiment sets. Pure."""
+    values = {key: getattr(settings, name) for key, name in records.fields_by_key(type(settings)).items()}
+    return {key: _format_value(value) for key, value in values.items() if value is not None}
 
 
-def found() -> dict[str, str]:
-    """What the whole machine is set to now, as far as this kernel has it."""
-    values = {key: _now(setting) for key, setting in SETTINGS.items() if not setting.of_namespace}
+def read_settings() -> dict[str, str]:
+    """Return the machine-wide settings that this kernel has."""
+    values = {key: _read_value(setting) for key, setting in SETTINGS.items() if not setting.is_per_namespace}
     return {key: value for key, value in values.items() if value is not None}
 
 
-def require(settings: HostSettings) -> None:
-    """MissingCapability for the first setting that cannot be had here; nothing is changed."""
-    for key, value in wanted(settings).items():
-        trouble = "" if system.is_root() else "only root may set it, and this is an ordinary user"
-        trouble = trouble or trouble_with(SETTINGS[key], value)
-        if trouble:
+def require_settings(settings: HostSettings) -> None:
+    """Raise MissingCapability for the first setting that cannot be changed here; nothing is changed."""
+    for key, value in format_settings(settings).items():
+        problem = "" if system.is_root() else "only root can set it, and this is an ordinary user"
+        problem = problem or find_problem(SETTINGS[key], value)
+        if problem:
             raise MissingCapability(
-                f"host.{key} = {value}: {trouble}.\nLeave the key out, or see `ingest-bench doctor`."
+                f"host.{key} = {value}: {problem}.\nLeave the key out, or see `ingest-bench doctor`."
             )
 
 
-def capability() -> Capability:
-    """Whether settings of this machine can be changed for a run, and which ones."""
-    remedy = "Everything but keys of [host] is as ever."
-    return tried(Trial(name="host settings", attempt=_settable, remedy=remedy))
+def check_settings() -> Capability:
+    """Check which settings of this machine can be changed for a run."""
+
+    def attempt() -> str:
+        if not system.is_root():
+            raise MissingCapability("only root can change them for a run")
+        problems = {key: find_problem(setting) for key, setting in SETTINGS.items()}
+        changeable = ", ".join(key for key, problem in problems.items() if not problem)
+        others = [f"{key}: {problem}" for key, problem in problems.items() if problem]
+        if not changeable:
+            raise MissingCapability("; ".join(others))
+        return "; ".join([changeable, *(f"but not {problem}" for problem in others)])
+
+    return run_check(CapabilityCheck(name="host settings", attempt=attempt, remedy="Only keys of [host] require it."))
 
 
 @contextmanager
-def applied(settings: HostSettings) -> Iterator[dict[str, str]]:
-    """What the whole machine is set to inside the block: all that was asked for, and what it had.
+def apply_settings(settings: HostSettings) -> Iterator[dict[str, str]]:
+    """Change the machine-wide settings for the block, and yield the machine's settings.
 
-    RunFailed when somebody else has one of the settings, or when the machine does not take it; InvalidRun when one was
-    changed by somebody else meanwhile. Each is put back at the end of the block, and after `kill -9`.
+    Raise RunFailed if another program has locked a setting or the machine rejects it, InvalidRun if another program
+    changed one meanwhile. All are restored after the block, and after `kill -9`.
     """
     with ExitStack() as stack:
-        for key, value in wanted(settings).items():
-            if not SETTINGS[key].of_namespace:
-                stack.enter_context(_held(key, value))
-        yield found()
+        for key, value in format_settings(settings).items():
+            if not SETTINGS[key].is_per_namespace:
+                stack.enter_context(_apply_setting(key, value))
+        yield read_settings()
 
 
-def set_in_namespace(settings: HostSettings, run: Callable[[Sequence[str]], str]) -> dict[str, str]:
-    """What each namespace has of its own is set in one, and read back. `run` runs a command in it and gives its output.
+def apply_in_namespace(settings: HostSettings, run: Callable[[Sequence[str]], str]) -> dict[str, str]:
+    """Change the per-namespace settings in one network namespace, read them back, and return them.
 
-    RunFailed when the kernel does not take it.
+    *run* runs a command there and returns its output. Raise RunFailed if the kernel rejects a value.
     """
-    asked = {key: value for key, value in wanted(settings).items() if SETTINGS[key].of_namespace}
-    for key, value in asked.items():
+    values = {key: value for key, value in format_settings(settings).items() if SETTINGS[key].is_per_namespace}
+    for key, value in values.items():
         name = ".".join(SETTINGS[key].path.relative_to("/proc/sys").parts)
         run(("sysctl", "-q", "-w", f"{name}={value}"))
-        seen = _plain(run(("sysctl", "-n", name)))
-        if seen != value:
-            raise RunFailed(f"host.{key}: {value} was written, and the namespace has {seen}")
-    return asked
+        actual = _normalize(run(("sysctl", "-n", name)))
+        if actual != value:
+            raise RunFailed(f"host.{key}: {value} was written, but the namespace has {actual}")
+    return values
 
 
-def change(setting: Setting, value: str) -> Step:
-    """The step that sets it, and sets it back to what counts now."""
-    step = setting_step(setting.path, value)
-    if setting.instead is not None and _now(setting) == "0":
-        # Its own 0 cannot be written back; what counted before takes its place again.
-        step = dataclasses.replace(step, undo=setting_step(setting.instead, value).undo)
+def make_step(setting: Setting, value: str) -> Step:
+    """Return the step that sets the value, and whose undo restores the value that applies now."""
+    step = make_setting_step(setting.path, value)
+    if setting.alternative is not None and _read_value(setting) == "0":
+        # The old value 0 cannot be written. Writing the alternative's old value sets this one to 0.
+        step = dataclasses.replace(step, undo=make_setting_step(setting.alternative, value).undo)
     return step
 
 
-def trouble_with(setting: Setting, value: str | None = None) -> str:
-    """Why root cannot set it here, to that value, as the end of a sentence; empty: it can be."""
+def find_problem(setting: Setting, value: str | None = None) -> str:
+    """Return why root cannot set it to *value* here, as the end of a sentence; "" if it can."""
     path = setting.path
     try:
         text = path.read_text(encoding="ascii")
     except OSError:
         return f"there is no {path} here"
-    nodes = machine.numa_nodes()
-    if nodes < setting.needs_nodes:
-        return f"it needs {setting.needs_nodes} NUMA nodes, and this machine has {nodes}"
+    nodes = count_numa_nodes()
+    if nodes < setting.min_numa_nodes:
+        return f"it needs {setting.min_numa_nodes} NUMA nodes, and this machine has {nodes}"
     if not os.access(path, os.W_OK):
         return f"{path} is read-only here, as it is in a container"
     words = text.replace("[", "").replace("]", "").split()
     if "[" in text and value is not None and value not in words:
-        return f"this kernel knows only {', '.join(words)}"
+        return f"this kernel accepts only {', '.join(words)}"
     return ""
 
 
 @contextmanager
-def _held(key: str, value: str) -> Iterator[None]:
-    """It has that value inside the block, and nobody else may change it through us; one that has it stays as it is."""
+def _apply_setting(key: str, value: str) -> Iterator[None]:
+    """Lock a machine-wide setting for the block, and change it unless it has the value."""
     setting = SETTINGS[key]
-    what = f"host.{key} = {value}"
-    files = tuple(str(path) for path in (setting.path, setting.instead) if path is not None)
-    key = "host" + str(setting.path).replace("/", "-")
-    # Of TCP's settings those of the machine stand in its first network namespace alone.
-    within: tuple[Kind, ...] = ("net",) if setting.path.is_relative_to("/proc/sys/net") else ()
-    with session(key, what, time_limit_s=LONGEST_LOAD_S, resources=files, within=within) as opened:
-        if _now(setting) != value:
-            opened.change((change(setting, value),))
-        if (now := _now(setting)) != value:
-            raise RunFailed(f"host.{key}: {value} was written to {setting.path}, and it says {now}")
+    files = tuple(str(path) for path in (setting.path, setting.alternative) if path is not None)
+    # The initial network namespace alone has the files of machine-wide TCP settings.
+    namespace_kinds: tuple[NamespaceKind, ...] = ("net",) if setting.path.is_relative_to("/proc/sys/net") else ()
+    with open_session(
+        "host" + str(setting.path).replace("/", "-"),
+        f"host.{key} = {value}",
+        time_limit_s=MAX_LOAD_S,
+        resources=files,
+        namespace_kinds=namespace_kinds,
+    ) as session:
+        if _read_value(setting) != value:
+            session.apply((make_step(setting, value),))
+        if (actual := _read_value(setting)) != value:
+            raise RunFailed(f"host.{key}: {value} was written to {setting.path}, but it reads {actual}")
         yield
-        if (now := _now(setting)) != value:
-            raise InvalidRun(f"host.{key}: somebody else set {setting.path} to {now} during the run, not {value}")
+        if (actual := _read_value(setting)) != value:
+            raise InvalidRun(f"host.{key}: another program set {setting.path} to {actual} during the run, not {value}")
 
 
-def _settable() -> str:
-    if not system.is_root():
-        raise MissingCapability("only root may change them for a run")
-    troubles = {key: trouble_with(setting) for key, setting in SETTINGS.items()}
-    can = [key for key, trouble in troubles.items() if not trouble]
-    cannot = [f"{key}: {trouble}" for key, trouble in troubles.items() if trouble]
-    if not can:
-        raise MissingCapability("; ".join(cannot))
-    return "; ".join([", ".join(can), *(f"but not {told}" for told in cannot)])
-
-
-def _now(setting: Setting) -> str | None:
+def _read_value(setting: Setting) -> str | None:
     try:
-        return _plain(chosen(setting.path.read_text(encoding="ascii")))
+        return _normalize(parse_setting(setting.path.read_text(encoding="ascii")))
     except OSError:
         return None
 
 
-def _plain(text: str) -> str:
-    """Numbers with one space between them: the kernel writes tabs."""
+def _normalize(text: str) -> str:
+    """Separate numbers by one blank; the kernel writes tabs."""
     return " ".join(text.split())
 
 
-def _written(value: bool | int | str | tuple[int, ...]) -> str:
+def _format_value(value: bool | int | str | tuple[int, ...]) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """Facts that the recommendations judge. None: this machine has no such setting, or it cannot be read."""
+
+    transparent_hugepages: str | None = None
+    is_numad_running: bool = False
+    swap_bytes: int = 0
+    swappiness: int | None = None
+    max_map_count: int | None = None
+    max_open_files: int | None = None
+    """The hard limit, to which a JVM raises its own at its start; None: unlimited."""
+    cpu_governors: tuple[str, ...] = ()
+    """Distinct values. Empty in virtual machines: their host chooses the frequency."""
+
+
+def read_machine_facts() -> MachineFacts:
+    """Return the facts of this machine, for a process that we start."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hugepages = _read_text(_THP / "enabled")
+    governors = {
+        _read_text(path) or "" for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    }
+    return MachineFacts(
+        transparent_hugepages=None if hugepages is None else parse_setting(hugepages),
+        is_numad_running=any(process.info["name"] == "numad" for process in psutil.process_iter(["name"])),
+        swap_bytes=psutil.swap_memory().total,
+        swappiness=_read_number(_VM / "swappiness"),
+        max_map_count=_read_number(_VM / "max_map_count"),
+        max_open_files=None if hard_limit == resource.RLIM_INFINITY else hard_limit,
+        cpu_governors=tuple(sorted(governors - {""})),
+    )
+
+
+def count_numa_nodes() -> int:
+    """Return the number of NUMA nodes; 1 if the kernel does not support NUMA."""
+    return max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))))
+
+
+def _read_number(path: Path) -> int | None:
+    text = _read_text(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+# Elasticsearch and OpenSearch refuse to start with less, once they listen on more than loopback.
+_MIN_MAPS = 262_144
+_MIN_OPEN_FILES = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """A rule of the servers' vendors for production. A measurement may need another value: nothing is refused."""
+
+    name: str
+    describe: Callable[[MachineFacts], str]
+    """Returns the machine's present value."""
+    is_harmful: Callable[[MachineFacts], bool]
+    recommended: str
+    source: str
+    """Name of the document that recommends it."""
+
+
+RECOMMENDATIONS = (
+    Recommendation(
+        name="transparent huge pages",
+        describe=lambda machine: machine.transparent_hugepages or "not supported by this kernel",
+        is_harmful=lambda machine: machine.transparent_hugepages == "always",
+        recommended="madvise or never",
+        source='AxonOps, "Linux Memory Configuration"; DSE, "No DataStax Enterprise processing but high CPU usage"',
+    ),
+    Recommendation(
+        name="numad",
+        describe=lambda machine: "running" if machine.is_numad_running else "not running",
+        is_harmful=lambda machine: machine.is_numad_running,
+        recommended="not running: it moves a server's memory between NUMA nodes while the server works",
+        source='Meltwater, "Riak, Elasticsearch and numad walk into a Red Hat"; numad(8)',
+    ),
+    Recommendation(
+        name="vm.swappiness",
+        describe=lambda machine: f"{_format_number(machine.swappiness)}, {_format_swap(machine.swap_bytes)}",
+        is_harmful=lambda machine: machine.swap_bytes > 0 and (machine.swappiness or 0) > 1,
+        recommended="no swap (swapoff -a), or 1",
+        source='Elasticsearch, "Disable swapping"; DataStax, "Recommended production settings" (Cassandra)',
+    ),
+    Recommendation(
+        name="vm.max_map_count",
+        describe=lambda machine: _format_number(machine.max_map_count),
+        is_harmful=lambda machine: machine.max_map_count is not None and machine.max_map_count < _MIN_MAPS,
+        recommended=f"{_MIN_MAPS} or more; 1048575 for Cassandra",
+        source='Elasticsearch, "Maximum map count check"; OpenSearch, "Important settings"; Cassandra, StartupChecks',
+    ),
+    Recommendation(
+        name="open files",
+        describe=lambda machine: "unlimited" if machine.max_open_files is None else str(machine.max_open_files),
+        is_harmful=lambda machine: machine.max_open_files is not None and machine.max_open_files < _MIN_OPEN_FILES,
+        recommended=f"{_MIN_OPEN_FILES} or more (ulimit -Hn)",
+        source='Elasticsearch, "File descriptor check" and "File Descriptors"',
+    ),
+    Recommendation(
+        name="CPU governor",
+        describe=lambda machine: ", ".join(machine.cpu_governors) or "not supported by this machine",
+        is_harmful=lambda machine: any(governor != "performance" for governor in machine.cpu_governors),
+        recommended="performance",
+        source='DataStax, "Disable settings that impact performance" (Cassandra)',
+    ),
+)
+
+
+def _format_number(value: int | None) -> str:
+    return "not supported by this kernel" if value is None else str(value)
+
+
+def _format_swap(swap_bytes: int) -> str:
+    return f"with {format_bytes(swap_bytes)} of swap" if swap_bytes else "without swap"

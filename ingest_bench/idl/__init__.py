@@ -1,6 +1,6 @@
 """Interfaces of servers that speak Thrift (`*.thrift`): calls to bytes, and bytes to what a server answered.
 
-cql.py   the same for Cassandra's native protocol        cassandra_node.py   a node that a child process asks
+cql.py   the same for Cassandra's native protocol
 
 Encoding and decoding are thriftpy2's. What a call goes through (a socket of the load, a question of a target) is the
 caller's.
@@ -35,14 +35,14 @@ class RaisedError(Exception):
 
 
 @functools.cache
-def cassandra() -> Any:
+def interface() -> Any:
     """The interface of Cassandra 0.7, as thriftpy2 makes it of `cassandra.thrift`."""
     import thriftpy2  # noqa: PLC0415 - it takes 0.1 s, and most commands speak no Thrift
 
     return thriftpy2.load(str(Path(__file__).with_name("cassandra.thrift")), module_name="cassandra_thrift")
 
 
-def call(name: str, **arguments: Any) -> bytes:
+def encode_call(name: str, **arguments: Any) -> bytes:
     """A call of that name with its frame, as it goes over the wire. All have the number 0: one waits at a time."""
     from thriftpy2.protocol import TCyBinaryProtocol  # noqa: PLC0415 - as above
     from thriftpy2.thrift import TMessageType  # noqa: PLC0415
@@ -51,13 +51,13 @@ def call(name: str, **arguments: Any) -> bytes:
     buffer = TCyMemoryBuffer()
     protocol = TCyBinaryProtocol(buffer)
     protocol.write_message_begin(name, TMessageType.CALL, 0)
-    protocol.write_struct(getattr(cassandra().Cassandra, f"{name}_args")(**arguments))
+    protocol.write_struct(getattr(interface().Cassandra, f"{name}_args")(**arguments))
     protocol.write_message_end()
     message: bytes = buffer.getvalue()
     return LENGTH.pack(len(message)) + message
 
 
-def answer(name: str, message: bytes, *, is_plain: bool = False) -> Any:
+def decode_result(name: str, message: bytes, *, is_plain: bool = False) -> Any:
     """What the server returned; RaisedError for what it raised, BrokenMessageError for what is no answer to this.
 
     The message comes without its frame. Keys, values and words are bytes. `is_plain`: the answer has no lists, so that
@@ -69,7 +69,7 @@ def answer(name: str, message: bytes, *, is_plain: bool = False) -> Any:
 
     protocol = TCyBinaryProtocol(TCyMemoryBuffer(message), decode_response=False)
     refused = TApplicationException()
-    result = getattr(cassandra().Cassandra, f"{name}_result")()
+    result = getattr(interface().Cassandra, f"{name}_result")()
     try:
         said, kind, number = protocol.read_message_begin()
         # Before its fields: version, length and text of the name, number.
@@ -114,6 +114,6 @@ def _raised(error: Exception) -> RaisedError:
     return RaisedError(type(error).__name__, words.decode("utf-8", "replace") if isinstance(words, bytes) else words)
 
 
-def column_family(index: str) -> str:
+def table_name(index: str) -> str:
     """What the column family of an index is called: Cassandra 0.7 takes letters, digits and underscores in a name."""
     return re.sub(r"\W", "_", index, flags=re.ASCII)

@@ -51,7 +51,7 @@ _ERRORS: Mapping[int, str] = {
 _SHORT, _INT = struct.Struct(">H"), struct.Struct(">i")
 
 
-class Answer(NamedTuple):
+class CqlResponse(NamedTuple):
     """What a server answered that is no error."""
 
     opcode: int
@@ -68,12 +68,12 @@ class Rows(NamedTuple):
     next_page: bytes | None
 
 
-def startup() -> bytes:
+def encode_startup() -> bytes:
     """The first request of each connection."""
     return _frame(STARTUP, _SHORT.pack(1) + _string("CQL_VERSION") + _string("3.0.0"))
 
 
-def query(text: str, page_rows: int = 5000, page: bytes | None = None) -> bytes:
+def encode_query(text: str, page_rows: int = 5000, page: bytes | None = None) -> bytes:
     """A statement without values; of its rows so many, from that page on, as each replica has them."""
     flags = _SKIP_METADATA | _PAGE_SIZE | (0 if page is None else _PAGING_STATE)
     return _frame(
@@ -82,12 +82,12 @@ def query(text: str, page_rows: int = 5000, page: bytes | None = None) -> bytes:
     )
 
 
-def prepare(text: str, stream: int = 0) -> bytes:
+def encode_prepare(text: str, stream: int = 0) -> bytes:
     """A statement that is to be known by its id."""
     return _frame(PREPARE, _long_string(text), stream)
 
 
-def prepared(text: str) -> bytes:
+def prepared_prefix(text: str) -> bytes:
     """What the body of the answer to that begins with: the id of a statement is the MD5 of its text.
 
     So it is where the text names its keyspace (QueryProcessor.computeId of Cassandra).
@@ -95,21 +95,21 @@ def prepared(text: str) -> bytes:
     return _INT.pack(PREPARED) + _short_bytes(_id(text))
 
 
-def batch(rows: bytes, count: int) -> bytes:
+def encode_batch(rows: bytes, count: int) -> bytes:
     """So many statements, of which each replica has to have what they write, each on its own."""
-    return _frame(BATCH, struct.pack(">BH", _UNLOGGED, count) + rows + BATCH_END)
+    return _frame(BATCH, struct.pack(">BH", _UNLOGGED, count) + rows + BATCH_SUFFIX)
 
 
 # The consistency, and no flags.
-BATCH_END = struct.pack(">HB", ALL, 0)
+BATCH_SUFFIX = struct.pack(">HB", ALL, 0)
 
 
-def row(text: str, *values: bytes) -> bytes:
+def encode_row(text: str, *values: bytes) -> bytes:
     """A prepared statement in a batch, with its values."""
     return b"\1" + _short_bytes(_id(text)) + _SHORT.pack(len(values)) + b"".join(map(_bytes, values))
 
 
-def length(head: bytes | bytearray | memoryview, place: int = 0) -> int:
+def frame_length(head: bytes | bytearray | memoryview, place: int = 0) -> int:
     """The length of the frame that begins there; BrokenMessageError for what is no head of a response."""
     version, _, _, _, body_bytes = HEAD.unpack_from(head, place)
     if version != _RESPONSE or body_bytes < 0:
@@ -118,7 +118,7 @@ def length(head: bytes | bytearray | memoryview, place: int = 0) -> int:
     return HEAD.size + int(body_bytes)
 
 
-def answer(frame: bytes) -> Answer:
+def parse_response(frame: bytes) -> CqlResponse:
     """What this frame says; RaisedError for what the server raised, BrokenMessageError for what is no frame."""
     _, flags, stream, opcode, _ = HEAD.unpack_from(frame)
     reader = _Reader(frame, HEAD.size)
@@ -133,10 +133,10 @@ def answer(frame: bytes) -> Answer:
         code = reader.number()
         name = _ERRORS.get(code, f"Error {code:#06x}")
         raise RaisedError(name, reader.take(reader.short()).decode("utf-8", "replace"))
-    return Answer(opcode, reader.rest(), stream)
+    return CqlResponse(opcode, reader.rest(), stream)
 
 
-def rows(body: bytes) -> Rows:
+def parse_rows(body: bytes) -> Rows:
     """The rows of a RESULT; none where it has none."""
     reader = _Reader(body)
     if reader.number() != ROWS:

@@ -1,1 +1,1 @@
-"""What comes from a user: values, files, texts and addresses, read into records or refused in one sentence."""
+"""User input: values, files, texts and addresses, read into records or refused with one sentence."""

@@ -1,6 +1,7 @@
-"""What a file of the user's holds. What stands in the place of a file (a pipe, a device) would be waited for for ever.
+"""Files of the user, and the data files of the package.
 
-Every trouble is an OSError or a UnicodeDecodeError, whose words fit where those of the kernel do.
+Only plain files are read: opening a pipe or a device could wait forever or act on it. Every problem is an OSError or
+a UnicodeDecodeError, with a message that reads like those of the kernel.
 """
 
 from __future__ import annotations
@@ -8,103 +9,162 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-# No text that is read at once is longer; /proc/kcore says that it has 128 TiB.
-_MOST_BYTES = 1 << 30
-# A hundred times what a JVM's log has in a line.
-_LONGEST_LINE = 1 << 16
-_KINDS = (
-    (stat.S_ISFIFO, "it is a named pipe, and no file"),
-    (stat.S_ISCHR, "it is a device, and no file"),
-    (stat.S_ISBLK, "it is a disk, and no file"),
-    (stat.S_ISSOCK, "it is a socket, and no file"),
+import numpy as np
+
+from ingest_bench.errors import SpecError
+
+# Limit of a text that is read at once; /proc/kcore claims to have 128 TiB.
+_MAX_TEXT_BYTES = 1 << 30
+# A hundred times the longest line in a JVM's log.
+_MAX_LINE_CHARACTERS = 1 << 16
+# 146 years: sums and differences of two such times fit into 64 bits.
+_LATEST_NS = 1 << 62
+_SPECIAL_FILES = (
+    (stat.S_ISFIFO, "it is a named pipe, not a file"),
+    (stat.S_ISCHR, "it is a device, not a file"),
+    (stat.S_ISBLK, "it is a disk, not a file"),
+    (stat.S_ISSOCK, "it is a socket, not a file"),
 )
+_PACKAGE = Path(__file__).parent.parent
 
 
-def trouble(path: Path) -> str:
-    """What it is, where it is no file; empty for a file or a folder."""
-    return _trouble(path.stat().st_mode)
+def data_folder(name: str) -> Path:
+    """Return a folder of shipped TOML files: "netem", "workloads" or "workloads/experiments".
+
+    In a wheel they are below `ingest_bench/data`, in a checkout at its top.
+    """
+    shipped = _PACKAGE / "data" / name
+    return shipped if shipped.is_dir() else _PACKAGE.parent / name
 
 
-def _trouble(mode: int) -> str:
-    return next((what for is_kind, what in _KINDS if is_kind(mode)), "")
+def data_files(name: str) -> dict[str, Path]:
+    """Return the TOML files of a data folder by their names without ".toml"."""
+    return {path.stem: path for path in sorted(data_folder(name).glob("*.toml"))}
+
+
+def why_not_plain(path: Path) -> str:
+    """Return which special file is at a path; empty for a plain file or a folder."""
+    return _describe_special(path.stat().st_mode)
+
+
+def _describe_special(mode: int) -> str:
+    return next((description for is_kind, description in _SPECIAL_FILES if is_kind(mode)), "")
 
 
 def is_special(path: Path) -> bool:
-    """Whether a device, a pipe or a socket is there: what is written goes to it, and never takes its place."""
-    return path.exists() and bool(trouble(path))
+    """Return True for a device, pipe or socket: it is written to, never replaced."""
+    return path.exists() and bool(why_not_plain(path))
 
 
-def behind_links(path: Path) -> Path:
-    """Where a file is that shall be replaced: a link goes on leading to it. IsADirectoryError for a folder."""
-    found = path.resolve()
-    if found.is_dir():
+def resolve_links(path: Path) -> Path:
+    """Return the file to replace, so that a link keeps pointing to it; IsADirectoryError for a folder."""
+    resolved = path.resolve()
+    if resolved.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    return found
+    return resolved
 
 
-def check(path: Path) -> None:
-    """OSError for what is not a plain file, before it is opened: opening a device or a pipe may wait, or act."""
-    _check(path.stat().st_mode, path)
+def check_plain(path: Path) -> None:
+    """Raise OSError unless a plain file is at a path. Call it before opening: an open may wait, or act."""
+    _check_mode(path.stat().st_mode, path)
 
 
-def _check(mode: int, path: Path) -> None:
-    if what := _trouble(mode):
-        raise OSError(errno.EINVAL, what, str(path))
+def _check_mode(mode: int, path: Path) -> None:
+    if problem := _describe_special(mode):
+        raise OSError(errno.EINVAL, problem, str(path))
 
 
-def opened(path: Path) -> io.BufferedReader:
-    """Open a plain file to read it; OSError for anything else, also when it takes the place of a file meanwhile."""
-    # Here too: to open a device may act on it.
-    check(path)
+def open_plain(path: Path) -> io.BufferedReader:
+    """Open a plain file for reading; OSError for anything else, also if it is replaced meanwhile."""
+    check_plain(path)
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     try:
-        _check(os.fstat(file.fileno()).st_mode, path)
+        _check_mode(os.fstat(file.fileno()).st_mode, path)
     except OSError:
         file.close()
         raise
     return file
 
 
-def text(path: Path) -> str:
-    """The whole text of a file, which is UTF-8."""
-    with opened(path) as file:
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file."""
+    with open_plain(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes > _MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {_MOST_BYTES:,} are read", str(path))
+        if size_bytes > _MAX_TEXT_BYTES:
+            raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes; the limit is {_MAX_TEXT_BYTES:,}", str(path))
         with io.TextIOWrapper(file, encoding="utf-8") as text:
             return text.read()
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file of any length, in hexadecimal digits."""
-    with opened(path) as file:
+    """Return the SHA-256 of a file of any length, as hexadecimal digits."""
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lines(path: Path) -> Iterator[str]:
-    """Each line of a log of any length, with its end; OSError for one that is too long to be a log's.
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield each line of a log of any length, with its end; OSError for a line that is too long for a log.
 
-    A file with a hole in it is one line of so many zeros.
+    The hole of a sparse file is one line of zeros.
     """
-    for line in pieces(path):
-        if len(line) == _LONGEST_LINE:
-            raise OSError(errno.EFBIG, f"it has a line of {_LONGEST_LINE:,} characters or more", str(path))
+    for line in read_pieces(path):
+        if len(line) == _MAX_LINE_CHARACTERS:
+            raise OSError(errno.EFBIG, f"it has a line of {_MAX_LINE_CHARACTERS:,} characters or more", str(path))
         yield line
 
 
-def pieces(path: Path) -> Iterator[str]:
-    """The same of a log that anybody may write to: a line that is too long for memory comes in pieces."""
-    with opened(path) as file:
-        yield from pieces_of(file)
+def read_pieces(path: Path) -> Iterator[str]:
+    """Yield the lines of a log that other users can write; a line that is too long for memory comes in pieces."""
+    with open_plain(path) as file:
+        yield from iter_pieces(file)
 
 
-def pieces_of(file: io.BufferedReader) -> Iterator[str]:
-    """Yield the pieces of an open log, as `pieces` does."""
+def iter_pieces(file: io.BufferedReader) -> Iterator[str]:
+    """Yield the pieces of an open log, as `read_pieces` does."""
     with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text:
-        while line := text.readline(_LONGEST_LINE):
+        while line := text.readline(_MAX_LINE_CHARACTERS):
             yield line
+
+
+def read_records(
+    path: Path, record_type: np.dtype[Any], start: int = 0, max_count: int | None = None
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return binary records of a file from number `start` on, at most `max_count`, without a truncated last one.
+
+    SpecError if the file cannot be read, or a field whose name ends with `_ns` holds no possible time.
+    """
+    try:
+        check_plain(path)
+        count = max(0, path.stat().st_size // record_type.itemsize - start)
+        count = count if max_count is None else min(max_count, count)
+        records = np.fromfile(path, dtype=record_type, count=count, offset=start * record_type.itemsize)
+    except OSError as error:
+        raise SpecError(f"{path}: this file cannot be read ({error.strerror})") from None
+    for name in record_type.names or ():
+        times_ns = records[name]
+        if name.endswith("_ns") and ((times_ns > _LATEST_NS) | (times_ns < -_LATEST_NS)).any():
+            raise SpecError(f"{path}: this file is damaged: {name} holds an impossible time")
+    return records
+
+
+def track_name(path: Path) -> str:
+    """Return the name of a track: that of its folder, or of its only file without ".json"."""
+    return path.name.removesuffix(".json") if path.is_file() else path.name
+
+
+def find_track_files(path: Path) -> Iterator[Path]:
+    """Yield the files that a track may read.
+
+    A track in one file may be in a home folder: only JSON files next to it and one folder deeper are yielded, and no
+    hidden ones, which belong to other programs.
+    """
+    if not path.is_file():
+        return path.rglob("*")
+    return itertools.chain(path.parent.glob("[!.]*.json*"), path.parent.glob("[!.]*/[!.]*.json*"))

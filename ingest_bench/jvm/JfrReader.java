@@ -383,7 +383,7 @@ public final class JfrReader {
     if (site.equals(TOO_DEEP)) {
       return "unknown";
     }
-    return site.startsWith("io.netty.") ? "network" : site.startsWith("org.apache.lucene.") ? "lucene" : "rest";
+    return site.startsWith("io.netty.") ? "network" : site.startsWith("org.apache.lucene.") ? "lucene" : "other";
   }
 
   /** The first frame that is not the JDK's: who asked for the memory. Any frame would do for a handler under Netty. */

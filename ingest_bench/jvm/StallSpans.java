@@ -17,7 +17,7 @@ import jdk.jfr.consumer.RecordedThread;
  * thread that say the same make one span, which begins and ends half a period before the first and after the last.
  */
 final class StallSpans {
-  /** The period of the samples, and the threshold of all waits: settings of probes/stalls.py. */
+  /** The period of the samples, and the threshold of all waits: settings of probes/jfr.py. */
   private static final long PERIOD_US = 20_000;
 
   private static final long LEAST_NS = 20_000_000;

@@ -1,1 +1,1 @@
-"""Java for everybody: runtimes, pinned archives, our own Java sources, and server processes."""
+"""Java runtimes, pinned artifacts, our own Java sources, server processes, and JVMs that already run."""

@@ -1,24 +1,32 @@
-"""A JVM that is already running: whether we may attach to it, and what it says about itself."""
+"""Attach to a JVM that already runs: permissions, jcmd, what it reports about itself, and where it listens."""
 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import pwd
 import re
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import java
 from ingest_bench.jvm.java import Java
-from ingest_bench.ledger.book import boot_id
+from ingest_bench.ledger.journal import read_boot_id
+from ingest_bench.model.target import Endpoint
 
-# The first whose flight recorder is open to all.
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# The first with an open flight recorder.
 _OLDEST_JAVA = 11
 _JCMD_LIMIT_S = 60
-# The flags of jvm.options.COLLECTORS. VM.flags names the collector also when the JVM chose it itself.
+# The flags of jvm.options.COLLECTORS. VM.flags names the collector also if the JVM chose it itself.
 _COLLECTORS = {
     "G1": "g1",
     "ConcMarkSweep": "cms",
@@ -27,93 +35,96 @@ _COLLECTORS = {
     "Serial": "serial",
     "Z": "zgc",
 }
+_TCP_LISTEN = "0A"  # include/net/tcp_states.h
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - found, not chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """A JVM that answered us."""
+class AttachedJvm:
+    """A JVM that answered jcmd."""
 
     pid: int
     uid: int
     jcmd: Path
     version: str
-    """The JDK that it runs on, such as "17.0.15"."""
-    began: str
-    """As `began` tells it."""
+    """The version of its JDK, such as "17.0.15"."""
+    start_id: str
+    """Identifies the process, as `read_start_id` returns it."""
 
     @property
     def java_version(self) -> int:
-        """Its feature release."""
+        """Return its feature release."""
         return int(self.version.split(".")[0])
 
-    def ask(self, *command: str, timeout_s: float = _JCMD_LIMIT_S) -> str:
-        """What the JVM answered to a command of jcmd."""
+    def run_jcmd(self, *command: str, timeout_s: float = _JCMD_LIMIT_S) -> str:
+        """Return the response of the JVM to a jcmd command."""
         try:
-            return system.run(self.command(*command), timeout_s=timeout_s)
+            return system.run(self.jcmd_argv(*command), timeout_s=timeout_s)
         except RunFailed as error:
-            gone = "" if Path(f"/proc/{self.pid}").exists() else " The process has ended."
-            raise RunFailed(f"attach: pid {self.pid} did not obey {command[0]}.{gone} {error}") from None
+            exited = "" if Path(f"/proc/{self.pid}").exists() else " The process has exited."
+            raise RunFailed(f"attach: {command[0]} failed for pid {self.pid}.{exited} {error}") from None
 
-    def command(self, *command: str) -> tuple[str, ...]:
-        """The argv that gives it a command of jcmd."""
+    def jcmd_argv(self, *command: str) -> tuple[str, ...]:
+        """Return the argv that sends a jcmd command to the JVM."""
         return (str(self.jcmd), str(self.pid), *command)
 
     def is_alive(self) -> bool:
-        """Whether it is this process that still runs, and no later one with its pid."""
-        return began(self.pid) == self.began
+        """Return True if this process still runs, not a later one with its pid."""
+        return read_start_id(self.pid) == self.start_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JvmFacts:
-    """What a running JVM says about itself."""
+    """Settings that a running JVM reports."""
 
     collector: str
-    """A name of `jvm.options.COLLECTORS`; "unknown: NAME" for any other; empty when it names none."""
+    """A key of `jvm.options.COLLECTORS`; "unknown: NAME" for any other; empty if it reports none."""
     heap_bytes: int | None
     """The maximum."""
     stack_depth: int | None
-    """How many frames of a stack its flight recorder keeps. It is chosen at the start of a JVM."""
+    """Frames of a stack that its flight recorder keeps; fixed at the start of the JVM."""
     g1_region_bytes: int | None = None
-    """The size of a region of its heap, chosen or found by the JVM; None where its collector has none."""
+    """The size of a region of its heap; None for other collectors."""
 
 
-def attach(pid: int, java_home: Path | None = None) -> Attached:
-    """The JVM of that pid; SpecError for a pid that is none, MissingCapability where we may not attach to it."""
+def attach(pid: int, java_home: Path | None = None) -> AttachedJvm:
+    """Return the JVM of that pid; SpecError if there is none, MissingCapability if we may not attach to it."""
     process = Path(f"/proc/{pid}")
-    uid = _owner(process, pid)
-    _same_namespaces(process, pid)
-    _is_jvm(process, pid)
-    start = began(pid)
-    if start is None:
-        raise SpecError(f"--attach {pid}: the process has just ended.")
-    found = Attached(pid=pid, uid=uid, jcmd=_jcmd(process, uid, java_home), version="", began=start)
+    uid = _check_owner(process, pid)
+    _check_namespaces(process, pid)
+    _check_is_jvm(process, pid)
+    start_id = read_start_id(pid)
+    if start_id is None:
+        raise SpecError(f"--attach {pid}: the process has just exited.")
+    jvm = AttachedJvm(pid=pid, uid=uid, jcmd=_find_jcmd(process, uid, java_home), version="", start_id=start_id)
     try:
-        said = found.ask("VM.version")
+        response = jvm.run_jcmd("VM.version")
     except RunFailed as error:
         raise MissingCapability(
-            f"attach: pid {pid} is a JVM that lets nobody attach (it was started with -XX:+DisableAttachMechanism, or "
-            f"it hangs). {error}"
+            f"attach: pid {pid} is a JVM that refuses to be attached to (it was started with "
+            f"-XX:+DisableAttachMechanism, or it hangs). {error}"
         ) from None
-    version = re.search(r"^JDK (\S+)", said, re.MULTILINE)
+    version = re.search(r"^JDK (\S+)", response, re.MULTILINE)
     if version is None or int(version[1].split(".")[0]) < _OLDEST_JAVA:
-        raise MissingCapability(f"attach: pid {pid} must run on Java {_OLDEST_JAVA} or later, it says: {said.strip()}")
-    return dataclasses.replace(found, version=version[1])
+        raise MissingCapability(
+            f"attach: pid {pid} must run on Java {_OLDEST_JAVA} or later; it reports: {response.strip()}"
+        )
+    return dataclasses.replace(jvm, version=version[1])
 
 
-def ours(pid: int, java: Java) -> Attached:
-    """A JVM that we started on that Java."""
-    began_at = began(pid) or ""
-    jcmd = java.home / "bin" / "jcmd"
-    return Attached(pid=pid, uid=os.geteuid(), jcmd=jcmd, version=str(java.version), began=began_at)
+def launched(pid: int, java: Java) -> AttachedJvm:
+    """Return a JVM that we launched on that Java."""
+    jcmd, start_id = java.home / "bin" / "jcmd", read_start_id(pid) or ""
+    return AttachedJvm(pid=pid, uid=os.geteuid(), jcmd=jcmd, version=str(java.version), start_id=start_id)
 
 
-def facts_of(jvm: Attached) -> JvmFacts:
-    """What the JVM says about itself."""
-    return parse_facts(jvm.ask("VM.flags"), jvm.ask("JFR.configure"))
+def read_facts(jvm: AttachedJvm) -> JvmFacts:
+    """Ask the JVM for its settings."""
+    return parse_facts(jvm.run_jcmd("VM.flags"), jvm.run_jcmd("JFR.configure"))
 
 
 def parse_facts(flags: str, recorder: str) -> JvmFacts:
-    """The same, from its answers to VM.flags and JFR.configure."""
+    """Parse the responses to VM.flags and JFR.configure."""
     collector = re.search(r"-XX:\+Use(\w+?)GC\b", flags)
     heap = re.search(r"-XX:MaxHeapSize=(\d+)", flags)
     region = re.search(r"-XX:G1HeapRegionSize=(\d+)", flags)
@@ -126,94 +137,136 @@ def parse_facts(flags: str, recorder: str) -> JvmFacts:
     )
 
 
-def began(pid: int) -> str | None:
-    """When the process with that pid began: another one with the same pid has another text, now or after a reboot.
-
-    The boot and the kernel's ticks since then. None without such a process, or when it has ended.
-    """
+def read_start_id(pid: int) -> str | None:
+    """Return the boot id and start time of a process, which no other process has; None if it has exited."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name before may hold anything. Then: state (3rd field) … starttime (22nd), proc(5).
+    # The name may hold anything; after it come state (3rd field) … starttime (22nd), proc(5).
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else f"{boot_id()} {fields[19]}"
+    return None if fields[0] in "ZX" else f"{read_boot_id()} {fields[19]}"
 
 
-def reader(jvm: Attached, java_home: Path | None = None) -> Java:
-    """A Java that can read recordings of this JVM: none is older than it."""
-    wanted = jvm.java_version
+def find_reader(jvm: AttachedJvm, java_home: Path | None = None) -> Java:
+    """Return a Java that can read recordings of this JVM: one that is not older."""
+    minimum = jvm.java_version
     homes = None if java_home is None else [java_home]
-    fitting = [found for found in java.on_machine(homes) if found.version >= wanted]
-    if fitting:
-        return fitting[0]
+    if reader := next((candidate for candidate in java.find_installed(homes) if candidate.version >= minimum), None):
+        return reader
     if java_home is not None:
-        raise SpecError(f"--java-home {java_home}: it cannot read recordings of the JVM, which is Java {wanted}")
-    newer = [version for version in java.WHEELS if version >= wanted]
-    return java.wheel(min(newer, default=wanted))
+        raise SpecError(f"--java-home {java_home}: it cannot read recordings of the JVM, which is Java {minimum}")
+    newer = [version for version in java.WHEELS if version >= minimum]
+    return java.fetch_wheel(min(newer, default=minimum))
 
 
-def _owner(process: Path, pid: int) -> int:
-    """The effective uid, when we may attach to a process of it."""
+def _check_owner(process: Path, pid: int) -> int:
+    """Return the effective uid of a process; MissingCapability if we may not attach to it."""
     try:
         lines = (process / "status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        raise SpecError(f"--attach {pid}: there is no such process. `jcmd -l` lists the JVMs of this user.") from None
+        raise SpecError(f"--attach {pid}: no such process. `jcmd -l` lists the JVMs of this user.") from None
     uid = next(int(line.split()[2]) for line in lines if line.startswith("Uid:"))
     if uid != os.geteuid() and not system.is_root():
         raise MissingCapability(
-            f"attach: pid {pid} belongs to {_name(uid)}, we are {_name(os.geteuid())}. A JVM lets its own user and "
-            f"root attach: run as one of them."
+            f"attach: pid {pid} belongs to {_user_name(uid)}, we are {_user_name(os.geteuid())}. Only root and the "
+            "user of a JVM may attach: run as one of them."
         )
     return uid
 
 
-def _same_namespaces(process: Path, pid: int) -> None:
-    """A JVM in a container names its files and its pid otherwise than we do."""
-    for kind, what in (("pid", "process"), ("mnt", "mount")):
+def _check_namespaces(process: Path, pid: int) -> None:
+    """Raise MissingCapability for a JVM in a container, whose paths and pid differ from ours."""
+    for kind, description in (("pid", "process"), ("mnt", "mount")):
         try:
-            theirs = (process / "ns" / kind).readlink()
+            namespace = (process / "ns" / kind).readlink()
         except OSError as error:
-            remedy = "It may do more on this machine than we may" if system.is_root() else "Run as root"
+            remedy = "It has more rights on this machine than we have" if system.is_root() else "Run as root"
             raise MissingCapability(
-                f"attach: pid {pid}: its {what} namespace cannot be read ({error.strerror}). {remedy}."
+                f"attach: pid {pid}: its {description} namespace cannot be read ({error.strerror}). {remedy}."
             ) from None
-        if theirs != Path(f"/proc/self/ns/{kind}").readlink():
+        if namespace != Path(f"/proc/self/ns/{kind}").readlink():
             raise MissingCapability(
-                f"attach: pid {pid} is in another {what} namespace (a container). Run ingest-bench inside it, or use "
-                "--url alone."
+                f"attach: pid {pid} is in another {description} namespace (a container). Run ingest-bench inside it, "
+                "or use --url alone."
             )
 
 
-def _is_jvm(process: Path, pid: int) -> None:
+def _check_is_jvm(process: Path, pid: int) -> None:
     try:
         maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise MissingCapability(f"attach: pid {pid}: its memory map cannot be read ({error.strerror})") from None
     if "/libjvm.so" not in maps:
         name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        raise SpecError(f"--attach {pid}: this process ({name}) is no JVM. `jcmd -l` lists the JVMs of this user.")
+        raise SpecError(f"--attach {pid}: this process ({name}) is not a JVM. `jcmd -l` lists the JVMs of this user.")
 
 
-def _jcmd(process: Path, uid: int, java_home: Path | None) -> Path:
-    """A jcmd: of --java-home, of the JVM itself where it is our own, of the machine, of pip's Java."""
+def _find_jcmd(process: Path, uid: int, java_home: Path | None) -> Path:
+    """Return the jcmd of --java-home, of the JVM itself if it is ours, of an installed Java, or of the wheel."""
     if java_home is not None:
-        given = java_home.absolute() / "bin" / "jcmd"
-        if not os.access(given, os.X_OK):
-            raise SpecError(f"--java-home {java_home}: there is no bin/jcmd in it")
-        return given
-    homes = [found.home for found in java.on_machine()]
+        jcmd = java_home.absolute() / "bin" / "jcmd"
+        if not os.access(jcmd, os.X_OK):
+            raise SpecError(f"--java-home {java_home}: it has no bin/jcmd")
+        return jcmd
+    homes = [installed.home for installed in java.find_installed()]
     if uid == os.geteuid():
-        # Never as root for another user's JVM: the program beside it may be anything.
+        # Never as root for another user's JVM: that user chose the programs in its home.
         homes.insert(0, (process / "exe").readlink().parent.parent)
     for home in homes:
         if os.access(home / "bin" / "jcmd", os.X_OK):
             return home / "bin" / "jcmd"
-    return java.wheel(17).home / "bin" / "jcmd"
+    return java.fetch_wheel(17).home / "bin" / "jcmd"
 
 
-def _name(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
         return f"uid {uid}"
+
+
+def find_endpoints(pid: int) -> tuple[Endpoint, ...]:
+    """Return the TCP addresses where the process listens, as a client in its network namespace reaches them.
+
+    Each port once, the lowest first: Java opens its sockets for IPv4 and IPv6 together. Not by psutil, which reads the
+    sockets of our own namespace.
+    """
+    try:
+        inodes = set(_socket_inodes(pid))
+        tables = [Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+    except FileNotFoundError:
+        raise RunFailed(f"pid {pid} has exited: it listens nowhere") from None
+    except PermissionError:
+        raise MissingCapability(f"pid {pid}: its sockets cannot be read. Run as root, or as its user.") from None
+    endpoints: dict[int, Endpoint] = {}
+    for endpoint in (endpoint for table in tables for endpoint in parse_sockets(table, inodes)):
+        endpoints.setdefault(endpoint.port, endpoint)
+    return tuple(endpoints[port] for port in sorted(endpoints))
+
+
+def parse_sockets(table: str, inodes: set[str]) -> Iterator[Endpoint]:
+    """Yield the addresses of the listening sockets with these inodes in /proc/net/tcp or tcp6."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == _TCP_LISTEN and fields[9] in inodes:
+            words, _, port = fields[1].rpartition(":")
+            host = _decode_address(words)
+            yield Endpoint(_WILDCARDS.get(host, host), int(port, 16))
+
+
+def _decode_address(words: str) -> str:
+    """Decode an IPv4 or IPv6 address from 32-bit words in the byte order of this machine."""
+    packed = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
+    if len(packed) == 4:
+        return socket.inet_ntoa(packed)
+    address = ipaddress.IPv6Address(packed)
+    return str(address.ipv4_mapped or address)
+
+
+def _socket_inodes(pid: int) -> Iterator[str]:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield from re.findall(r"^socket:\[([0-9]+)\]$", str(link.readlink()))
+        except FileNotFoundError:  # closed meanwhile
+            continue

@@ -1,4 +1,4 @@
-"""The user's cache folder: what is in it is whole, verified and never changed."""
+"""Cache folder of the user. Its entries are complete, verified and never changed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ingest_bench.inputs import untrusted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# A root's server runs as another uid and must read its archive; /root is closed to it.
-ROOTS_FOLDER = Path("/var/cache/ingest-bench")
+# A server that root starts runs as another uid and must read its archive; /root is closed to it.
+ROOT_FOLDER = Path("/var/cache/ingest-bench")
 
 
 def folder() -> Path:
-    """The cache folder; the environment variable INGEST_BENCH_CACHE overrides."""
-    chosen = os.environ.get("INGEST_BENCH_CACHE")
-    if chosen:
-        return Path(chosen).absolute()
-    return ROOTS_FOLDER if system.is_root() else Path(platformdirs.user_cache_dir("ingest-bench"))
+    """Return the cache folder; the environment variable INGEST_BENCH_CACHE overrides it."""
+    override = os.environ.get("INGEST_BENCH_CACHE")
+    if override:
+        return Path(override).absolute()
+    return ROOT_FOLDER if system.is_root() else Path(platformdirs.user_cache_dir("ingest-bench"))
 
 
 def has(name: str) -> bool:
-    """Whether the cache has the file or folder of that name; MissingCapability where we may not look, or trust it."""
+    """Return True if the cache has an entry; MissingCapability if the folder cannot be read or trusted."""
     try:
-        _refuse_anybodys(folder())
+        _refuse_writable_by_others(folder())
         (folder() / name).stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -44,39 +44,39 @@ def has(name: str) -> bool:
     return True
 
 
-def filled(name: str, fill: Callable[[Path], None]) -> Path:
-    """The file or folder of that name below the cache, made by `fill` once.
+def get_or_make(name: str, make: Callable[[Path], None]) -> Path:
+    """Return the file or folder of an entry, made by `make` if it is missing.
 
-    `fill` gets a path to make, in a working folder of its own. What it made is renamed when it is whole, so a crash
-    leaves nothing that looks whole, and the next one to come clears it away. A lock lets one at a time fill a name.
+    `make` gets a path in an empty working folder. The result is renamed when it is complete: a crash leaves nothing
+    that looks complete, and the next process clears it away. A lock lets one process at a time make an entry.
     """
-    place = folder() / name
+    path = folder() / name
     if has(name):
-        return place
+        return path
     try:
-        with _working_folder(place) as work:
-            if not place.exists():
-                fill(work / place.name)
-                _open_to_read(work / place.name)
-                (work / place.name).rename(place)
+        with _working_folder(path) as work:
+            if not path.exists():
+                make(work / path.name)
+                _make_readable(work / path.name)
+                (work / path.name).rename(path)
     except OSError as error:
         raise MissingCapability(
-            f"cache: {folder()} cannot be filled ({error}). Make room there, or set INGEST_BENCH_CACHE to another one."
+            f"cache: {folder()} cannot be filled ({error}). Free space there, or set INGEST_BENCH_CACHE to another one."
         ) from None
-    return place
+    return path
 
 
-def _refuse_anybodys(place: Path) -> None:
-    """MissingCapability where root would run what somebody else can put there."""
-    if system.is_root() and (trouble := untrusted.swappable(place)):
+def _refuse_writable_by_others(path: Path) -> None:
+    """Raise MissingCapability if root would execute what another user can replace."""
+    if system.is_root() and (writable := untrusted.find_writable_folder(path)):
         raise MissingCapability(
-            f"cache: {trouble}: others can write there, and what is in it runs as root; set INGEST_BENCH_CACHE to a "
-            "folder that is root's alone."
+            f"cache: {writable}: other users can write there, and root runs its content; set INGEST_BENCH_CACHE to a "
+            "folder that only root can write."
         )
 
 
 def remove(path: Path) -> None:
-    """No file or folder there any more."""
+    """Delete a file or folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -84,24 +84,24 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def alone(place: Path) -> Iterator[None]:
-    """While nobody else makes what is at `place`, in a folder that exists; who comes second waits."""
-    _make_folders(place.parent)
+def lock(path: Path) -> Iterator[None]:
+    """Hold the lock of an entry, waiting for other processes. Its folder is made."""
+    _make_folders(path.parent)
     # Another user may have been faster.
-    _refuse_anybodys(place.parent)
-    lock = os.open(place.parent / f".{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _refuse_writable_by_others(path.parent)
+    descriptor = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        os.close(descriptor)
 
 
 @contextmanager
-def _working_folder(place: Path) -> Iterator[Path]:
-    """An empty folder beside `place`, while nobody else has it."""
-    with alone(place):
-        work = place.parent / f".{place.name}.partial"
+def _working_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `path`, under its lock."""
+    with lock(path):
+        work = path.parent / f".{path.name}.partial"
         remove(work)
         work.mkdir()
         try:
@@ -111,17 +111,16 @@ def _working_folder(place: Path) -> Iterator[Path]:
 
 
 def _make_folders(path: Path) -> None:
-    """`path` exists; what had to be made is readable for everybody, whatever the umask."""
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-    for parent in reversed(missing):
+    """Make `path` and its missing parents, readable by all users whatever the umask is."""
+    for parent in reversed([parent for parent in (path, *path.parents) if not parent.exists()]):
         parent.mkdir(exist_ok=True)
         parent.chmod(0o755)
 
 
-def _open_to_read(path: Path) -> None:
-    """Everybody may read what is at `path`, and its files may not be written by accident."""
+def _make_readable(path: Path) -> None:
+    """Let all users read `path`, and protect its files from accidental writes."""
     for item in (path, *path.rglob("*")) if path.is_dir() else (path,):
         if item.is_symlink():
             continue
-        runs = item.is_dir() or item.stat().st_mode & 0o111
-        item.chmod((0o755 if item.is_dir() else 0o555) if runs else 0o444)
+        is_executable = item.is_dir() or item.stat().st_mode & 0o111
+        item.chmod((0o755 if item.is_dir() else 0o555) if is_executable else 0o444)

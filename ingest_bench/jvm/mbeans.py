@@ -1,4 +1,4 @@
-"""Operations of the MBeans of a JVM on this machine, called from inside it: no port is opened (`MBeanAgent.java`)."""
+"""Invoke operations of MBeans from inside a JVM on this machine, without opening a port (`MBeanAgent.java`)."""
 
 from __future__ import annotations
 
@@ -9,57 +9,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingest_bench import jvm
 from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import cache
-from ingest_bench.jvm.compile import classes
-from ingest_bench.jvm.java import Java
+from ingest_bench.jvm.java import Java, compile_classes
 
 if TYPE_CHECKING:
-    from ingest_bench.jvm.attach import Attached
+    from ingest_bench.jvm.attach import AttachedJvm
 
-_SOURCE = Path(jvm.__file__).with_name("MBeanAgent.java")
+_SOURCE = Path(__file__).with_name("MBeanAgent.java")
 _MANIFEST = f"Manifest-Version: 1.0\r\nAgent-Class: {_SOURCE.stem}\r\n\r\n"
-# What jcmd says when `agentmain` has returned (JvmtiExport::load_agent_library of the JDK).
-_DONE = "return code: 0"
+# The output of jcmd when `agentmain` has returned (JvmtiExport::load_agent_library of the JDK).
+_SUCCESS = "return code: 0"
 _LIMIT_S = 300.0
-STRINGS = "[Ljava.lang.String;"
+STRING_ARRAY = "[Ljava.lang.String;"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class MBeanCall:
     """One operation of an MBean. Its arguments are texts, or one String[] at the end."""
 
     name: str
-    """Of the MBean: "domain:type=Kind"."""
+    """The MBean: "domain:type=Kind"."""
     operation: str
     signature: tuple[str, ...] = ()
     """The class of each parameter."""
     arguments: tuple[str, ...] = ()
 
-    def text(self) -> str:
-        """As the agent reads it."""
-        return "\n".join((self.name, self.operation, " ".join(self.signature), *self.arguments))
+    def encode(self) -> str:
+        """Return the call as the agent reads it: base64 of its lines, without padding."""
+        text = "\n".join((self.name, self.operation, " ".join(self.signature), *self.arguments))
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def agent(java: Java) -> Path:
-    """The agent's jar in the cache, made when it is not there."""
-    compiled = classes(java, (_SOURCE,))
+def build_agent(java: Java) -> Path:
+    """Return the agent's jar in the cache, built if it is missing."""
+    classes = compile_classes(java, (_SOURCE,))
 
     def pack(partial: Path) -> None:
         with zipfile.ZipFile(partial, "w") as archive:
             archive.writestr("META-INF/MANIFEST.MF", _MANIFEST)
-            for path in sorted(compiled.glob("*.class")):
+            for path in sorted(classes.glob("*.class")):
                 archive.write(path, path.name)
 
-    return cache.filled(f"agents/{compiled.name}.jar", pack)
+    return cache.get_or_make(f"agents/{classes.name}.jar", pack)
 
 
-def call(attached: Attached, calls: Sequence[Call]) -> None:
-    """All these operations, begun at once and ended; RunFailed when the JVM does not obey or one of them fails."""
-    argument = ",".join(base64.urlsafe_b64encode(one.text().encode()).decode().rstrip("=") for one in calls)
-    jar = agent(Java(home=attached.jcmd.parent.parent, version=attached.java_version, source=""))
-    said = attached.ask("JVMTI.agent_load", str(jar), argument, timeout_s=_LIMIT_S)
-    if _DONE not in said:
-        what = ", ".join(dict.fromkeys(f"{one.operation} of {one.name}" for one in calls))
-        raise RunFailed(f"attach: pid {attached.pid}: {what} failed; the JVM said: {' '.join(said.split())[-300:]}")
+def invoke(jvm: AttachedJvm, calls: Sequence[MBeanCall]) -> None:
+    """Invoke all operations at once and wait for their ends; RunFailed if the agent or one of them fails."""
+    jar = build_agent(Java(home=jvm.jcmd.parent.parent, version=jvm.java_version, source=""))
+    argument = ",".join(call.encode() for call in calls)
+    response = jvm.run_jcmd("JVMTI.agent_load", str(jar), argument, timeout_s=_LIMIT_S)
+    if _SUCCESS not in response:
+        names = ", ".join(dict.fromkeys(f"{call.operation} of {call.name}" for call in calls))
+        raise RunFailed(f"attach: pid {jvm.pid}: {names} failed; the JVM said: {' '.join(response.split())[-300:]}")

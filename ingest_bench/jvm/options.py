@@ -1,4 +1,4 @@
-"""Options of the JVM from what was asked, and what a running JVM must say when it obeyed."""
+"""Options of a JVM: heap, collector and log outputs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ingest_bench import system
 from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
-    from ingest_bench.model.server import Collector
+    from pathlib import Path
+
+    from ingest_bench.model.target import Collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A garbage collector: its options, the Java versions that have it, and the start of its bean's name."""
+class CollectorOptions:
+    """A garbage collector: its options, the Java versions that have it, and the start of its MBean's name."""
 
     options: tuple[str, ...]
     bean: str
@@ -25,9 +27,9 @@ class Choice:
 
 
 # CMS: removed in 14 (JEP 363). ZGC: experimental on 11, a product since 15 (JEP 377).
-COLLECTORS: Mapping[Collector, Choice] = {
-    "g1": Choice(options=("-XX:+UseG1GC",), bean="G1 "),
-    "cms": Choice(
+COLLECTORS: Mapping[Collector, CollectorOptions] = {
+    "g1": CollectorOptions(options=("-XX:+UseG1GC",), bean="G1 "),
+    "cms": CollectorOptions(
         options=(
             "-XX:+UseConcMarkSweepGC",
             "-XX:CMSInitiatingOccupancyFraction=75",
@@ -36,49 +38,84 @@ COLLECTORS: Mapping[Collector, Choice] = {
         bean="ConcurrentMarkSweep",
         last_java=13,
     ),
-    "parallel": Choice(options=("-XX:+UseParallelGC",), bean="PS "),
-    "serial": Choice(options=("-XX:+UseSerialGC",), bean="MarkSweepCompact"),
-    "zgc": Choice(options=("-XX:+UseZGC",), bean="ZGC", first_java=11),
+    "parallel": CollectorOptions(options=("-XX:+UseParallelGC",), bean="PS "),
+    "serial": CollectorOptions(options=("-XX:+UseSerialGC",), bean="MarkSweepCompact"),
+    "zgc": CollectorOptions(options=("-XX:+UseZGC",), bean="ZGC", first_java=11),
 }
-
 
 # Options whose text the JVM gives to a shell, or that name a file of more options. Anywhere in an option: a start
 # script may split ES_JAVA_OPTS at spaces.
 _RUNS_A_COMMAND = re.compile(r"-XX:(?:OnError|OnOutOfMemoryError|Flags|VMOptionsFile)\b|jdwp\b.*\blaunch\s*=")
+_LOG_DECORATORS = "time,uptime,level,tags"
 
 
-def refuse_commands(jvm: Iterable[str]) -> None:
-    """Raise SpecError for an option that makes the JVM run a command, when we are root."""
-    for option in jvm:
+def refuse_commands(jvm_options: Iterable[str]) -> None:
+    """Raise SpecError for an option that lets the JVM run a command, if we are root."""
+    for option in jvm_options:
         if system.is_root() and _RUNS_A_COMMAND.search(option):
             raise SpecError(
-                f"jvm: {option}: it can make the JVM run a command, which root refuses. Leave it out, or run as an "
+                f"jvm: {option}: it can make the JVM run a command, which is refused to root. Remove it, or run as an "
                 "ordinary user."
             )
 
 
-def heap(heap_bytes: int) -> tuple[str, ...]:
-    """A heap of exactly that size from the start, so that growing it is no part of what is measured."""
+def heap_options(heap_bytes: int) -> tuple[str, ...]:
+    """Return the options of a heap that has its full size from the start, so that heap growth is not measured."""
     return (f"-Xms{heap_bytes}", f"-Xmx{heap_bytes}")
 
 
-def collector(gc: Collector, java_version: int) -> tuple[str, ...]:
-    """The options that choose a collector; none for "default". SpecError when that Java has no such one."""
+def collector_options(gc: Collector, java_version: int) -> tuple[str, ...]:
+    """Return the options that choose a collector; none for "default". SpecError if that Java lacks the collector."""
     if gc == "default":
         return ()
-    choice = COLLECTORS[gc]
-    if not choice.first_java <= java_version <= choice.last_java:
-        have = ", ".join(name for name, each in COLLECTORS.items() if each.first_java <= java_version <= each.last_java)
-        raise SpecError(f'target.gc: Java {java_version} has no "{gc}" (it has: {have})')
+    collector = COLLECTORS[gc]
+    if not collector.first_java <= java_version <= collector.last_java:
+        available = ", ".join(
+            name for name, other in COLLECTORS.items() if other.first_java <= java_version <= other.last_java
+        )
+        raise SpecError(f'target.gc: Java {java_version} has no "{gc}" (available: {available})')
     experimental = ("-XX:+UnlockExperimentalVMOptions",) if gc == "zgc" and java_version < 15 else ()
-    return (*experimental, *choice.options)
+    return (*experimental, *collector.options)
 
 
-def or_g1(gc: Collector) -> Collector:
-    """The collector of a server that nobody tunes: what was asked for, or G1."""
+def default_to_g1(gc: Collector) -> Collector:
+    """Return the collector, or G1 for the default of a server without tuning of its own."""
     return "g1" if gc == "default" else gc
 
 
-def obeyed(gc: Collector, beans: tuple[str, ...]) -> bool:
-    """Whether a JVM with these collector beans runs the collector that was asked for."""
+def uses_collector(gc: Collector, beans: tuple[str, ...]) -> bool:
+    """Return True if a JVM with these collector MBeans runs that collector, or if any will do."""
     return gc == "default" or any(bean.startswith(COLLECTORS[gc].bean) for bean in beans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """One file of a JVM's unified logging (Java 11 and later), switched on at start or while the JVM runs."""
+
+    name: str
+    """The file's name: "gc.log"."""
+    what: str
+    """Tags and levels, as -Xlog has them: "gc*=info"."""
+    rotation: str = "filecount=0"
+    """How the file is rotated; by default never."""
+
+    def start_option(self, folder: Path) -> str:
+        """Return the option that logs into this folder from the start of a JVM."""
+        return f"-Xlog:{self.what}:file={folder / self.name}:{_LOG_DECORATORS}:{self.rotation}"
+
+    def enable_command(self, folder: Path) -> tuple[str, ...]:
+        """Return the jcmd command that starts to log into this folder."""
+        return (
+            "VM.log",
+            f"output={folder / self.name}",
+            f"what={self.what}",
+            f"decorators={_LOG_DECORATORS}",
+            f"output_options={self.rotation}",
+        )
+
+    def disable_command(self, folder: Path) -> tuple[str, ...]:
+        """Return the jcmd command that removes only this output: an output that logs nothing is closed.
+
+        Not `VM.log disable`, which would remove the server's own outputs too.
+        """
+        return ("VM.log", f"output={folder / self.name}", "what=all=off")

@@ -1,1 +1,1 @@
-"""What carries a plan out, run by run, and turns the files of its runs into summaries."""
+"""Execution of a plan: campaign, runner, procedure, evaluation."""

@@ -1,4 +1,4 @@
-"""From the recorded reads of a results folder to what other receive buffers would have cost. It runs nothing."""
+"""Predicted costs of other receive buffers, from the recorded reads of a results folder. Executes nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.buffers import agreement, receive_buffers
-from ingest_bench.analysis.buffers.agreement import Recorded
+from ingest_bench.analysis.buffers import receive_buffers
 from ingest_bench.analysis.buffers.netty import Buffers, Fixed
-from ingest_bench.analysis.buffers.predictions import Prediction
-from ingest_bench.analysis.buffers.receive_buffers import CANDIDATES, FRUGAL, NO_LIMITS, Cost, Limits, Recommendation
+from ingest_bench.analysis.buffers.receive_buffers import (
+    CANDIDATES,
+    MAX_SHARE,
+    NO_LIMITS,
+    Cost,
+    Limits,
+    Prediction,
+    Recommendation,
+    Recording,
+)
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.model.experiment import Cell, Run
@@ -22,7 +29,7 @@ from ingest_bench.results.layout import Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The costs of other buffers in one cell, and which of them to use; without a recommendation, why."""
+    """Predicted costs of other buffers in one cell, and the recommended one; `problem` says why there is none."""
 
     cell: str
     costs: Sequence[Cost] = ()
@@ -30,134 +37,127 @@ class Advice:
     recommendation: Recommendation | None = None
     problem: str = ""
     errors: tuple[float, ...] = ()
-    """How far predictions for other sizes were off on this network, each as a share of what was measured."""
+    """Errors of predictions for other sizes on this network, as a fraction of the measured cost."""
     disagreement: str = ""
-    """Why two recordings of this network do not say the same; empty: they do, or there is one."""
+    """Difference between two recordings of this network; empty if they agree or if there is only one."""
 
 
-def advice(results: Results, summaries: Sequence[Summary]) -> list[Advice]:
-    """One for each cell, over all its valid runs whose reads were recorded to the end."""
+def advise_cells(results: Results, summaries: Sequence[Summary]) -> list[Advice]:
+    """Return the advice for each cell, from all its valid runs with complete recordings of reads."""
     planned = {run.id: run for run in results.plan.runs}
-    rows = cells.group(summaries)
+    rows = cells.group_by_cell(summaries)
     limits = {row.name: _limits(row) for row in rows}
-    recorded = {row.name: _recorded(results, row, planned, limits[row.name]) for row in rows}
-    networks = {row.name: _but_buffers(planned[row.runs[0].run].cell) for row in rows}
-    checked = [found for found in predictions(results, summaries) if found.source != found.cell]
-    found = []
+    recordings = {row.name: _load_recordings(results, row, planned, limits[row.name]) for row in rows}
+    networks = {row.name: _without_buffers(planned[row.runs[0].run].cell) for row in rows}
+    predictions = [item for item in predict_costs(results, summaries) if item.source != item.cell]
+    advice = []
     for row in rows:
-        alike = [name for name, network in networks.items() if network == networks[row.name]]
-        found.append(
-            _advice(
-                row.name,
-                recorded[row.name],
-                limits[row.name],
-                tuple(each.error for each in checked if each.cell in alike and not each.cost.is_extrapolated),
-                agreement.disagreement([each for name in alike for each in recorded[name]]),
+        peers = [name for name, network in networks.items() if network == networks[row.name]]
+        on_network = [item for item in predictions if item.cell in peers and not item.cost.is_extrapolated]
+        errors = tuple(item.error for item in on_network)
+        costs = receive_buffers.sum_costs([recording.costs for recording in recordings[row.name]])
+        # If predictions were a quarter too low, a buffer with a predicted waste of a quarter wastes more.
+        recommendation = receive_buffers.recommend(costs, max_share=MAX_SHARE * (1 + min((*errors, 0.0))))
+        advice.append(
+            Advice(
+                cell=row.name,
+                costs=costs,
+                limits=limits[row.name],
+                recommendation=recommendation,
+                problem="" if recommendation else "no valid run of this cell recorded its reads; add the probe reads",
+                errors=errors,
+                disagreement=receive_buffers.find_disagreement([item for name in peers for item in recordings[name]]),
             )
         )
-    return found
+    return advice
 
 
-def predictions(results: Results, summaries: Sequence[Summary]) -> list[Prediction]:
-    """For each cell whose buffers were counted: what they allocated, and what the reads of another cell say.
+def predict_costs(results: Results, summaries: Sequence[Summary]) -> list[Prediction]:
+    """Return measured and predicted allocations of each cell whose buffers were counted.
 
-    The server counted its own, or the kernel saw the room of each read. The other cell differs in the receive buffer
-    only and has the largest fixed one: a smaller one hides what lay behind it.
+    The server counted its own buffers, or the kernel traced the room of each read. The prediction is from the reads of
+    the cell that differs only in the receive buffer and has the largest fixed one: a smaller one hides later bytes.
     """
     planned = {run.id: run for run in results.plan.runs}
-    known = [(row, planned[row.runs[0].run].cell) for row in cells.group(summaries) if _share(row) is not None]
-    found = []
-    for row, cell in known:
-        wanted = receive_buffers.made_with(cell.target)
-        alike = [(other, its) for other, its in known if _but_buffers(its) == _but_buffers(cell)]
-        fixed = [pair for pair in alike if len(pair[1].target.receive_predictor_bytes) == 1]
-        if wanted is None or not fixed:
+    rows = cells.group_by_cell(summaries)
+    counted = [(row, planned[row.runs[0].run].cell) for row in rows if _allocated_per_byte(row) is not None]
+    predictions = []
+    for row, cell in counted:
+        buffers = receive_buffers.configured_buffers(cell.target)
+        network = _without_buffers(cell)
+        fixed = [
+            (peer, peer_cell)
+            for peer, peer_cell in counted
+            if _without_buffers(peer_cell) == network and len(peer_cell.target.receive_predictor_bytes) == 1
+        ]
+        if buffers is None or not fixed:
             continue
         source, _ = max(fixed, key=lambda pair: pair[1].target.receive_predictor_bytes)
-        recorded = _recorded(results, source, planned, NO_LIMITS, (wanted,))
-        measured = _share(row)
-        if recorded and measured is not None:
-            (cost,) = receive_buffers.together([each.costs for each in recorded])
-            found.append(Prediction(cell=row.name, source=source.name, cost=cost, measured_share=measured))
-    return found
-
-
-def _advice(
-    name: str, recorded: Sequence[Recorded], limits: Limits, errors: tuple[float, ...], disagreement: str
-) -> Advice:
-    costs = receive_buffers.together([each.costs for each in recorded])
-    # Where predictions were too low by a quarter, a buffer that is said to waste a quarter wastes more.
-    found = receive_buffers.recommend(costs, frugal=FRUGAL * (1 + min((*errors, 0.0))))
-    problem = "" if found else "no valid run of this cell recorded its reads; add the probe reads"
-    return Advice(
-        cell=name,
-        costs=costs,
-        limits=limits,
-        recommendation=found,
-        problem=problem,
-        errors=errors,
-        disagreement=disagreement,
-    )
+        recordings = _load_recordings(results, source, planned, NO_LIMITS, (buffers,))
+        measured = _allocated_per_byte(row)
+        if recordings and measured is not None:
+            (cost,) = receive_buffers.sum_costs([recording.costs for recording in recordings])
+            predictions.append(Prediction(cell=row.name, source=source.name, cost=cost, measured_share=measured))
+    return predictions
 
 
 def _limits(row: CellRuns) -> Limits:
-    """Of the threads that read, and of the heap."""
-    total, count = (sum(row.numbers(f"tlab_network_{what}")) for what in ("bytes", "count"))
-    region = row.typical("g1_region_bytes")
+    """Return the mean TLAB of reading threads and the region size of the heap."""
+    total, count = (sum(row.numbers(f"tlab_network_{column}")) for column in ("bytes", "count"))
+    region = row.median("g1_region_bytes")
     return Limits(tlab_bytes=total / count if count else None, region_bytes=None if region is None else int(region))
 
 
-def _recorded(
+def _load_recordings(
     results: Results,
     row: CellRuns,
     planned: dict[str, Run],
     limits: Limits,
     candidates: Sequence[Buffers] = CANDIDATES,
-) -> list[Recorded]:
-    each = []
+) -> list[Recording]:
+    recordings = []
     for summary in row.valid:
         run = planned[summary.run]
-        reads = results.run(run).reads()
-        # Without a sum of bytes the recording is not whole, and what is missing would look like another buffer.
+        reads = results.run_folder(run).read_socket_reads()
+        # Without a sum of bytes the recording is incomplete, and missing reads would look like another buffer.
         if summary.values.get("bytes_read") is None or not len(reads):
             continue
-        connections = receive_buffers.sequences(reads)
-        buffers = receive_buffers.made_with(run.cell.target) or Fixed(receive_buffers.recorded_size(connections))
-        found = [receive_buffers.available(sequence, buffers) for sequence in connections]
-        each.append(
-            Recorded(
+        connections = receive_buffers.reads_by_connection(reads)
+        buffers = receive_buffers.configured_buffers(run.cell.target) or Fixed(
+            receive_buffers.infer_buffer_size(connections)
+        )
+        available = [receive_buffers.available_bytes(sequence, buffers) for sequence in connections]
+        recordings.append(
+            Recording(
                 run=summary.run,
-                costs=receive_buffers.what_if(reads, buffers, candidates=candidates, limits=limits),
-                found_bytes=np.concatenate(found),
+                costs=receive_buffers.predict_costs(reads, buffers, candidates=candidates, limits=limits),
+                available_bytes=np.concatenate(available),
                 largest_bytes=buffers.largest_bytes,
                 filled=sum(int((sequence >= buffers.largest_bytes).sum()) for sequence in connections),
                 reads=len(reads),
                 length_s=int(reads["end_ns"].max() - reads["end_ns"].min()) / 1e9,
             )
         )
-    return each
+    return recordings
 
 
-def _share(row: CellRuns) -> float | None:
-    """Bytes allocated for each byte read: by the server's own count, else by the room that the kernel saw in reads."""
-    counted = _pairs(row, "sink_buffer_bytes", "sink_bytes_read")
-    if not counted:
-        seen = _pairs(row, "read_requested_bytes_mean", "read_waste_bytes_mean", "kernel_reads")
-        counted = [(room * reads, (room - waste) * reads) for room, waste, reads in seen]
-    total = sum(pair[1] for pair in counted)
-    return sum(pair[0] for pair in counted) / total if total else None
+def _allocated_per_byte(row: CellRuns) -> float | None:
+    """Return allocated bytes per byte read: by the server's count, otherwise by the room of reads in the kernel."""
+    pairs = _complete_values(row, "sink_buffer_bytes", "sink_bytes_read")
+    if not pairs:
+        kernel = _complete_values(row, "read_requested_bytes_mean", "read_waste_bytes_mean", "kernel_reads")
+        pairs = [(room * reads, (room - waste) * reads) for room, waste, reads in kernel]
+    total = sum(pair[1] for pair in pairs)
+    return sum(pair[0] for pair in pairs) / total if total else None
 
 
-def _pairs(row: CellRuns, *columns: str) -> list[tuple[float, ...]]:
-    """These columns of each valid run that has them all."""
-    found = ([run.values.get(column) for column in columns] for run in row.valid)
-    return [
-        tuple(each for each in values if isinstance(each, (int, float)))
-        for values in found
-        if all(isinstance(each, (int, float)) for each in values)
-    ]
+def _complete_values(row: CellRuns, *columns: str) -> list[tuple[float, ...]]:
+    """Return these columns of each valid run that has them all."""
+    rows = ([run.values.get(column) for column in columns] for run in row.valid)
+    numbers = [tuple(value for value in values if isinstance(value, (int, float))) for values in rows]
+    return [values for values in numbers if len(values) == len(columns)]
 
 
-def _but_buffers(cell: Cell) -> Cell:
+def _without_buffers(cell: Cell) -> Cell:
     target = dataclasses.replace(cell.target, receive_predictor_bytes=())
     return dataclasses.replace(cell, name="", levels={}, target=target)

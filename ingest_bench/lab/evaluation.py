@@ -1,4 +1,4 @@
-"""From the files of runs to summaries and reports. Repeatable at any time: it needs no root, no server, no network."""
+"""Summaries and reports from the files of runs. Repeatable at any time, without root, server and network."""
 
 from __future__ import annotations
 
@@ -7,121 +7,155 @@ import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ingest_bench import probes, report
-from ingest_bench.analysis.compare import cells, comparable
-from ingest_bench.analysis.run import delivery, nodes, summary
-from ingest_bench.analysis.search import knees
+from ingest_bench import probes
+from ingest_bench.analysis import search
+from ingest_bench.analysis.compare import cells, changes
+from ingest_bench.analysis.run import delivery, nodes, steady, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import files, visible
+from ingest_bench.inputs import escaping, files
 from ingest_bench.inputs.records import from_json
-from ingest_bench.jvm.java import Java, again
-from ingest_bench.lab import buffer_advice, window, wires
+from ingest_bench.jvm.java import Java, find_recorded
+from ingest_bench.lab import buffer_advice, link_watch
 from ingest_bench.model.experiment import Cell, Plan, Run, RunState
-from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import Measured, Remark, RunRecord, Summary, Value
-from ingest_bench.network.measure import waits as waits_module
+from ingest_bench.model.results import ColumnValue, Note, ProbeOutput, RunRecord, Summary
+from ingest_bench.model.samples import WorkerReport
+from ingest_bench.network.measure import readings as waits_module
 from ingest_bench.network.measure import wire
 from ingest_bench.probes import context as context_module
-from ingest_bench.probes import recording, vantage
-from ingest_bench.report.tables import knee_table, text_tables, whatif_table
-from ingest_bench.results import layout, run_folder
-from ingest_bench.results.layout import Results
-from ingest_bench.results.run_folder import NodeFolder, RunFolder
+from ingest_bench.probes import observer, recording
+from ingest_bench.report import buffer_tables, reports, search_table, summary_files
+from ingest_bench.results import layout
+from ingest_bench.results.layout import NodeFolder, Results, RunFolder
 
 
-def run_summary(
+def load_measured_report(folder: RunFolder, cell: Cell) -> WorkerReport | None:
+    """Return the load's report with its measurement; None if the load never ended.
+
+    With `warm_up = "auto"` the start of the measurement is computed from the samples each time and never stored in the
+    load's files, so that a better detector can be applied to old results.
+    """
+    report = folder.read_load_report()
+    if report is None or cell.load.warm_up_ns != "auto":
+        return report
+    return steady.measure_from_steady(folder.samples(), report, cell.load.measure_ns)
+
+
+def measurement_fields(folder: RunFolder, cell: Cell, *, until_ns: int | None = None) -> dict[str, Any]:
+    """Return the measurement on CLOCK_REALTIME and the compared clocks, as fields of the run's record.
+
+    *until_ns*: end of the server (CLOCK_REALTIME). If the measurement lasted less than a second then, the warm-up is
+    measured instead. Empty if the load never ended.
+    """
+    report = load_measured_report(folder, cell)
+    if report is None:
+        return {}
+    offset_ns = report.realtime_minus_monotonic_ns
+    start_ns, end_ns = report.warm_up_end_ns + offset_ns, report.measure_end_ns + offset_ns
+    if until_ns is not None:
+        if until_ns - start_ns < 10**9:
+            start_ns = report.started_monotonic_ns + offset_ns
+        end_ns = max(start_ns, min(until_ns, end_ns))
+    return {
+        "warm_up_ns": report.warm_up_end_ns - report.started_monotonic_ns,
+        "measure_start_realtime_ns": start_ns,
+        "measure_end_realtime_ns": end_ns,
+        "clock_offsets": report.clock_offsets,
+    }
+
+
+def summarise_run(
     plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
 ) -> Summary:
-    """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
+    """Return one run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
     _check_times(folder, record)
     if unknown := record.link.keys() - summary.NAMES:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: link: there is no column {min(unknown)!r}")
-    cell, samples, report = planned.cell, folder.samples(), window.report(folder, planned.cell)
+    cell, samples, report = planned.cell, folder.samples(), load_measured_report(folder, planned.cell)
     if cell.load.warm_up_ns == "auto" and record.measure_start_realtime_ns is not None:
         until_ns = record.out_of_memory_realtime_ns if record.state == "oom" else None
-        record = dataclasses.replace(record, **window.fields(folder, cell, until_ns=until_ns))
-    measured = [_measured(planned, node, report, record, java_home) for node in folder.nodes(cell.target.nodes)]
-    seen = measured[0]
-    if len(measured) > 1:
-        seen = nodes.together(measured, nodes.loaded(measured, samples, report, _only(cell)))
-    found = summary.summarise(
-        record,
-        cell,
-        samples,
-        report,
-        seen,
+        record = dataclasses.replace(record, **measurement_fields(folder, cell, until_ns=until_ns))
+    outputs = [_read_probes(planned, node, report, record, java_home) for node in folder.nodes(cell.target.nodes)]
+    merged = outputs[0]
+    if len(outputs) > 1:
+        merged = nodes.merge_nodes(outputs, nodes.loaded_nodes(outputs, samples, report, _loaded_node(cell)))
+    inputs = summary.RunInputs(
+        record=record,
+        cell=cell,
+        samples=samples,
+        report=report,
+        outputs=merged,
         experiment=plan.experiment,
         queries=folder.queries(),
-        changed_files=folder.changed(record.files),
-        cpu=folder.cpu(),
-        standstills=folder.standstills(),
-        reads=np.concatenate([node.reads() for node in folder.nodes(cell.target.nodes)]),
-        nodes=_of_nodes(cell, folder, record, report, measured),
-        delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
+        changed_files=folder.describe_changes(record.files),
+        cpu=folder.read_cpu_marks(),
+        loop_stalls=folder.loop_stalls(),
+        reads=np.concatenate([node.read_socket_reads() for node in folder.nodes(cell.target.nodes)]),
+        nodes=_node_columns(cell, folder, record, report, outputs),
+        delivered=_delivered_columns(cell, folder) if record.state == "measured" and report is not None else None,
     )
-    noted = (Remark(probe="load", text=text) for text in record.notes)
-    said = wires.remarks(folder, cell.target.nodes, found.state)
-    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *noted, *said)))
+    row = summary.summarise(inputs)
+    run_notes = (Note(source="load", text=text) for text in record.notes)
+    frame_notes = link_watch.last_frames_notes(folder, cell.target.nodes, row.state)
+    return escaping.escape_summary(dataclasses.replace(row, notes=(*row.notes, *run_notes, *frame_notes)))
 
 
-def summaries(
+def summarise_runs(
     results: Results, java_home: Path | None = None, states: Collection[RunState] | None = None
 ) -> list[Summary]:
-    """A row for each run that was started and each cell that was left out, in the order of the experiment's levels.
+    """Return a row for each started run and each skipped cell, in the order of the experiment's levels.
 
-    With `states` only runs whose records have one of these: nothing that the others left is read.
+    With *states* only for runs in one of these: the files of other runs are not read.
     """
-    plan, records = results.plan, results.records()
-    found = [
-        run_summary(plan, run, results.run(run), records[run.id], java_home)
+    plan, records = results.plan, results.read_records()
+    rows = [
+        summarise_run(plan, run, results.run_folder(run), records[run.id], java_home)
         for run in plan.runs
         if run.id in records and (states is None or records[run.id].state in states)
     ]
-    return cells.in_order([*found, *left_out(plan)], plan.factors)
+    return cells.in_factor_order([*rows, *summarise_left_out(plan)], plan.factors)
 
 
-def any_summaries(results: Results) -> list[Summary]:
-    """The same, at least one; SpecError where nothing was carried out yet."""
-    found = summaries(results)
-    if not found:
-        raise SpecError(
-            f"{results.path}: none of its runs was carried out yet; `run --resume {results.path}` does them"
-        )
-    return found
+def require_summaries(results: Results) -> list[Summary]:
+    """Return all rows; SpecError if no run was executed yet."""
+    rows = summarise_runs(results)
+    if not rows:
+        raise SpecError(f"{results.path}: no run was executed yet. Execute them: `run --resume {results.path}`.")
+    return rows
 
 
-def left_out(plan: Plan) -> list[Summary]:
-    """A row for each cell that the plan names and does not run, with its reason."""
+def summarise_left_out(plan: Plan) -> list[Summary]:
+    """Return a row for each skipped cell of the plan, with its reason."""
     return [
-        visible.summary(
+        escaping.escape_summary(
             Summary(
-                run=f"{each.cell}/1",
-                cell=each.cell,
+                run=f"{skipped.cell}/1",
+                cell=skipped.cell,
                 replicate=1,
-                levels=each.levels,
+                levels=skipped.levels,
                 state="inapplicable",
-                reason=each.reason,
+                reason=skipped.reason,
                 values={},
                 experiment=plan.experiment,
             )
         )
-        for each in plan.left_out
+        for skipped in plan.skipped_cells
     ]
 
 
-def kept(path: Path) -> list[Summary]:
-    """The rows of a results folder's summary.csv, or of such a file alone, as they were written.
+def read_summaries(path: Path) -> list[Summary]:
+    """Return the rows of a results folder's summary.csv, or of such a file.
 
-    A run of the folder's plan that has no row is "planned". SpecError when the file is not there or is no summary.csv.
+    A run of the folder's plan without a row is "planned". SpecError if the file is missing or not a summary.csv.
     """
-    source = _table(path)
+    source = _summary_file(path)
     try:
-        rows = [visible.summary(row) for row in text_tables.read_summary_csv(files.text(source))]
+        rows = [escaping.escape_summary(row) for row in summary_files.parse_summary_csv(files.read_text(source))]
     except OSError as error:
         raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
     except ValueError as error:
@@ -129,19 +163,20 @@ def kept(path: Path) -> list[Summary]:
     if not path.is_dir():
         return rows
     plan = layout.open_results(path).plan
-    there = {row.run for row in rows}
-    return cells.in_order([*rows, *(_planned(run) for run in plan.runs if run.id not in there)], plan.factors)
+    known_runs = {row.run for row in rows}
+    return cells.in_factor_order(
+        [*rows, *(_planned(run) for run in plan.runs if run.id not in known_runs)], plan.factors
+    )
 
 
-def judged(path: Path) -> comparable.Results:
-    """The same, with the facts of its machine: what is judged, or what it is judged by."""
-    summaries, file = kept(path), _table(path)
+def read_comparable(path: Path) -> changes.Results:
+    """Return the rows of `read_summaries` with the facts of its machine, to compare it with others."""
+    summaries, file = read_summaries(path), _summary_file(path)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return comparable.Results(summaries=summaries, facts=layout.facts(path), source=f"{file} (sha256 {digest})")
+    return changes.Results(summaries=summaries, facts=layout.read_facts(path), source=f"{file} (sha256 {digest})")
 
 
-def _table(path: Path) -> Path:
-    """The summary.csv of a results folder; a file is one itself."""
+def _summary_file(path: Path) -> Path:
     return path / layout.SUMMARY if path.is_dir() else path
 
 
@@ -153,48 +188,50 @@ def _planned(run: Run) -> Summary:
         levels=run.cell.levels,
         instrumented=run.instrumented,
         state="planned",
-        reason="it was not carried out",
+        reason="not executed",
         values={},
     )
-    return visible.summary(planned)
+    return escaping.escape_summary(planned)
 
 
-def write_tables(results: Results, found: list[Summary]) -> None:
-    """Write summary.csv, summary.json and histograms.csv anew."""
-    results.write(report.REPORTS["tables"](cells.in_order(found, results.plan.factors)))
+def write_tables(results: Results, summaries: list[Summary]) -> None:
+    """Rewrite summary.csv, summary.json and histograms.csv."""
+    results.write_files(reports.REPORTS["tables"](cells.in_factor_order(summaries, results.plan.factors)))
 
 
 def write_report(
-    results: Results, found: list[Summary], *, svg: bool = False, parquet: bool = False
+    results: Results, summaries: list[Summary], *, svg: bool = False, parquet: bool = False
 ) -> tuple[Path, ...]:
-    """Write everything that can be rebuilt. The paths of the pictures, the main one first.
+    """Write all reports; return the paths of the plots, the main one first.
 
-    With `svg` each of them is there as SVG, too; with `parquet` there is a summary.parquet.
+    With *svg* also write each plot as SVG; with *parquet* also a summary.parquet.
     """
-    ordered = cells.in_order(found, results.plan.factors)
-    extra = report.parquet_table(ordered) if parquet else {}
-    files = {name: content for build in report.REPORTS.values() for name, content in build(ordered).items()}
-    compared = predicted(results, ordered)
-    if compared:
-        files["report/predicted.md"] = text_tables.markdown(compared, 3).encode()
-        files["report/predicted.csv"] = text_tables.csv_text(compared).encode()
-    # The knee is the main picture of a search.
-    files = knee_table.files(searched := knees.knees(results.plan, ordered)) | files
+    ordered = cells.in_factor_order(summaries, results.plan.factors)
+    extra = reports.build_parquet(ordered) if parquet else {}
+    files = {name: content for build in reports.REPORTS.values() for name, content in build(ordered).items()}
+    predictions = prediction_table(results, ordered)
+    if predictions:
+        files["report/predicted.md"] = summary_files.to_markdown(predictions, 3).encode()
+        files["report/predicted.csv"] = summary_files.to_csv(predictions).encode()
+    # The knee is the main plot of a search.
+    files = search_table.search_files(knee_points := search.find_knees(results.plan, ordered)) | files
     if svg:
-        extra |= report.vector(lambda: knee_table.files(searched) | report.REPORTS["pictures"](ordered))
-    results.write(files | extra)
+        extra |= reports.build_svg(
+            lambda: search_table.search_files(knee_points) | reports.REPORTS["pictures"](ordered)
+        )
+    results.write_files(files | extra)
     return tuple(results.path / name for name in files if name.endswith(".png"))
 
 
-def predicted(results: Results, found: list[Summary]) -> list[list[str]]:
-    """What receive buffers were predicted to cost beside what the server counted; empty where it does not count."""
-    return whatif_table.predicted(buffer_advice.predictions(results, found))
+def prediction_table(results: Results, summaries: list[Summary]) -> list[list[str]]:
+    """Return predicted next to measured costs of receive buffers; empty if the server does not count them."""
+    return buffer_tables.prediction_rows(buffer_advice.predict_costs(results, summaries))
 
 
-def _measured(
+def _read_probes(
     planned: Run, node: NodeFolder, load: WorkerReport | None, record: RunRecord, java_home: Path | None
-) -> list[Measured]:
-    watching = probes.chosen(planned.cell.probes)
+) -> list[ProbeOutput]:
+    selected = probes.select_probes(planned.cell.probes)
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
     context = context_module.ReadContext(
@@ -202,21 +239,24 @@ def _measured(
         start_ns=record.measure_start_realtime_ns,
         end_ns=record.measure_end_realtime_ns,
         ports=frozenset(load.local_ports),
-        reader=lambda: recording.reader(_runtime(node, record, java_home)),
+        reader=lambda: recording.reader_command(_find_java(node, record, java_home)),
     )
-    seen = vantage.VANTAGES[planned.cell.target.vantage].read(watching, context)
-    tcp = (*waits_module.losses(node.raw, load.local_ports), *waits_module.held_back(node.raw, load.local_ports))
-    return [*seen, *wire.frame_sizes(node.raw), *tcp]
+    outputs = observer.OBSERVERS[planned.cell.target.observer].read(selected, context)
+    tcp = (
+        *waits_module.find_losses(node.raw, load.local_ports),
+        *waits_module.find_full_buffers(node.raw, load.local_ports),
+    )
+    return [*outputs, *wire.read_frame_sizes(node.raw), *tcp]
 
 
-def _of_nodes(
+def _node_columns(
     cell: Cell,
     folder: RunFolder,
     record: RunRecord,
     report: WorkerReport | None,
-    measured: Sequence[Sequence[Measured]],
-) -> tuple[dict[str, Value], ...]:
-    """What is known of each of several nodes; nothing where there is one, or where the load never got so far."""
+    outputs: Sequence[Sequence[ProbeOutput]],
+) -> tuple[dict[str, ColumnValue], ...]:
+    """Return the columns of each of several nodes; empty with one node, or if the load never got that far."""
     start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
     if not record.node_links or start_ns is None or end_ns is None:
         return ()
@@ -224,45 +264,47 @@ def _of_nodes(
     if len(record.node_links) != count:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: node_links: there are {count} nodes")
     pairs = (LinkName(pair) for pair in itertools.combinations(range(1, count + 1), 2))
-    waited = waits_module.waited({name: wire.seen(folder.wire(name)) for name in pairs}, count, start_ns, end_ns)
-    values = nodes.values(measured, record.node_links, folder.samples(), report, _only(cell))
-    return tuple(value | waits for value, waits in zip(values, waited, strict=True))
+    waits = waits_module.node_wait_columns(
+        {name: wire.read_wire(folder.wire_file(name)) for name in pairs}, count, start_ns, end_ns
+    )
+    columns = nodes.node_columns(outputs, record.node_links, folder.samples(), report, _loaded_node(cell))
+    return tuple(column | wait for column, wait in zip(columns, waits, strict=True))
 
 
-def _only(cell: Cell) -> int | None:
-    """The node that the load goes to; None: all."""
+def _loaded_node(cell: Cell) -> int | None:
+    """Return the node that the load goes to; None for all."""
     return None if cell.load.nodes == "all" else cell.load.nodes
 
 
-def _delivered(cell: Cell, folder: RunFolder) -> Mapping[str, Value] | None:
-    """What became of each acknowledged document; None where the server cannot be read back."""
-    told = folder.delivered(cell.target.nodes)
-    if told is None:
+def _delivered_columns(cell: Cell, folder: RunFolder) -> Mapping[str, ColumnValue] | None:
+    """Return the fate of acknowledged documents; None if the server cannot be read back."""
+    delivered = folder.read_delivered(cell.target.nodes)
+    if delivered is None:
         return None
-    users = cell.load.users or catalog.workload(cell.load.workload).users
+    users = cell.load.users or catalog.load_workload(cell.load.workload).users
     try:
-        return delivery.values(delivery.read(told), folder.samples(), users)
+        return delivery.delivery_columns(delivery.parse_delivered(delivered), folder.samples(), users)
     except ValueError as error:
-        raise SpecError(f"{folder.path}: what its nodes delivered (delivered.bin) is damaged: {error}") from None
+        raise SpecError(f"{folder.path}: delivered.bin is damaged: {error}") from None
 
 
 def _check_times(folder: RunFolder, record: RunRecord) -> None:
-    """SpecError where the measurement of run.json cannot lie within that load."""
-    load, start_ns, end_ns = folder.load_report(), record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    """Raise SpecError if the measurement of run.json cannot be within its load."""
+    load, start_ns, end_ns = folder.read_load_report(), record.measure_start_realtime_ns, record.measure_end_realtime_ns
     if load is None or start_ns is None or end_ns is None:
         return
     began_ns = load.started_monotonic_ns + load.realtime_minus_monotonic_ns
-    if not 0 <= start_ns - began_ns <= end_ns - began_ns <= run_folder.LONGEST_LOAD_NS:
+    if not 0 <= start_ns - began_ns <= end_ns - began_ns <= layout.MAX_LOAD_NS:
         raise SpecError(
-            f"{folder.path / 'run.json'}: this file is damaged, or load/load.json: its measurement does not lie within "
+            f"{folder.path / 'run.json'}: this file is damaged, or load/load.json: its measurement is not within "
             "the load's time"
         )
 
 
-def _runtime(folder: NodeFolder, record: RunRecord, java_home: Path | None) -> Java:
-    """The Java that reads the run's recordings."""
+def _find_java(folder: NodeFolder, record: RunRecord, java_home: Path | None) -> Java:
+    """Return the Java that reads the run's recordings."""
     try:
-        kept = from_json(Java, record.server.get("runtime"))
+        recorded = from_json(Java, record.server.get("runtime"))
     except ValueError as error:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: server: runtime: {error}") from None
-    return again(kept, java_home)
+    return find_recorded(recorded, java_home)

@@ -1,6 +1,6 @@
 """One run, top to bottom: server, index, probes, load, counting, teardown.
 
-Everything that a run starts hangs on one stack of contexts; leaving it, by whatever way, takes all of it down again.
+Everything that a run starts is on one stack of contexts; leaving it in any way stops all of it.
 """
 
 from __future__ import annotations
@@ -8,68 +8,70 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ingest_bench import probes
+from ingest_bench import probes, targets
 from ingest_bench.analysis.run import summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
-from ingest_bench.faults import stage as faults_stage
-from ingest_bench.faults import timeline
-from ingest_bench.host import others
-from ingest_bench.lab import earlier, fault_stage, steps, why_failed, window, wires
-from ingest_bench.lab.first_load import FirstLoad
+from ingest_bench.faults import FAULTS, timeline
+from ingest_bench.faults.apply import select_directions, selects_link
+from ingest_bench.faults.forgers import start_forgers
+from ingest_bench.faults.kind import Node, Stage
+from ingest_bench.host import cpu
+from ingest_bench.jvm.attach import launched
+from ingest_bench.jvm.java import Java
+from ingest_bench.lab import evaluation, link_watch, planning, preloading, procedure
+from ingest_bench.lab.procedure import Load, Procedure, Requests
 from ingest_bench.lab.server import borrowed, running_server
-from ingest_bench.lab.server.running_server import RunningServer
-from ingest_bench.lab.stages import Stages
-from ingest_bench.lab.steps.parts import Procedure
-from ingest_bench.load import supervisor, together
-from ingest_bench.load.fleet import roster
+from ingest_bench.lab.server.reach import Enter
+from ingest_bench.lab.server.running_server import RunningServer, ServerSetup
+from ingest_bench.load import supervisor
+from ingest_bench.load.exporter import Exporter
 from ingest_bench.load.fleet.roster import Fleet
-from ingest_bench.load.live.exporter import Exporter
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.supervisor import LoadProcess, Progress
-from ingest_bench.model.experiment import Cell, Run
-from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Happened, RunRecord
-from ingest_bench.model.target import Endpoint
+from ingest_bench.load.supervisor import LoadPage, Progress, RunningLoad
+from ingest_bench.model.experiment import Fault, Run
+from ingest_bench.model.results import FaultRecord, RunPhase, RunRecord
+from ingest_bench.model.samples import WorkerReport
+from ingest_bench.model.target import Endpoint, ServerAddress
+from ingest_bench.network.act.link import End, Links
 from ingest_bench.probes import recording
 from ingest_bench.probes.oom import OutOfMemory
-from ingest_bench.results.run_folder import RunFolder
+from ingest_bench.results.layout import RunFolder
 
 NetemBackend = Literal["auto", "kernel", "uml"]
 JfrSettings = Literal["default", "profile"]
-_PROFILED = (
-    "the flight recorder recorded for profiling, too (--jfr profile): nobody measured what that costs the server"
-)
+_PROFILED = "the flight recorder recorded profiling events too (--jfr profile): their cost to the server is unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the user chose about how runs are carried out, not about what they measure."""
+    """Options of the user about how runs are executed, not about what they measure."""
 
     netem: NetemBackend = "auto"
     java_home: Path | None = None
     allow_delete: bool = False
     """A track may delete the indices that it declares, also on a server that is not ours."""
     last_frames: bool = False
-    """Keep the headers of the last frames of each run that does not go well."""
+    """Keep the headers of the last frames of each failed, aborted or invalid run."""
     jfr: JfrSettings = "default"
-    """What the flight recorder records: what the probes need, or beside it what the JDK does for profiling."""
+    """Events of the flight recorder: those of the probes, or the JDK's profiling events too."""
     fleet: Fleet | None = None
-    """Workers on other machines that send the loads; None: processes of our own do."""
+    """Workers on other machines that send the loads; None: local processes."""
     locust_web: Endpoint | None = None
-    """Where Locust's page shows the loads of our own processes."""
+    """Address of Locust's page for local loads."""
     exporter: Exporter | None = None
-    """Where a dashboard gets the figures of each run; None: nowhere."""
+    """Exports the figures of each run to a dashboard."""
 
     @property
-    def profiles(self) -> bool:
-        """Whether the flight recorder records for profiling, too."""
+    def is_profiling(self) -> bool:
+        """Return True if the flight recorder records profiling events too."""
         return self.jfr == "profile"
 
 
@@ -78,223 +80,285 @@ def run(
     folder: RunFolder,
     options: RunOptions,
     *,
-    on_stage: Callable[[str], None],
+    on_phase: Callable[[str], None],
     on_progress: Callable[[Progress], None],
 ) -> RunRecord:
-    """The record of a run that was carried out, as it is in its folder. Only Ctrl-C and errors of the program raise."""
+    """Execute a run; return its record, also written to its folder. Only Ctrl-C and internal errors raise."""
     folder.create()
-    stages = Stages(on_stage)
-    record = RunRecord(
-        run=planned.id,
-        replicate=planned.replicate,
-        cell=planned.cell.name,
-        levels=planned.cell.levels,
-        instrumented=planned.instrumented,
-        state="started",
-        started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    folder.write(record)
+    execution = _Execution(planned, folder, options, on_phase, on_progress)
+    folder.write_record(execution.record)
     if options.exporter is not None:
-        options.exporter.begin(run=planned.id, cell=planned.cell.name, workload=summary.sent(planned.cell))
-    seen = others.Shared()
+        options.exporter.begin_run(run=planned.id, cell=planned.cell.name, workload=summary.workload_name(planned.cell))
+    machine = cpu.OtherUsers()
     try:
-        with others.watched(all_ours=not planned.cell.target.runs_already and options.fleet is None) as seen:
-            record = _carry_out(planned, folder, options, record, stages, on_progress)
+        with cpu.watch_other_users(
+            starts_everything=not planned.cell.target.is_already_running and options.fleet is None
+        ) as machine:
+            execution.execute()
     except InvalidRun as error:
-        record = dataclasses.replace(record, state="invalid", reason=str(error))
+        execution.update(state="invalid", reason=str(error))
     except RunFailed as error:
-        record = dataclasses.replace(record, state="failed", reason=str(error))
+        execution.update(state="failed", reason=str(error))
     finally:
         # After Ctrl-C too.
         folder.remove_homes()
-        not_kept = folder.keep_jvm_files()
-    notes = (*record.notes, *not_kept, *seen.notes, *([_PROFILED] if options.profiles else []))
-    record = dataclasses.replace(record, stages=tuple(stages.done), files=folder.marks(), notes=notes)
-    folder.write(record)
-    return record
+        skipped_files = folder.move_jvm_files()
+    notes = (*execution.record.notes, *skipped_files, *machine.notes, *([_PROFILED] if options.is_profiling else []))
+    execution.update(phases=tuple(execution.phases), files=folder.digest_files(), notes=notes)
+    folder.write_record(execution.record)
+    return execution.record
 
 
-def _carry_out(
-    planned: Run,
-    folder: RunFolder,
-    options: RunOptions,
-    record: RunRecord,
-    stages: Stages,
-    on_progress: Callable[[Progress], None],
-) -> RunRecord:
-    # No other run has it: what carries it was made by this one.
-    mark = f"{planned.id} {record.started_utc} {uuid.uuid4().hex}"
-    happened: list[Happened] = []
-    if planned.cell.target.earlier_documents:
-        with stages.stage("earlier run"):
-            earlier.leave(planned.cell, folder, netem=options.netem, java_home=options.java_home)
-    with contextlib.ExitStack() as stack:
-        fleet = options.fleet or stack.enter_context(roster.local(folder.load, options.locust_web))
-        first = FirstLoad(planned.cell, folder.load, fleet, tells_figures=options.exporter is not None)
-        server = stack.enter_context(
-            running_server.opened(
-                planned.cell,
-                folder,
-                stages.stage,
-                lambda jdk, raw: probes.jvm_options(
-                    planned.cell.probes, raw, jdk.version, recording.profile(jdk.home) if options.profiles else None
-                ),
-                netem=options.netem,
-                java_home=options.java_home,
-                profiles=options.profiles,
-                beside=first.prepared,
-            )
+class _Execution:
+    """The state of one run: its record, and what its phases share. The methods are in the order of the phases."""
+
+    def __init__(
+        self,
+        planned: Run,
+        folder: RunFolder,
+        options: RunOptions,
+        on_phase: Callable[[str], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._cell, self._folder, self._options = planned.cell, folder, options
+        self._on_phase, self._on_progress = on_phase, on_progress
+        self.phases: list[RunPhase] = []
+        self.record = RunRecord(
+            run=planned.id,
+            replicate=planned.replicate,
+            cell=planned.cell.name,
+            levels=planned.cell.levels,
+            instrumented=planned.instrumented,
+            state="started",
+            started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        cell = dataclasses.replace(planned.cell, target=server.asked)
+        # Unique to this run: it identifies the objects that the run creates on a server.
+        self._mark = f"{planned.id} {self.record.started_utc} {uuid.uuid4().hex}"
+        self._page: LoadPage | None = None
+        self._prepared_load: RunningLoad | None = None
+        """The first load, whose workers prepare while a launched server boots."""
+        self._procedure: Procedure | None = None
+        """None until the address of the server is known."""
+        self._faults: list[FaultRecord] = []
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the record."""
+        self.record = dataclasses.replace(self.record, **fields)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce and time a part of the run."""
+        self._on_phase(name)
+        started_s = time.monotonic()
         try:
-            to_do = first.procedure or steps.of(
-                cell,
-                server.place,
-                folder.load,
-                may_delete=options.allow_delete,
-                mark=mark,
-                target=server.target,
-            )
-            record = _known(record, server, to_do)
-            with borrowed.removed(server, to_do, mark) as counted_before:
-                earlier.check(cell, to_do, counted_before)
-                with (
-                    fault_stage.hit_by_faults(cell.faults, server, folder, to_do.indices) as stage,
-                    server.vantage.watch(
-                        probes.chosen(cell.probes),
-                        [node.raw for node in folder.nodes(len(server.nodes))],
-                        steps.longest_s(to_do),
-                    ),
-                    wires.watched(server.links, folder, keeps_last=options.last_frames),
-                ):
-                    send = functools.partial(
-                        _load,
-                        server=server,
-                        to_do=to_do,
-                        fleet=fleet,
-                        first=first,
-                        exporter=options.exporter,
-                        stage=stage,
-                        cell=cell,
-                        on_progress=on_progress,
-                        happened=happened,
-                    )
-                    ask = functools.partial(server.target.ask, server.http)
-                    steps.carry_out(to_do, ask, send, stages.stage, folder.load)
-                with stages.stage("count"):
-                    record = _survived(_counted(record, server, to_do, counted_before, folder), folder, server)
-        except RunAborted as error:
-            record = _aborted(record, folder, server, error)
-            return dataclasses.replace(record, faults=tuple(happened), **window.fields(folder, cell))
-        except RunFailed as error:
-            record = _broken(record, cell, folder, server, error)
-            return dataclasses.replace(record, faults=tuple(happened))
+            yield
         finally:
-            with stages.stage("stop"):
-                stack.close()
-    return dataclasses.replace(record, state="measured", faults=tuple(happened), **window.fields(folder, planned.cell))
+            self.phases.append(RunPhase(name=name, seconds=round(time.monotonic() - started_s, 3)))
 
+    def execute(self) -> None:
+        """Open the server, measure, and stop everything; then record the result."""
+        if self._cell.target.preloaded_documents:
+            with self.phase("earlier run"):
+                preloading.write_documents(self._cell, self._folder, self._options.netem, self._options.java_home)
+        with contextlib.ExitStack() as stack:
+            if self._options.fleet is None:
+                self._page = stack.enter_context(supervisor.serve_page(self._options.locust_web))
+            server = stack.enter_context(running_server.open_server(self._cell, self._folder, self._server_setup()))
+            try:
+                self._measure(server)
+            except RunAborted as error:
+                self._record_abort(server, error)
+                return
+            except RunFailed as error:
+                self._record_failure(server, error)
+                return
+            finally:
+                self.update(faults=tuple(self._faults))
+                with self.phase("stop"):
+                    stack.close()
+        self.update(state="measured", **evaluation.measurement_fields(self._folder, self._cell))
 
-def _known(record: RunRecord, server: RunningServer, to_do: Procedure) -> RunRecord:
-    """With what is known before the load starts."""
-    return dataclasses.replace(
-        record,
-        promises=server.promises,
-        netem_backend=server.links.backend if server.links else "",
-        server=server.told,
-        host=server.host,
-        skipped=to_do.skipped,
-        notes=(*server.notes, *to_do.notes),
-    )
+    def _server_setup(self) -> ServerSetup:
+        options = self._options
 
+        def jvm_options(java: Java, raw: Path) -> tuple[str, ...]:
+            profile = recording.profile_path(java.home) if options.is_profiling else None
+            return probes.jvm_options(self._cell.probes, raw, java.version, profile)
 
-def _counted(
-    record: RunRecord, server: RunningServer, to_do: Procedure, before: int | None, folder: RunFolder
-) -> RunRecord:
-    """With what server and link say after the load. A server that ran before has counted for others too."""
-    after = server.count(to_do.indices)
-    counters = server.target.counters(server.nodes) if server.is_ours else {}
-    folder.keep_delivered((server.is_ours and server.target.read_back(server.nodes)) or ())
-    return dataclasses.replace(
-        record,
-        documents_counted=None if before is None or after is None else after - before,
-        counters=counters,
-        **wires.counted(server, folder),
-    )
+        return ServerSetup(
+            phase=self.phase,
+            jvm_options=jvm_options,
+            netem=options.netem,
+            java_home=options.java_home,
+            is_profiling=options.is_profiling,
+            prepare_load=self._prepare_load,
+        )
 
+    @contextlib.contextmanager
+    def _prepare_load(self, address: ServerAddress, enter: Enter) -> Iterator[Callable[[], None]]:
+        """Have the workers of the first load prepare while the server boots, which saves a second or two.
 
-def _load(
-    sending: Sequence[LoadPlan],
-    ends_all: Sequence[bool],
-    *,
-    server: RunningServer,
-    to_do: Procedure,
-    fleet: Fleet,
-    first: FirstLoad,
-    exporter: Exporter | None,
-    stage: faults_stage.Stage,
-    cell: Cell,
-    on_progress: Callable[[Progress], None],
-    happened: list[Happened],
-) -> Sequence[WorkerReport]:
-    """The loads' reports; the faults that happened during the only one are added to `happened`."""
-    borrowed.check_made(server, to_do)
-    if exporter is not None:
-        exporter.begin_load()
+        Yield a function that processes their messages. Not for parallel loads, and not for workers on other machines,
+        which wait until they get a load.
+        """
+        target = targets.resolve(self._cell.target)
+        self._procedure = planning.build_procedure(
+            self._cell, address, self._folder.load, may_delete=True, target=target
+        )
+        first = next((step for step in self._procedure.steps if not isinstance(step, Requests)), None)
+        if self._options.fleet is not None or not isinstance(first, Load):
+            yield lambda: None
+            return
+        load = self._prepared_load = self._start_load(first.plan, enter)
+        try:
+            yield load.process_messages
+        finally:
+            load.stop()
 
-    def show(progress: Progress) -> None:
-        on_progress(progress)
+    def _measure(self, server: RunningServer) -> None:
+        """Execute the procedure under observation and faults, then count."""
+        cell = dataclasses.replace(self._cell, target=server.options)
+        steps = self._procedure or planning.build_procedure(
+            cell,
+            server.address,
+            self._folder.load,
+            may_delete=self._options.allow_delete,
+            mark=self._mark,
+            target=server.target,
+        )
+        self.update(
+            link_checks=server.link_checks,
+            netem_backend=server.links.backend if server.links else "",
+            server=server.description,
+            host=server.host,
+            skipped=steps.skipped,
+            notes=(*server.notes, *steps.notes),
+        )
+        raws = [node.raw for node in self._folder.nodes(len(server.nodes))]
+        with borrowed.clean_up_after(server, steps, self._mark) as documents_before:
+            preloading.check_documents(cell, steps, documents_before)
+            with (
+                _fault_stage(cell.faults, server, self._folder, steps.indices) as stage,
+                server.observer.watch(probes.select_probes(cell.probes), raws, procedure.time_limit_s(steps)),
+                link_watch.watch_links(server.links, self._folder, keeps_last=self._options.last_frames),
+            ):
+                request = functools.partial(server.target.execute, server.http)
+                send = functools.partial(self._send, server, steps, stage)
+                procedure.execute(steps, request, send, self.phase, self._folder.load)
+            with self.phase("count"):
+                self._count(server, steps, documents_before)
+
+    def _start_load(self, plan: LoadPlan, enter: Enter, *, is_only: bool = True) -> RunningLoad:
+        fleet, page = (self._options.fleet, self._page) if is_only else (None, None)
+        return supervisor.start_load(plan, enter, fleet, page=page, reports_figures=self._options.exporter is not None)
+
+    def _send(
+        self,
+        server: RunningServer,
+        steps: Procedure,
+        stage: Stage,
+        plans: Sequence[LoadPlan],
+        ends_all: Sequence[bool],
+    ) -> Sequence[WorkerReport]:
+        """Send loads at the same time and return their reports. Faults happen during the only one."""
+        borrowed.check_templates(server, steps)
+        exporter = self._options.exporter
         if exporter is not None:
-            exporter.show(progress)
+            exporter.begin_load()
 
-    tells_figures = exporter is not None
-    with contextlib.ExitStack() as stack:
-        if len(sending) > 1:
-            # Each has a master of its own: a fleet does one load after the other.
-            senders = [_started(one, server, None, stack, tells_figures) for one in sending]
-            return together.wait(senders, ends_all, show)
-        sender = first.taken() or _started(sending[0], server, fleet, stack, tells_figures)
-        stack.callback(sender.stop)
-        seen = None
-        try:
-            with timeline.happening(cell.faults, stage, lambda: sender.measure_start_ns, cell.load) as seen:
-                return [sender.wait(show)]
-        finally:
-            happened += seen.records if seen is not None else ()
+        def show(progress: Progress) -> None:
+            self._on_progress(progress)
+            if exporter is not None:
+                exporter.update(progress)
 
+        with contextlib.ExitStack() as stack:
+            if len(plans) > 1:
+                # By local processes also if there is a fleet: a fleet sends one load at a time.
+                loads = []
+                for plan in plans:
+                    loads.append(self._start_load(plan, server.enter, is_only=False))
+                    stack.callback(loads[-1].stop)
+                return supervisor.wait_for_all(loads, ends_all, show)
+            load, self._prepared_load = self._prepared_load, None
+            load = load or self._start_load(plans[0], server.enter)
+            stack.callback(load.stop)
+            happened = None
+            try:
+                faults = self._cell.faults
+                with timeline.run_faults(faults, stage, lambda: load.measure_start_ns, self._cell.load) as happened:
+                    return [load.wait(show)]
+            finally:
+                self._faults += happened.records if happened is not None else ()
 
-def _started(
-    sending: LoadPlan, server: RunningServer, fleet: Fleet | None, stack: contextlib.ExitStack, tells_figures: bool
-) -> LoadProcess:
-    sender = supervisor.start(sending, server.enter, fleet, tells_figures=tells_figures)
-    stack.callback(sender.stop)
-    return sender
-
-
-def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: RunningServer, error: RunFailed) -> RunRecord:
-    """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
-    found = why_failed.out_of_memory(folder, server, lived_on=not server.ended())
-    if found is not None:
-        return dataclasses.replace(
-            _out_of_memory(record, found), state="oom", **window.fields(folder, cell, until_ns=found.at_ns)
+    def _count(self, server: RunningServer, steps: Procedure, before: int | None) -> None:
+        """Record the counters of server and link. A server that was already running has counted for others too."""
+        after = server.count(steps.indices)
+        counters = server.target.read_counters(server.nodes) if server.is_launched else {}
+        self._folder.write_delivered((server.is_launched and server.target.read_delivered(server.nodes)) or ())
+        self.update(
+            documents_counted=None if before is None or after is None else after - before,
+            counters=counters,
+            **link_watch.link_counts(server, self._folder),
         )
-    return dataclasses.replace(record, state="failed", reason=why_failed.reason(folder, server, error))
+        self._record_survived_oom(server)
+
+    def _record_survived_oom(self, server: RunningServer) -> None:
+        """Record the OutOfMemoryError of a server that is still running, if it had one."""
+        error = running_server.find_out_of_memory(self._folder, server, is_alive=True)
+        if error is not None:
+            self._record_oom(error)
+
+    def _record_oom(self, error: OutOfMemory) -> None:
+        self.update(reason=error.description, out_of_memory=error.kind, out_of_memory_realtime_ns=error.at_ns)
+
+    def _record_abort(self, server: RunningServer, error: RunAborted) -> None:
+        """Record a run that an abort condition ended, and any OutOfMemoryError before."""
+        self._record_survived_oom(server)
+        oom_text = f"; the server had an OutOfMemoryError: {self.record.reason}" if self.record.out_of_memory else ""
+        window = evaluation.measurement_fields(self._folder, self._cell)
+        self.update(state="aborted", reason=f"{error}{oom_text}", **window)
+
+    def _record_failure(self, server: RunningServer, error: RunFailed) -> None:
+        """Record a run that ended early: an OutOfMemoryError is a result, anything else a failure."""
+        oom_error = running_server.find_out_of_memory(self._folder, server, is_alive=not server.ended_nodes())
+        if oom_error is None:
+            self.update(state="failed", reason=running_server.describe_failure(self._folder, server, error))
+            return
+        self._record_oom(oom_error)
+        window = evaluation.measurement_fields(self._folder, self._cell, until_ns=oom_error.at_ns)
+        self.update(state="oom", **window)
 
 
-def _aborted(record: RunRecord, folder: RunFolder, server: RunningServer, error: RunAborted) -> RunRecord:
-    """A run that was given up, with the OutOfMemoryError that its server survived until then."""
-    record = _survived(record, folder, server)
-    had = f"; the server had an OutOfMemoryError: {record.reason}" if record.out_of_memory else ""
-    return dataclasses.replace(record, state="aborted", reason=f"{error}{had}")
+@contextlib.contextmanager
+def _fault_stage(
+    faults: Sequence[Fault], server: RunningServer, folder: RunFolder, indices: Sequence[str]
+) -> Iterator[Stage]:
+    """Yield the parts that these faults act on, prepared; empty for a server that was already running."""
+    if not server.is_launched:
+        yield Stage()
+        return
 
+    def jcmd(pid: int, command: Sequence[str]) -> str:
+        return launched(pid, server.java).run_jcmd(*command)
 
-def _survived(record: RunRecord, folder: RunFolder, server: RunningServer) -> RunRecord:
-    """With the OutOfMemoryError of a server that lives on, where it had one."""
-    found = why_failed.out_of_memory(folder, server, lived_on=True)
-    return record if found is None else _out_of_memory(record, found)
-
-
-def _out_of_memory(record: RunRecord, found: OutOfMemory) -> RunRecord:
-    return dataclasses.replace(
-        record, reason=found.sentence, out_of_memory=found.kind, out_of_memory_realtime_ns=found.at_ns
+    limit_s = server.target.listens(server.options).ready_timeout_s
+    homes = [node.home for node in folder.nodes(len(server.processes))]
+    nodes = tuple(
+        Node(number=number, process=node, home=home, jcmd=jcmd, boot_limit_s=limit_s, resources=resources)
+        for number, (node, home, resources) in enumerate(
+            zip(server.processes, homes, server.resources, strict=True), start=1
+        )
     )
+    with start_forgers(_forging_ends(faults, server.links)) as prepared:
+        flush = functools.partial(server.flush, indices)
+        yield Stage(links=server.links, names=server.names, forgers=prepared, nodes=nodes, flush=flush)
+
+
+def _forging_ends(faults: Sequence[Fault], links: Links | None) -> list[End]:
+    """Return the link ends at which these faults forge packets, one per fault because they may overlap."""
+    ends: list[End] = []
+    for fault in faults:
+        for name, link in links.by_name.items() if links is not None else ():
+            if selects_link(fault, name):
+                ends += FAULTS[fault.kind].find_forging_ends(fault, link, select_directions(fault, name))
+    return ends

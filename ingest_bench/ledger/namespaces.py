@@ -1,7 +1,7 @@
-"""The namespaces in which a change can be taken back: ours, another one that is still there, or one that is gone.
+"""Namespaces in which a change can be undone: ours, another one that still exists, or one that is gone.
 
-A change of the whole machine, such as a file below /proc/sys/vm, can be taken back from anywhere. One of an interface
-exists in one network namespace, a mount in one mount namespace, and a process has its number in one pid namespace.
+A change of the whole machine, such as a file below /proc/sys/vm, can be undone from anywhere. An interface belongs to
+one network namespace, a mount to one mount namespace, and a process number to one pid namespace.
 """
 
 from __future__ import annotations
@@ -21,111 +21,111 @@ from ingest_bench.errors import RunFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Kind = Literal["net", "mnt", "pid"]
+NamespaceKind = Literal["net", "mnt", "pid"]
 
 # asm-generic/socket.h, since Linux 5.14; Python has no name for it.
 _SO_NETNS_COOKIE = 71
-# Of the first namespaces (linux/proc_ns.h): there /proc shows every process, and root may look at each.
-_FIRST = {"pid": 0xEFFFFFFC, "user": 0xEFFFFFFD}
-_OPTIONS = {"net": "--net", "mnt": "--mount", "pid": "--pid"}
+# Inodes of the initial namespaces (linux/proc_ns.h). There /proc shows every process, and root may inspect each.
+_INITIAL_INODES = {"pid": 0xEFFFFFFC, "user": 0xEFFFFFFD}
+_NSENTER_OPTIONS = {"net": "--net", "mnt": "--mount", "pid": "--pid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
     """One namespace of this machine."""
 
-    kind: Kind
+    kind: NamespaceKind
     inode: int
     cookie: int = 0
-    """Of a network namespace: given only once, while the inode's number may come again. 0: this kernel has none."""
+    """A network namespace's unique number: inode numbers are reused. 0: this kernel has none."""
 
-    def is_ours(self) -> bool:
-        """Whether we are in it."""
-        return own(self.kind) == self
+    def is_current(self) -> bool:
+        """Return True if this process is in it."""
+        return get_current(self.kind) == self
 
     def is_gone(self) -> bool:
-        """Whether nobody can enter it any more; False also when nobody can tell."""
-        ours = own(self.kind)
-        if ours.inode == self.inode:
-            return ours != self
-        return _sees_all() and self.entrance() is None
+        """Return True if no process can enter it any more; False also if that is unknown."""
+        current = get_current(self.kind)
+        if current.inode == self.inode:
+            return current != self
+        return _sees_all_processes() and self.find_nsenter_option() is None
 
-    def entrance(self) -> str | None:
-        """The words with which root enters it, as arguments of `nsenter`; None when no way is seen."""
-        way = next(_ways(f"{self.kind}:[{self.inode}]", self.kind), None)
-        return None if way is None else f"{_OPTIONS[self.kind]}={way}"
+    def find_nsenter_option(self) -> str | None:
+        """Return the option of `nsenter` with which root enters it; None if no entry is visible."""
+        path = next(_find_entries(f"{self.kind}:[{self.inode}]", self.kind), None)
+        return None if path is None else f"{_NSENTER_OPTIONS[self.kind]}={path}"
 
 
-def own(kind: Kind) -> Namespace:
-    """The one that we are in."""
-    cookie = _cookie() if kind == "net" else 0
+def get_current(kind: NamespaceKind) -> Namespace:
+    """Return the namespace of this process."""
+    cookie = _read_cookie() if kind == "net" else 0
     return Namespace(kind=kind, inode=Path(f"/proc/self/ns/{kind}").stat().st_ino, cookie=cookie)
 
 
-def interface_elsewhere(index: int, address: str) -> tuple[str, str] | None:
-    """Return the way into the network namespace that has this interface now, and its name there; None if none has it.
+def find_moved_interface(index: int, address: str) -> tuple[str, str] | None:
+    """Return the path of the network namespace that has this interface now, and its name there; None if none has it.
 
     The kernel keeps index and hardware address of an interface that is moved, unless the index is taken there.
-    RunFailed if several have such an interface: any user can make one in a namespace of his own.
+    Raise RunFailed if several have such an interface: any user can make one in a namespace of their own.
     """
-    ways: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
         with contextlib.suppress(OSError):
-            ways.setdefault(path.stat().st_ino, path)
-    places = []
-    for way in ways.values():
+            paths.setdefault(path.stat().st_ino, path)
+    matches = []
+    for path in paths.values():
         with contextlib.suppress(RunFailed, ValueError):
-            links = json.loads(system.run(("nsenter", f"--net={way}", "ip", "-j", "link", "show")))
+            links = json.loads(system.run(("nsenter", f"--net={path}", "ip", "-j", "link", "show")))
             same = (link for link in links if (link["ifindex"], link.get("address")) == (index, address))
-            places += [(str(way), str(link["ifname"])) for link in same]
-    if len(places) > 1:
-        ways_to_it = " and ".join(way for way, _ in places)
-        raise RunFailed(f"interface {index}: {ways_to_it} have one with its number and address; look which it is")
-    return places[0] if places else None
+            matches += [(str(path), str(link["ifname"])) for link in same]
+    if len(matches) > 1:
+        owners = " and ".join(path for path, _ in matches)
+        raise RunFailed(f"interface {index}: {owners} have one with its index and address. Check which one it is.")
+    return matches[0] if matches else None
 
 
-def _cookie() -> int:
-    with socket.socket(socket.AF_UNIX) as asked:
+def _read_cookie() -> int:
+    with socket.socket(socket.AF_UNIX) as probe:
         try:
-            return int.from_bytes(asked.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+            return int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
         except OSError as error:
             if error.errno == errno.ENOPROTOOPT:
                 return 0
             raise
 
 
-def _sees_all() -> bool:
-    """Whether no process, and nothing of one, is hidden from us."""
-    seen = {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in _FIRST}
-    return os.geteuid() == 0 and seen == _FIRST
+def _sees_all_processes() -> bool:
+    """Return True if no process and no part of one is hidden from us."""
+    inodes = {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in _INITIAL_INODES}
+    return os.geteuid() == 0 and inodes == _INITIAL_INODES
 
 
-def _ways(target: str, kind: Kind) -> Iterator[str]:
-    """Files that lead into it: of a thread in it, one that is kept open, or one that is mounted (ip netns add)."""
+def _find_entries(target: str, kind: NamespaceKind) -> Iterator[str]:
+    """Yield paths that lead into a namespace: of a thread in it, an open descriptor, or a mount (ip netns add)."""
     processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
     for process in processes:
-        for thread in _inside(process / "task"):
-            if _leads_to(thread / "ns" / kind) == target:
+        for thread in _list_folder(process / "task"):
+            if _read_link(thread / "ns" / kind) == target:
                 yield str(thread / "ns" / kind)
     for process in processes:
-        for file in _inside(process / "fd"):
-            if _leads_to(file) == target:
+        for file in _list_folder(process / "fd"):
+            if _read_link(file) == target:
                 yield str(file)
         with contextlib.suppress(OSError):
             for line in (process / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-                root, place = line.split()[3:5]
+                root, mount_point = line.split()[3:5]
                 if root == target:
-                    yield f"{process}/root{place}"
+                    yield f"{process}/root{mount_point}"
 
 
-def _inside(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
         return []
 
 
-def _leads_to(link: Path) -> str:
+def _read_link(link: Path) -> str:
     try:
         return str(link.readlink())
     except OSError:

@@ -1,4 +1,4 @@
-"""All sessions of this machine: where their files are, who has which lock, and what was left behind."""
+"""All sessions of this machine: their journals, their locks, and how leftovers are undone."""
 
 from __future__ import annotations
 
@@ -16,128 +16,200 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs import untrusted
 from ingest_bench.ledger import namespaces
-from ingest_bench.ledger.book import Header, boot_id, finish, header_of, is_forgotten, lines_of, lock_within
+from ingest_bench.ledger.journal import (
+    Header,
+    is_undone_by_kernel,
+    read_boot_id,
+    read_header,
+    read_lines,
+    try_lock,
+    undo_session,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingest_bench.ledger.namespaces import Kind
+    from ingest_bench.ledger.namespaces import NamespaceKind
 
-# How long a lock may be held by somebody who only looks at it, or is about to end.
-_PATIENCE_S = 0.2
-# Of who has a lock.
-_SAID_BYTES = 200
-_ROOTS = Path("/run/ingest-bench")
-_NAMES = {"net": "network namespace", "mnt": "mount namespace", "pid": "pid namespace"}
+# `net show` holds a lock for a moment, and an ending program for a little longer.
+_LOCK_TIMEOUT_S = 0.2
+# Size limit of the owner's description in a lock file.
+_OWNER_BYTES = 200
+_ROOT_FOLDER = Path("/run/ingest-bench")
+_KIND_NAMES = {"net": "network namespace", "mnt": "mount namespace", "pid": "pid namespace"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class SessionStatus:
     """A session as `net show` shows it."""
 
-    what: str
+    description: str
     pid: int
-    alive: bool
-    """Whether somebody still looks after it. If not, it was left behind: `ingest-bench net restore`."""
-    here: bool
-    """Whether it can be undone from here: it is the whole machine's, or in our namespaces."""
-    until_realtime_ns: int
+    is_watched: bool
+    """False: it was left behind, and `ingest-bench net restore` undoes it."""
+    is_undoable_here: bool
+    """True if it changed the whole machine or our namespaces."""
+    deadline_realtime_ns: int
     steps: tuple[str, ...]
 
 
-def state_folder() -> Path:
-    """Where the files of sessions are: INGEST_BENCH_STATE, /run/ingest-bench for root, else the user's own.
+def ensure_state_folder() -> Path:
+    """Return the folder of the journals: INGEST_BENCH_STATE, /run/ingest-bench for root, else the user's state folder.
 
-    They hold commands that we run later, as root too: a folder that others can write is refused.
+    Not the user's runtime folder: that is removed at logout, and there may be none. The journals hold commands that are
+    executed later, also as root: a folder that others can write is refused.
     """
-    given = os.environ.get("INGEST_BENCH_STATE")
-    folder = Path(given).absolute() if given else _default_state_folder()
-    return _own_folder(folder, "set INGEST_BENCH_STATE to a folder that you alone can write")
+    user_folder = os.environ.get("INGEST_BENCH_STATE")
+    default = _ROOT_FOLDER if system.is_root() else platformdirs.user_state_path("ingest-bench")
+    folder = Path(user_folder).absolute() if user_folder else default
+    return _ensure_private(folder, "Set INGEST_BENCH_STATE to a folder that only you can write.")
 
 
-def file_of(key: str, within: Sequence[Kind] = ()) -> Path:
-    """A session's file; one for each network namespace, where the key names another thing in each."""
-    place = f"-{namespaces.own('net').inode}" if "net" in within else ""
-    return state_folder() / f"{key}{place}.jsonl"
+def locate_journal(key: str, namespace_kinds: Sequence[NamespaceKind] = ()) -> Path:
+    """Return the path of a session's journal. Where *key* differs by network namespace, so does the path."""
+    suffix = f"-{namespaces.get_current('net').inode}" if "net" in namespace_kinds else ""
+    return ensure_state_folder() / f"{key}{suffix}.jsonl"
 
 
 @contextlib.contextmanager
-def locked(
-    key: str, what: str = "", resources: Sequence[str] = (), within: Sequence[Kind] = ()
+def acquire_locks(
+    key: str,
+    description: str = "",
+    resources: Sequence[str] = (),
+    namespace_kinds: Sequence[NamespaceKind] = (),
 ) -> Iterator[tuple[int, ...]]:
-    """The descriptors of the locks on what `key` names and on resources; RunFailed when somebody else has one.
+    """Lock *key* and *resources* and yield the locks' descriptors; raise RunFailed if another process has one.
 
-    The key's lock is a file beside the session's. A resource is what sessions of different keys and folders may meet
-    at, such as an interface or a file below /proc/sys: one for the whole machine, or one in each namespace of the kinds
-    `within`. `what` tells others who has it.
+    The lock of the key is a file next to the journal. A resource is an object that sessions with different keys and
+    state folders can share, such as an interface or a file below /proc/sys: one per machine, or one in each namespace
+    of these kinds. Other processes see *description* as the owner.
 
-    Who inherits the descriptors shares the locks: they are free when the last of them has ended.
+    A child that inherits the descriptors shares the locks: they are free when the last process has closed them.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(_remove_free_locks)
-        descriptors = [stack.enter_context(_file_lock(file_of(key, within)))]
+        descriptors = [stack.enter_context(_lock_session(locate_journal(key, namespace_kinds)))]
         for resource in resources:
-            place = "".join(f"{one.kind}:[{one.inode}]/{one.cookie} " for one in map(namespaces.own, within))
-            descriptors.append(stack.enter_context(_claim(resource, place, what)))
+            current = map(namespaces.get_current, namespace_kinds)
+            place = "".join(f"{namespace.kind}:[{namespace.inode}]/{namespace.cookie} " for namespace in current)
+            descriptors.append(stack.enter_context(_lock_resource(resource, place, description)))
         yield tuple(descriptors)
 
 
-def finish_leftovers(key: str, resources: Sequence[str] = (), within: Sequence[Kind] = ()) -> None:
-    """Put back what dead sessions left behind of what we have the locks on.
+def undo_leftovers(key: str, resources: Sequence[str] = (), namespace_kinds: Sequence[NamespaceKind] = ()) -> None:
+    """Undo sessions of dead processes on *key* or *resources*, whose locks the caller holds.
 
-    RunFailed when one of the same key did so where it cannot be put back from here.
+    Raise RunFailed if a session of this key can only be undone in another namespace.
     """
-    own = file_of(key, within)
-    header = header_of(own)
-    if header and (elsewhere := _elsewhere(header)):
-        raise RunFailed(f"{header.what}: what pid {header.pid} left of it must be put back first, {elsewhere}")
-    finish(own)
-    for path in _files():
-        header = _known(path)
-        if header and _is_here(header) and set(resources) & {*header.resources}:
-            with _file_lock(path):
-                finish(path)
+    path = locate_journal(key, namespace_kinds)
+    header = read_header(path)
+    if header and (other_place := _find_other_place(header)):
+        raise RunFailed(f"{header.description}: first undo what pid {header.pid} left behind {other_place}")
+    undo_session(path)
+    for path in _list_journals():
+        header = _try_read_header(path)
+        if header and not _find_other_place(header) and set(resources) & {*header.resources}:
+            with _lock_session(path):
+                undo_session(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult:
+    """Outcome of `net restore`."""
+
+    undone: tuple[str, ...]
+    remaining: tuple[str, ...]
+    """Sessions that cannot be undone here, each with where they can."""
+
+
+def restore_all() -> RestoreResult:
+    """Undo every session that can be undone here, finished or not, of this or another program.
+
+    Raise RunFailed if an undo failed; all others were done.
+    """
+    undone, remaining, failed = [], [], []
+    for path in _list_journals():
+        try:
+            header = read_header(path)
+            if header is not None and (other_place := _find_other_place(header)):
+                remaining.append(f"{header.description} (pid {header.pid}): {other_place}")
+            else:
+                undone += undo_session(path)
+        except (RunFailed, OSError) as error:
+            failed.append(str(error))
+    _remove_free_locks()
+    if failed:
+        raise RunFailed("\n".join([*failed, *remaining]))
+    return RestoreResult(undone=tuple(undone), remaining=tuple(remaining))
+
+
+def list_sessions() -> list[SessionStatus]:
+    """Return every session that is active or was left behind, except those of `find_unreadable`."""
+    return [
+        SessionStatus(
+            description=header.description,
+            pid=header.pid,
+            is_watched=_is_locked(_locate_lock(path)),
+            is_undoable_here=not _find_other_place(header),
+            deadline_realtime_ns=header.deadline_realtime_ns,
+            steps=tuple(line.step for line in read_lines(path) if line.step),
+        )
+        for path in _list_journals()
+        if (header := _try_read_header(path)) is not None
+    ]
+
+
+def find_unreadable() -> list[str]:
+    """Return for each journal that cannot be read its path, the reason, and what to do."""
+    errors = []
+    for path in _list_journals():
+        try:
+            read_header(path)
+        except (RunFailed, OSError) as error:
+            errors.append(str(error))
+    return errors
 
 
 @contextlib.contextmanager
-def _file_lock(session: Path) -> Iterator[int]:
-    with _lock(_lock_of(session)) as (descriptor, is_ours):
-        if not is_ours:
-            raise RunFailed(f"{_in_use(session)}; see `ingest-bench net show`")
+def _lock_session(journal: Path) -> Iterator[int]:
+    with _open_lock(_locate_lock(journal)) as (descriptor, is_acquired):
+        if not is_acquired:
+            header = _try_read_header(journal)
+            owner = f"in use by pid {header.pid}: {header.description}" if header else f"{journal.stem} is in use"
+            raise RunFailed(f"{owner}. See `ingest-bench net show`.")
         yield descriptor
 
 
 @contextlib.contextmanager
-def _claim(resource: str, place: str, what: str) -> Iterator[int]:
-    """A lock that holds for all state folders and all network namespaces of this machine.
+def _lock_resource(resource: str, place: str, description: str) -> Iterator[int]:
+    """Hold a lock that is valid for all state folders and network namespaces of this machine.
 
-    It is a file that nobody else can open, so nobody else can hold it, and the kernel frees it with the last process
-    that has it open. The file of the setting itself was rejected: each mount of /proc or /sys, such as that of
-    `ip netns exec`, has another inode for it, and every user can open and lock it. So was a name of Unix sockets, of
-    which there is one in each network namespace, for every user.
+    It is a file that other users cannot open, so only we can lock it, and the kernel frees it with the last process
+    that has it open. Rejected: a lock on the setting's own file, because each mount of /proc or /sys (such as that of
+    `ip netns exec`) gives it another inode, and every user can lock it; and the name of a Unix socket, because each
+    network namespace has its own, for every user.
     """
     name = hashlib.sha256(f"{place}{resource}".encode()).hexdigest()[:16]
-    with _lock(_locks_folder() / f"{name}.lock") as (descriptor, is_ours):
-        if not is_ours:
-            owner = os.pread(descriptor, _SAID_BYTES, 0).decode(errors="replace") or "another program"
-            raise RunFailed(f"{resource}: in use by {owner}; try again when that is over")
-        # On a full disk the lock holds all the same.
+    with _open_lock(_ensure_locks_folder() / f"{name}.lock") as (descriptor, is_acquired):
+        if not is_acquired:
+            owner = os.pread(descriptor, _OWNER_BYTES, 0).decode(errors="replace") or "another program"
+            raise RunFailed(f"{resource}: in use by {owner}. Try again when that is over.")
+        # The lock is valid even if the owner cannot be written on a full disk.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"pid {os.getpid()}: {what}".encode()[:_SAID_BYTES], 0)
+            os.pwrite(descriptor, f"pid {os.getpid()}: {description}".encode()[:_OWNER_BYTES], 0)
         yield descriptor
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[tuple[int, bool]]:
-    """Open a lock file for the time of the block, and try to lock it. A file that was removed meanwhile is no lock."""
+def _open_lock(path: Path) -> Iterator[tuple[int, bool]]:
+    """Open a lock file for the block and try to lock it. A file that was removed meanwhile does not count."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # `show` looks at locks by taking them for a moment: hence a little patience.
-            is_ours = lock_within(descriptor, _PATIENCE_S)
-            if not is_ours or _is_at(path, descriptor):
-                yield descriptor, is_ours
+            is_acquired = try_lock(descriptor, _LOCK_TIMEOUT_S)
+            if not is_acquired or _is_at(path, descriptor):
+                yield descriptor, is_acquired
                 return
         finally:
             os.close(descriptor)
@@ -145,146 +217,15 @@ def _lock(path: Path) -> Iterator[tuple[int, bool]]:
 
 def _remove_free_locks() -> None:
     """Remove the lock files that no process holds: each is removed while it is locked here."""
-    for path in (*state_folder().glob("*.lock"), *_locks_folder().glob("*.lock")):
+    for path in (*ensure_state_folder().glob("*.lock"), *_ensure_locks_folder().glob("*.lock")):
         with contextlib.suppress(OSError), path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(path, lock.fileno()):
                 path.unlink()
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _locks_folder() -> Path:
-    """Where the locks on resources are, whatever INGEST_BENCH_STATE says.
-
-    Root's own in /run. Who is root in a user namespace of his own may not write there, and changes nothing that is
-    outside of it.
-    """
-    is_ours = system.is_root() and os.access("/run", os.W_OK)
-    folder = (_ROOTS if is_ours else platformdirs.user_state_path("ingest-bench")) / "locks"
-    return _own_folder(folder, "it has the locks on what is changed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What became of all sessions."""
-
-    undone: tuple[str, ...]
-    left: tuple[str, ...]
-    """What cannot be put back from here, and from where it can."""
-
-
-def restore() -> Restored:
-    """What was put back, of every session that can be undone from here, finished or not, ours or another program's.
-
-    RunFailed when something could not be put back, though it is here; all the rest was.
-    """
-    undone, left, failed = [], [], []
-    for path in _files():
-        try:
-            header = header_of(path)
-            if header is not None and (elsewhere := _elsewhere(header)):
-                left.append(f"{header.what} (pid {header.pid}): {elsewhere}")
-            else:
-                undone += finish(path)
-        except (RunFailed, OSError) as error:
-            failed.append(str(error))
-    _remove_free_locks()
-    if failed:
-        raise RunFailed("\n".join([*failed, *left]))
-    return Restored(undone=tuple(undone), left=tuple(left))
-
-
-def _known(path: Path) -> Header | None:
-    """Its header; None where there is none, or it cannot be read: `restore` and `unreadable` say so."""
-    try:
-        return header_of(path)
-    except (RunFailed, OSError):
-        return None
-
-
-def _is_here(header: Header) -> bool:
-    return not _elsewhere(header)
-
-
-def _elsewhere(header: Header) -> str:
-    """From where it can be undone, in words; empty: from here, or the kernel has undone it."""
-    others = [one for one in header.within if not one.is_ours()]
-    if not others or header.boot_id != boot_id() or any(map(is_forgotten, others)):
-        return ""
-    # Its files may still be seen from here.
-    others = [one for one in others if not one.is_gone()]
-    ways = [one.entrance() for one in others]
-    names = " and ".join(f"{_NAMES[one.kind]} {one.kind}:[{one.inode}]" for one in others)
-    if not others:
-        return ""
-    if None in ways:
-        return f"in the {names}, to which no way is seen; try as root, outside of any container"
-    return f"in the {names}: nsenter {' '.join(map(str, ways))} ingest-bench net restore"
-
-
-def show() -> list[Applied]:
-    """Every session that is applied now, or was left behind; without those of `unreadable`."""
-    return [_applied(path, header) for path in _files() if (header := _known(path)) is not None]
-
-
-def unreadable() -> list[str]:
-    """The sessions whose file cannot be read: of each the file, why, and what to do."""
-    found = []
-    for path in _files():
-        try:
-            header_of(path)
-        except (RunFailed, OSError) as error:
-            found.append(str(error))
-    return found
-
-
-def _files() -> list[Path]:
-    """The file of each session, in the order of their names."""
-    return sorted(state_folder().glob("*.jsonl"))
-
-
-def _lock_of(session: Path) -> Path:
-    """The file that says whether somebody looks after it."""
-    return session.with_suffix(".lock")
-
-
-def _default_state_folder() -> Path:
-    """The user's state folder and not the runtime folder: that one goes at logout, and there may be none."""
-    return _ROOTS if system.is_root() else platformdirs.user_state_path("ingest-bench")
-
-
-def _own_folder(folder: Path, what: str) -> Path:
-    """The folder, made if need be; SpecError where it cannot be made or others can write there."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        trouble = untrusted.swappable(folder) if system.is_root() else None
-    except OSError as error:
-        raise SpecError(f"{folder}: {error.strerror}; {what}") from None
-    if trouble or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise SpecError(f"{trouble or folder}: others can write here; {what}")
-    return folder
-
-
-def _applied(path: Path, header: Header) -> Applied:
-    return Applied(
-        what=header.what,
-        pid=header.pid,
-        alive=_is_held(_lock_of(path)),
-        here=_is_here(header),
-        until_realtime_ns=header.until_realtime_ns,
-        steps=tuple(line.step for line in lines_of(path) if line.step),
-    )
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether somebody has this lock, without taking it for longer than a moment."""
+def _is_locked(lock: Path) -> bool:
+    """Return True if a process holds this lock; take it for a moment only."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -298,6 +239,64 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _in_use(session: Path) -> str:
-    header = _known(session)
-    return f"{session.stem} is in use" if header is None else f"in use by pid {header.pid}: {header.what}"
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _ensure_locks_folder() -> Path:
+    """Return the folder of the locks on resources, independent of INGEST_BENCH_STATE.
+
+    Root has one in /run. Root of a user namespace of their own cannot write there, and cannot change anything outside.
+    """
+    is_real_root = system.is_root() and os.access("/run", os.W_OK)
+    folder = (_ROOT_FOLDER if is_real_root else platformdirs.user_state_path("ingest-bench")) / "locks"
+    return _ensure_private(folder, "It holds the locks on resources that are changed.")
+
+
+def _ensure_private(folder: Path, advice: str) -> Path:
+    """Create the folder if needed; raise SpecError if that fails or if others can write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        writable_folder = untrusted.find_writable_folder(folder) if system.is_root() else None
+    except OSError as error:
+        raise SpecError(f"{folder}: {error.strerror}. {advice}") from None
+    if writable_folder or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise SpecError(f"{writable_folder or folder}: others can write here. {advice}")
+    return folder
+
+
+def _find_other_place(header: Header) -> str:
+    """Return the namespaces in which the session must be undone; "" if here, or if the kernel has undone it."""
+    others = [namespace for namespace in header.namespaces if not namespace.is_current()]
+    if not others or header.boot_id != read_boot_id() or any(map(is_undone_by_kernel, others)):
+        return ""
+    # A mount namespace that is gone: its files may still be visible from here.
+    others = [namespace for namespace in others if not namespace.is_gone()]
+    options = [namespace.find_nsenter_option() for namespace in others]
+    names = " and ".join(f"{_KIND_NAMES[other.kind]} {other.kind}:[{other.inode}]" for other in others)
+    if not others:
+        return ""
+    if None in options:
+        return f"in the {names}, which cannot be entered from here. Try as root, outside of any container."
+    return f"in the {names}: nsenter {' '.join(map(str, options))} ingest-bench net restore"
+
+
+def _list_journals() -> list[Path]:
+    return sorted(ensure_state_folder().glob("*.jsonl"))
+
+
+def _locate_lock(journal: Path) -> Path:
+    """Return the lock file that shows whether a process looks after the session."""
+    return journal.with_suffix(".lock")
+
+
+def _try_read_header(path: Path) -> Header | None:
+    """Return the header; None if there is none or it cannot be read, which `find_unreadable` reports."""
+    try:
+        return read_header(path)
+    except (RunFailed, OSError):
+        return None

@@ -1,4 +1,4 @@
-"""Changes to the machine, each with how it is taken back."""
+"""Changes to the machine, each with its undo."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.ledger import namespaces
 
-# How the kernel writes a blank in a path (man 5 proc, mountinfo).
+# The kernel writes a blank in a path as \040 (man 5 proc, mountinfo).
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing that is done to the machine: a command, or a value that is written to a file of the kernel."""
+    """One change: a command, or a value that is written to a file of the kernel."""
 
     argv: tuple[str, ...] = ()
     path: str = ""
     value: str = ""
-    says: str = ""
-    """What the command prints when it has done it: jcmd ends with 0 also when it was refused."""
+    expected_output: str = ""
+    """What the command prints on success: jcmd also exits with 0 after a refusal."""
 
     def __str__(self) -> str:
         return shlex.join(self.argv) if self.argv else f"echo {shlex.quote(self.value)} > {self.path}"
 
-    def carry_out(self, *, held: tuple[int, ...] = ()) -> None:
-        """Do it; RunFailed when it cannot be done. A command keeps the descriptors `held` open until it ends."""
+    def execute(self, *, inherited_fds: tuple[int, ...] = ()) -> None:
+        """Make the change; raise RunFailed if it fails. A command keeps *inherited_fds* open until it exits."""
         if self.argv:
-            told = system.run(self.argv, pass_fds=held)
-            if self.says not in told:
-                raise RunFailed(f"{self}: it was refused, and said: {told.strip()}")
+            output = system.run(self.argv, pass_fds=inherited_fds)
+            if self.expected_output not in output:
+                raise RunFailed(f"{self}: refused. Its output: {output.strip()}")
             return
         try:
             Path(self.path).write_text(f"{self.value}\n", encoding="ascii")
@@ -45,124 +45,126 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """How a change is taken back. Without the text `shows` in what `look` prints, there is nothing to undo.
+    """Reverts a change. It is needed only if the output of `check_argv` contains `check_output`.
 
-    A change of an interface names it by its index: another one may have its name by now. `ip` and `tc` know index 7 as
-    `if7`. Where only the name does, in a path and in `look`, stands {name}.
+    An interface is identified by its index, because another one may have its name by then. `ip` and `tc` accept index 7
+    as `if7`. Paths and `check_argv` need the name: they contain {name}.
     """
 
     action: Action
-    look: tuple[str, ...] = ()
-    shows: str = ""
-    exists: str = ""
-    """The path of what was changed: when the kernel says that nothing has it (ENOENT), so is the change gone."""
-    mounted: str = ""
-    """The mount point that was made: when nothing is mounted there, the change is gone."""
+    check_argv: tuple[str, ...] = ()
+    check_output: str = ""
+    existing_path: str = ""
+    """The path of the changed object. If it no longer exists (ENOENT), neither does the change."""
+    mount_point: str = ""
+    """The mount point that the change made. If nothing is mounted there, the change is gone."""
     pid: int | None = None
-    """The process that was changed: when it has ended, so has the change."""
-    index: int | None = None
-    """The interface that was changed: when it is gone from this network namespace, so is the change."""
-    address: str = ""
-    """The interface's hardware address, for a change that stays when it is moved to another network namespace."""
+    """The process that was changed. If it has exited, the change is gone."""
+    interface_index: int | None = None
+    """The interface that was changed. If it left this network namespace, the change is gone."""
+    interface_address: str = ""
+    """The interface's hardware address, for a change that survives a move to another network namespace."""
 
-    def named(self) -> Undo | None:
-        """The same with the name that the interface has now; None when it is gone. RunFailed when nobody can tell."""
-        if self.index is None:
+    def resolve(self) -> Undo | None:
+        """Return the undo with the interface's present name; None if it is gone. Raise RunFailed if that is unknown."""
+        if self.interface_index is None:
             return self
         try:
-            name = socket.if_indextoname(self.index)
+            name = socket.if_indextoname(self.interface_index)
         except OSError as error:
             if error.errno in (errno.ENODEV, errno.ENXIO):
-                return self._moved()
-            raise RunFailed(f"interface {self.index}: {error.strerror}") from None
+                return self._resolve_moved()
+            raise RunFailed(f"interface {self.interface_index}: {error.strerror}") from None
         action = replace(self.action, path=self.action.path.replace("{name}", name))
-        return replace(self, action=action, look=tuple(word.replace("{name}", name) for word in self.look))
+        return replace(self, action=action, check_argv=tuple(word.replace("{name}", name) for word in self.check_argv))
 
-    def _moved(self) -> Undo | None:
-        """Return the undo for the network namespace to which the interface was moved; None when it is gone."""
-        there = namespaces.interface_elsewhere(self.index or 0, self.address) if self.address else None
-        if there is None:
+    def _resolve_moved(self) -> Undo | None:
+        """Return the undo for the network namespace to which the interface was moved; None if it is gone."""
+        index, address = self.interface_index or 0, self.interface_address
+        moved_to = namespaces.find_moved_interface(index, address) if address else None
+        if moved_to is None:
             return None
-        way, name = there
+        namespace_path, name = moved_to
 
-        def inside(argv: tuple[str, ...]) -> tuple[str, ...]:
-            named = (name if word in ("{name}", f"if{self.index}") else word for word in argv)
-            return ("nsenter", f"--net={way}", *named)
+        def enter_namespace(argv: tuple[str, ...]) -> tuple[str, ...]:
+            named_argv = (name if word in ("{name}", f"if{index}") else word for word in argv)
+            return ("nsenter", f"--net={namespace_path}", *named_argv)
 
-        return replace(self, action=replace(self.action, argv=inside(self.action.argv)), look=inside(self.look))
+        action = replace(self.action, argv=enter_namespace(self.action.argv))
+        return replace(self, action=action, check_argv=enter_namespace(self.check_argv))
 
     def is_needed(self) -> bool:
-        """Whether there is still something to undo; RunFailed when nobody can tell."""
-        if not all(_exists(Path(path)) for path in (self.action.path, self.exists) if path):
+        """Return True if the change is still there; raise RunFailed if that is unknown."""
+        if not all(_exists(Path(path)) for path in (self.action.path, self.existing_path) if path):
             return False
-        if self.mounted and not _is_mounted(self.mounted):
+        if self.mount_point and not _is_mounted(self.mount_point):
             return False
-        if self.pid is not None and not _runs(self.pid):
+        if self.pid is not None and not _is_running(self.pid):
             return False
-        return not self.look or self.shows in system.run(self.look)
+        return not self.check_argv or self.check_output in system.run(self.check_argv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One change with its place and its undo. No undo: another step's takes it away, or the end of its namespace."""
+    """One change with its undo. Without an undo, another step's undo or the end of its namespace reverts it."""
 
     name: str
-    place: str = ""
-    """A namespace of ours, by its name in the plan; "": here."""
-    do: Action
+    namespace: str = ""
+    """The namespace of the link plan in which the step runs; "": the current one."""
+    action: Action
     undo: tuple[Undo, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.do}" if self.place else str(self.do)
+        return f"{self.namespace}: {self.action}" if self.namespace else str(self.action)
 
 
 def _exists(path: Path) -> bool:
-    """Whether something has that path; RunFailed when nobody can tell."""
+    """Return True if the path exists; raise RunFailed if that is unknown."""
     try:
         path.stat()
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise RunFailed(f"{path}: {error.strerror}; nobody can tell whether it is still there") from None
+        raise RunFailed(f"{path}: cannot check whether it still exists: {error.strerror}") from None
     return True
 
 
-def _is_mounted(place: str) -> bool:
-    """Whether something is mounted there, as our mount namespace has it; RunFailed when nobody can tell."""
+def _is_mounted(mount_point: str) -> bool:
+    """Return True if a file system is mounted there in our mount namespace; raise RunFailed if that is unknown."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise RunFailed(f"/proc/self/mountinfo: {error.strerror}; nobody can tell what is mounted") from None
-    return place in (_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in lines)
+        raise RunFailed(f"/proc/self/mountinfo: cannot check what is mounted: {error.strerror}") from None
+    return mount_point in (_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split()[4]) for line in lines)
 
 
-def _runs(pid: int) -> bool:
-    """Whether there is a process of that number that has not ended; a dead one may stand there for long."""
+def _is_running(pid: int) -> bool:
+    """Return True if the process exists and is not a zombie; raise RunFailed if that is unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError as error:
-        raise RunFailed(f"process {pid}: {error.strerror}; nobody can tell whether it runs") from None
+        raise RunFailed(f"process {pid}: cannot check whether it runs: {error.strerror}") from None
     return text.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def setting_step(path: Path, value: str) -> Step:
-    """The step that writes a value below /proc/sys or /sys, and the old one back."""
+def make_setting_step(path: Path, value: str) -> Step:
+    """Return the step that writes a value to a file below /proc/sys or /sys, and whose undo writes the old one."""
     if not str(path).startswith(("/proc/sys/", "/sys/")) or ".." in path.parts:
         raise SpecError(f"{path}: a host setting is a file below /proc/sys or /sys")
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}; this kernel has no such setting, or it cannot be read") from None
+        raise SpecError(f"{path}: {error.strerror}. This kernel lacks the setting, or it cannot be read.") from None
     return Step(
         name=str(path),
-        do=Action(path=str(path), value=value),
-        undo=(Undo(action=Action(path=str(path), value=chosen(text))),),
+        action=Action(path=str(path), value=value),
+        undo=(Undo(action=Action(path=str(path), value=parse_setting(text))),),
     )
 
 
-def chosen(text: str) -> str:
-    """The value of a setting; of a list of choices, as in "always [madvise] never", the one in brackets."""
+def parse_setting(text: str) -> str:
+    """Return a setting's value; of a list of choices such as "always [madvise] never", the one in brackets."""
     brackets = re.search(r"\[(\S+)\]", text)
     return brackets[1] if brackets else text

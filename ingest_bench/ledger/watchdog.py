@@ -1,9 +1,11 @@
-"""A session of changes that a second process takes back: when we are done, when the time is over, when we die.
+"""Sessions of changes that a second process undoes: at the end of the block, at the time limit, or when we die.
 
-The watchdog is started before the first change. It has a session of its own, so neither Ctrl-C nor the end of a
-terminal reaches it, and it shares our locks, so nobody can begin before it is done. It holds one end of a pipe; the
-other end closes when we end, by whatever way. It alone undoes, so that the way back is always the same; only when it
-was killed, we do it. Both keep the journal open: what was changed is put back though the file was deleted.
+    python -m ingest_bench.ledger.watchdog JOURNAL DEADLINE PIPE READY       started by `open_session`
+
+The watchdog is started before the first change. It has a session of its own, so Ctrl-C and the end of a terminal do not
+reach it. It inherits our locks, so no other session can begin before it has finished. It holds one end of a pipe whose
+other end closes when we die in any way. Only the watchdog undoes, so that there is one way back; if it was killed, we
+do it. Both keep the journal open: changes are undone even if the file was deleted.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import syslog
 import time
 from dataclasses import dataclass, field
@@ -21,109 +24,153 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
-from ingest_bench.ledger import book, sessions
+from ingest_bench.ledger import journal as journals
+from ingest_bench.ledger import sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from ingest_bench.ledger.namespaces import Kind
+    from ingest_bench.ledger.journal import Header, Journal, OnStage
+    from ingest_bench.ledger.namespaces import NamespaceKind
     from ingest_bench.ledger.steps import Step
 
-    Stage = Callable[[str], None]
+# Tests replace it by a driver that is killed at a chosen moment.
+WATCHDOG_COMMAND: tuple[str, ...] = system.build_module_argv("ingest_bench.ledger.watchdog")
 
-# Tests put a driver here that is killed at a chosen moment.
-COMMAND: tuple[str, ...] = system.python("ingest_bench.ledger")
-
-_START_LIMIT_S = 60.0
-# The watchdog's own patience for a change that is under way, and then some commands.
-_END_LIMIT_S = 90.0
-_TRIES = 3
+_START_TIMEOUT_S = 60.0
+# The watchdog waits up to 10 s for a change in progress, and then runs a few commands.
+_EXIT_TIMEOUT_S = 90.0
+_UNDO_TRIES = 3
 
 
 @dataclass(slots=True)
 class Session:
-    """Changes to the machine that are taken back, whatever happens to us."""
+    """Changes to the machine that are undone however this process ends."""
 
-    ledger: book.Ledger
-    header: book.Header
-    on_stage: Stage
-    waited: bool = field(default=False)
+    journal: Journal
+    header: Header
+    on_stage: OnStage
+    is_expiry_expected: bool = field(default=False)
 
-    def change(self, steps: Sequence[Step]) -> None:
-        """Make the changes one after the other, each noted before it is made."""
+    def apply(self, steps: Sequence[Step]) -> None:
+        """Make the changes one after the other, each journalled before it is made."""
         for step in steps:
-            if step.do.path and step.do.path not in self.header.resources:
-                raise RunFailed(f"{step.name}: not done, this session has no lock on {step.do.path}")
-            self.ledger.change(step, self.on_stage)
+            if step.action.path and step.action.path not in self.header.resources:
+                raise RunFailed(f"{step.name}: not changed: this session has no lock on {step.action.path}")
+            self.journal.apply(step, self.on_stage)
 
-    def is_over(self) -> bool:
-        """Whether everything was put back already: the time is over, or somebody called for it."""
-        return self.ledger.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.header.until_boottime_ns
+    def is_expired(self) -> bool:
+        """Return True if the time limit is reached, or the session was undone on request."""
+        deadline_ns = self.header.deadline_boottime_ns
+        return self.journal.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= deadline_ns
 
-    def wait(self) -> None:
-        """Sleep until it is over. Without this call, to be overtaken by the end is an error."""
-        self.waited = True
-        while not (self.is_over() or self.ledger.is_lost()):
+    def wait_until_expired(self) -> None:
+        """Sleep until the session expires. Without this call, expiry is an error."""
+        self.is_expiry_expected = True
+        while not (self.is_expired() or self.journal.is_lost()):
             time.sleep(0.2)
 
 
 @contextlib.contextmanager
-def session(
+def open_session(
     key: str,
-    what: str,
+    description: str,
     *,
     time_limit_s: float,
     resources: tuple[str, ...] = (),
-    within: tuple[Kind, ...] = (),
-    on_stage: Stage = lambda _: None,
+    namespace_kinds: tuple[NamespaceKind, ...] = (),
+    on_stage: OnStage = lambda _: None,
 ) -> Iterator[Session]:
-    """A session of changes to what `key` names; nobody else can have one on the same key, or on one of the resources.
+    """Open a session of changes to the object that *key* names, with exclusive locks on *key* and *resources*.
 
-    A file that a change writes to is a resource. The changes are the whole machine's, but for the kinds of namespaces
-    that they are `within`: only there can they be taken back, and only there are the resources the same. In another
-    network namespace the key is another one, too. Leftovers of an earlier session are put back first. InvalidRun at
-    the end of the block when the time was over before.
+    Every file that a change writes must be a resource. By default the changes are to the whole machine. With
+    *namespace_kinds* they can be undone only in our namespaces of these kinds, resources exist once in each, and each
+    network namespace has its own *key*. Leftovers of earlier sessions are undone first. Raise InvalidRun at the end of
+    the block if the time limit expired before.
     """
-    _refuse_no_limit(time_limit_s)
-    path = sessions.file_of(key, within)
-    with sessions.locked(key, what, resources, within) as locks:
-        sessions.finish_leftovers(key, resources, within)
+    if not 0 < time_limit_s < float("inf"):
+        raise SpecError("a time limit is required, such as --for 60s; at its end all changes are undone")
+    path = sessions.locate_journal(key, namespace_kinds)
+    with sessions.acquire_locks(key, description, resources, namespace_kinds) as locks:
+        sessions.undo_leftovers(key, resources, namespace_kinds)
         on_stage("locked")
-        header = book.new_header(what, time_limit_s, resources, within)
-        with _watched(path, header, locks, on_stage) as ledger:
-            on_stage("ledger made")
-            opened = Session(ledger, header, on_stage)
-            yield opened
-            was_lost, was_over = ledger.is_lost(), opened.is_over()
+        header = journals.create_header(description, time_limit_s, resources, namespace_kinds)
+        with _watch(path, header, locks, on_stage) as journal:
+            on_stage("journal created")
+            session = Session(journal, header, on_stage)
+            yield session
+            was_lost, was_expired = journal.is_lost(), session.is_expired()
     if was_lost:
         raise RunFailed(
-            f"{what}: everything was put back, but another program deleted or changed {path} meanwhile: after a kill "
-            "nothing could have been put back. Keep other programs out of that folder and try again."
+            f"{description}: everything was restored, but another program deleted or changed {path} meanwhile: after a "
+            "kill nothing could have been restored. Keep other programs out of that folder and try again."
         )
-    if was_over and not opened.waited:
-        raise InvalidRun(f"{what}: the time limit of {time_limit_s:g} s was over before the work; allow more")
+    if was_expired and not session.is_expiry_expected:
+        raise InvalidRun(f"{description}: the time limit of {time_limit_s:g} s expired before the work was done")
 
 
-def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
-    """The watchdog process: exit status 0 when everything was put back; else the system's log says what was not."""
-    path, (until_boottime_ns, pipe, ready) = Path(arguments[0]), map(int, arguments[1:])
+@contextlib.contextmanager
+def _watch(path: Path, header: Header, locks: tuple[int, ...], on_stage: OnStage) -> Iterator[Journal]:
+    """Open a journal whose watchdog is ready; at the end of the block it has undone the session and exited."""
+    journal = None
+    pipe_read, pipe_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    try:
+        arguments = (str(path), str(header.deadline_boottime_ns), str(pipe_read), str(ready_write))
+        watchdog = system.start_detached((*WATCHDOG_COMMAND, *arguments), pass_fds=(pipe_read, ready_write, *locks))
+        os.close(ready_write)
+        os.close(pipe_read)
+        ready_write = pipe_read = -1
+        try:
+            if not select.select([ready_read], [], [], _START_TIMEOUT_S)[0] or not os.read(ready_read, 1):
+                raise RunFailed(f"the watchdog did not start: {' '.join(WATCHDOG_COMMAND)}. Nothing was changed.")
+            on_stage("watched")
+            journal = journals.Journal.create(path, header)
+            yield journal
+        finally:
+            on_stage("undoing")
+            os.close(pipe_write)
+            pipe_write = -1
+            _await_exit(watchdog)
+            # Does nothing unless the watchdog failed or was killed.
+            journals.undo_session(path, journal=journal)
+            on_stage("undone")
+    finally:
+        if journal is not None:
+            journal.close()
+        for descriptor in (pipe_read, pipe_write, ready_read, ready_write):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _await_exit(watchdog: subprocess.Popen[bytes]) -> None:
+    try:
+        watchdog.wait(_EXIT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        watchdog.kill()
+        watchdog.wait()
+
+
+def main(arguments: Sequence[str], on_stage: OnStage = lambda _: None) -> int:
+    """Run the watchdog process; return 0 if everything was undone, else write the reason to the system's log."""
+    path, (deadline_boottime_ns, pipe, ready) = Path(arguments[0]), map(int, arguments[1:])
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    asked, ask = os.pipe()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: (os.write(ask, b"!"), None)[1])
+    term_read, term_write = os.pipe()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: (os.write(term_write, b"!"), None)[1])
     # Created by the watchdog itself, so that the file never exists without a process that removes it.
-    opened = book.Ledger(path, book.open_file(path))
+    journal = journals.Journal(path, journals.open_journal(path))
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, b"!")
     os.close(ready)
-    _sleep_until(until_boottime_ns, (pipe, asked))
+    _sleep_until(deadline_boottime_ns, (pipe, term_read))
     on_stage("woken")
-    for tries_left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_UNDO_TRIES)):
         try:
-            book.finish(path, on_stage, opened=opened)
+            journals.undo_session(path, on_stage, journal=journal)
         except (RunFailed, OSError) as error:
             if not tries_left:
-                # Whoever started us may be dead: the system's log is where somebody looks.
+                # The process that started us may be dead, so the system's log is the only place.
                 syslog.openlog("ingest-bench")
                 syslog.syslog(syslog.LOG_ERR, str(error))
                 return 1
@@ -133,61 +180,15 @@ def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
     return 0
 
 
-def _sleep_until(until_boottime_ns: int, wakers: Sequence[int]) -> None:
+def _sleep_until(deadline_boottime_ns: int, wake_fds: Sequence[int]) -> None:
     poll = select.poll()
-    for waker in wakers:
-        poll.register(waker, select.POLLIN)
-    while (left_ns := until_boottime_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:
-        # In slices: the kernel does not count a machine's sleep for poll, and it takes at most 2^31 ms.
+    for descriptor in wake_fds:
+        poll.register(descriptor, select.POLLIN)
+    while (left_ns := deadline_boottime_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:
+        # In slices: poll() does not count a machine's sleep, and takes at most 2^31 ms.
         if poll.poll(min(left_ns // 10**6 + 1, 5000)):
             return
 
 
-@contextlib.contextmanager
-def _watched(path: Path, header: book.Header, locks: tuple[int, ...], on_stage: Stage) -> Iterator[book.Ledger]:
-    """Open a journal whose watchdog is ready; at the end of the block it has finished its work and exited."""
-    ledger = None
-    pipe_read, pipe_write = os.pipe()
-    ready_read, ready_write = os.pipe()
-    try:
-        dog = _start((str(path), str(header.until_boottime_ns)), (pipe_read, ready_write), locks)
-        os.close(ready_write)
-        os.close(pipe_read)
-        ready_write = pipe_read = -1
-        try:
-            if not select.select([ready_read], [], [], _START_LIMIT_S)[0] or not os.read(ready_read, 1):
-                raise RunFailed(f"the watchdog did not start: {' '.join(COMMAND)}; nothing was changed")
-            on_stage("watched")
-            ledger = book.Ledger.create(path, header)
-            yield ledger
-        finally:
-            on_stage("undoing")
-            os.close(pipe_write)
-            pipe_write = -1
-            _end(dog, path, ledger)
-            on_stage("undone")
-    finally:
-        if ledger is not None:
-            ledger.close()
-        for descriptor in (pipe_read, pipe_write, ready_read, ready_write):
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-def _start(arguments: tuple[str, ...], pipes: tuple[int, int], locks: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    return system.start_survivor((*COMMAND, *arguments, *map(str, pipes)), pass_fds=(*pipes, *locks))
-
-
-def _end(dog: subprocess.Popen[bytes], path: Path, ledger: book.Ledger | None) -> None:
-    """The watchdog is gone, and everything is put back; by us when it could not."""
-    try:
-        dog.wait(_END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        dog.kill()
-        dog.wait()
-    book.finish(path, opened=ledger)
-
-
-def _refuse_no_limit(time_limit_s: float) -> None:
-    if not 0 < time_limit_s < float("inf"):
-        raise SpecError("a time limit is needed, such as --for 60s: when it is over, everything is put back")
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

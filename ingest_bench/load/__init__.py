@@ -1,1 +1,1 @@
-"""Load generation: Locust users in child processes that send prepared bodies and record every sample."""
+"""Load: arrivals, users, recording; `fleet/` for workers on other machines. Locust runs the users."""

@@ -1,7 +1,7 @@
-"""When requests are due: planned times from a shape. Pure arithmetic, no clock.
+"""Schedules: the times at which requests are due, from an arrival shape. Pure arithmetic, no clock.
 
-A shape is a rate over time; its integral says how much work is due until a moment, and a request is due when the
-integral reaches the work of all requests before it. So a schedule never drifts, whatever happened to those.
+A shape is a rate over time. Its integral is the work due until a moment, and a request is due when the integral reaches
+the work of all requests before it. So a schedule never drifts, whatever happens to requests.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ingest_bench.model.load import Arrivals
 
     When = Callable[[float], float | None]
-    """The moment (seconds) until which so much work is due; None: it never is."""
+    """Returns the time (seconds) at which that much work is due; None: never."""
 
 
 def schedule(
     arrivals: Arrivals, *, sizes: Iterator[float] | None = None, seed: int = 1, recorded_ns: Sequence[int] = ()
 ) -> Iterator[int]:
-    """The planned times of an open loop, in ns from its start.
+    """Yield the times at which requests of an open loop are due, in ns from its start.
 
-    `sizes` are how much of the rate's unit each request carries, its documents or its bytes; without them 1.
+    *sizes* are the sizes of the requests in the unit of the rate (documents or bytes); without them 1.
     """
     if arrivals.shape == "recorded":
         return iter(recorded_ns)
@@ -39,13 +39,13 @@ def schedule(
     return _times(counts, _when(arrivals))
 
 
-def striped(times: Iterator[int], worker: int, workers: int) -> Iterator[int]:
-    """One worker's share: every n-th time. All shares together are the schedule, none twice."""
+def take_share(times: Iterator[int], worker: int, workers: int) -> Iterator[int]:
+    """Return one worker's share: every n-th time. All shares together are the schedule."""
     return itertools.islice(times, worker, None, workers)
 
 
 def parse_recorded(text: str, name: str) -> tuple[int, ...]:
-    """Planned times from a recording: a number of seconds a line, from any origin; the first one is the start."""
+    """Parse a recording: one number of seconds per line, from any origin; the first one is the start."""
     times: list[float] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -55,10 +55,10 @@ def parse_recorded(text: str, name: str) -> tuple[int, ...]:
         except ValueError:
             raise SpecError(f"{name}:{number}: {line[:60]!r} is not a number of seconds") from None
         if not math.isfinite(seconds) or (times and seconds < times[-1]):
-            raise SpecError(f"{name}:{number}: {line[:60]!r} is before the line above: sort the file")
+            raise SpecError(f"{name}:{number}: {line[:60]!r} is not a later time than the line above: sort the file")
         times.append(seconds)
     if not times:
-        raise SpecError(f"{name}: no timestamp in it: write one a line, in seconds")
+        raise SpecError(f"{name}: contains no timestamp: write one per line, in seconds")
     return tuple(round((seconds - times[0]) * 1e9) for seconds in times)
 
 
@@ -78,7 +78,7 @@ def _exponential_gaps(seed: int) -> Iterator[float]:
 
 def _when(arrivals: Arrivals) -> When:
     period_s = arrivals.period_ns / 1e9
-    start, end = (rate.per_s if rate else 0.0 for rate in (arrivals.rate, arrivals.to))
+    start, end = (rate.per_s if rate else 0.0 for rate in (arrivals.rate, arrivals.end_rate))
     if arrivals.shape == "ramp":
         return _ramp(start, end, period_s)
     if arrivals.shape == "steps":

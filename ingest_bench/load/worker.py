@@ -1,6 +1,7 @@
-"""What a load worker does: prepares a load, sends it, and leaves its samples and its report on its disk.
+"""Load worker: prepare a load, send it, leave samples and a report on disk. `python -m ingest_bench.load.worker`.
 
-Who leads it (`fleet.fleet_worker`) brings Locust's runner, lets the users start, and says when the load begins.
+As a program it is a child of the local supervisor: Locust's LocalRunner, commands as lines of JSON on standard
+input, status as lines of JSON on standard output. `fleet.worker` runs the same `send_load` under Locust's WorkerRunner.
 """
 
 from __future__ import annotations
@@ -8,281 +9,401 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import logging
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
+from gevent.event import AsyncResult, Event
 from gevent.hub import get_hub
 from locust import User
+from locust.env import Environment
 
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import IngestBenchError, RunFailed, describe_error
 from ingest_bench.inputs import credentials
 from ingest_bench.inputs.records import to_json
-from ingest_bench.load.arrivals import schedule, striped
-from ingest_bench.load.health import Watch
-from ingest_bench.load.live.figures import Reader
-from ingest_bench.load.recorder import Recorder, record, unsent
-from ingest_bench.load.tickets import OpenLoop
-from ingest_bench.load.users.ingest import TicketUser
-from ingest_bench.load.users.query_user import SearchUser
-from ingest_bench.load.work import Work
-from ingest_bench.model.load import WorkerReport
-from ingest_bench.protocols.way import way_to
+from ingest_bench.load.arrivals import schedule, take_share
+from ingest_bench.load.channel import LineChannel, die_with_parent
+from ingest_bench.load.figures import FiguresReader
+from ingest_bench.load.loops import OpenLoop
+from ingest_bench.load.plan import plan_from_json
+from ingest_bench.load.recorder import ProcessMonitor, Recorder, pack_sample, unsent_sample
+from ingest_bench.load.users import QueryUser, ScheduledUser
+from ingest_bench.load.worker_state import WorkerState
+from ingest_bench.model.samples import WorkerReport
+from ingest_bench.protocols.way import resolve_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.documents.source import Source
     from ingest_bench.load.plan import LoadPlan
-    from ingest_bench.protocols.way import Way
+    from ingest_bench.protocols.way import Upstream
 
-_PROGRESS_NS = 5 * 10**8
-# Lines of all workers at one moment would hold up what is due then: one costs the master and `run` 1 ms together.
-_APART_NS = 25 * 10**5
-# After the end of the measurement answers are waited for so long; then requests are cut off.
+_STATUS_INTERVAL_NS = 5 * 10**8
+# Status messages of all workers at one moment would delay what is due then: one costs master and supervisor 1 ms.
+_STATUS_STAGGER_NS = 25 * 10**5
+# After the end of the measurement, wait this long for responses; then requests are cut off.
 _DRAIN_NS = 20 * 10**9
+# From "prepared" until all users have started.
+_SPAWN_TIMEOUT_S = 300.0
+_SPAWN_POLL_S = 0.005
 
 
-class Lead(Protocol):
-    """Who leads a worker through its load."""
+class Leader(Protocol):
+    """Starts a worker's load: tells it when users start and when the load begins, and takes its status."""
 
     runner: Any
-    """Locust's, whose users these are."""
+    """The Locust runner of these users."""
 
-    def say(self, **line: Any) -> None:
-        """Whoever measures hears it. It never waits."""
+    def report(self, **status: Any) -> None:
+        """Send a status message to the supervisor. Never waits."""
 
-    def ends(self, stop: Callable[[], None]) -> None:
-        """`stop` is what ends the load early, in order."""
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Call *stop* if the load is to end early and in order."""
 
-    def spawned(self, classes: Sequence[type[User]], failed: Callable[[], str]) -> None:
-        """Returns when all users of these classes have started, `fixed_count` of each.
+    def spawn_users(self, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
+        """Start `fixed_count` users of each class; RunFailed as soon as *failure_reason* is not empty."""
 
-        RunFailed as soon as `failed` says why one of them never will.
-        """
-
-    def start_ns(self) -> int:
-        """The moment at which the load begins, waited for: of our CLOCK_MONOTONIC."""
+    def wait_for_start(self) -> int:
+        """Wait for the moment at which the load begins, in the future, and return it (our CLOCK_MONOTONIC)."""
 
 
-def send(plan: LoadPlan, lead: Lead) -> None:
-    """A whole load, its samples and its report on disk; RunFailed when it was hopeless, also then with both."""
-    # Not in this thread: the heartbeats go on, however long it takes.
-    aside = get_hub().threadpool.apply
-    plan = _with_credentials(aside(plan.unpacked))
-    with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
-        _load(plan, aside(plan.source), recorder, queries, lead)
+def send_load(plan: LoadPlan, leader: Leader) -> None:
+    """Send a whole load and leave samples and report on disk; RunFailed if it was hopeless, then with both too."""
+    # In a thread: heartbeats continue meanwhile.
+    run_in_thread = get_hub().threadpool.apply
+    plan = _add_credentials(run_in_thread(plan.with_decompressed_files))
+    with Recorder(plan.sample_file) as recorder, _open_query_recorder(plan) as query_recorder:
+        _WorkerLoad(plan, run_in_thread(plan.open_source), recorder, query_recorder, leader).run()
 
 
-def _with_credentials(plan: LoadPlan) -> LoadPlan:
-    """The plan whose requests say who we are, if they shall. It is not written any more."""
-    if not plan.credentials:
+def status_offset_ns(plan: LoadPlan) -> int:
+    """Return how long after the start of the load, and of its measurement, this worker sends its first status."""
+    return plan.worker * min(_STATUS_STAGGER_NS, _STATUS_INTERVAL_NS // plan.workers)
+
+
+def _add_credentials(plan: LoadPlan) -> LoadPlan:
+    """Add the credentials of this process's environment to the headers, if the plan needs them."""
+    if not plan.needs_credentials:
         return plan
-    found = credentials.headers(os.environ)
-    if not found:
+    headers = credentials.read_authorization(os.environ)
+    if not headers:
         raise RunFailed(
-            "the server wants credentials, and the environment of this load worker has none; set "
-            f"{credentials.USER} and {credentials.PASSWORD}, or {credentials.API_KEY}"
+            "the server requires credentials, and the environment of this load worker has none. Set "
+            f"{credentials.USER} and {credentials.PASSWORD}, or {credentials.API_KEY}."
         )
-    return dataclasses.replace(plan, headers=plan.headers | found)
+    return dataclasses.replace(plan, headers=plan.headers | headers)
 
 
-def _recorder_of_queries(plan: LoadPlan) -> AbstractContextManager[Recorder | None]:
-    return Recorder(plan.query_samples) if plan.own_query_users else nullcontext()
+def _open_query_recorder(plan: LoadPlan) -> AbstractContextManager[Recorder | None]:
+    return Recorder(plan.query_sample_file) if plan.worker_query_users else nullcontext()
 
 
-def _load(plan: LoadPlan, source: Source, recorder: Recorder, queries: Recorder | None, lead: Lead) -> None:
-    work = Work(source=source, recorder=recorder, users=plan.own_users)
-    way = way_to(*plan.places, headers=plan.headers, first=plan.worker)
-    if plan.tells_figures:
-        files = plan.samples, plan.query_samples
-        work.reader = Reader(plan.worker, *files, way.deadlines.pending, plan.options.timeout_ns)
-    if plan.options.arrivals.is_open:
-        work.tickets = OpenLoop(_offsets(plan, work))
-    classes: list[type[User]] = [_ingesting(plan, work, way)]
-    if queries is not None:
-        classes.append(_searching(plan, work, way, queries))
-    _end_on_any_error(work)
-    # What was built so far lives to the end: no collection needs to look at it. The last one takes 20 ms. It comes when
-    # each worker is prepared: all users start at one moment, and many workers at once would not be heard for long.
-    gc.collect()
-    lead.spawned(classes, lambda: work.hopeless)
-    gc.freeze()
-    lead.say(phase="ready")
-    start_ns = lead.start_ns()
-    watch = Watch(plan.cpu, plan.standstills, start_ns)
-    end_ns = _run(plan, work, [one for one in (recorder, queries) if one is not None], lead, start_ns)
-    watch.close()
-    _drain(work, way, lead)
-    way.deadlines.close()
-    # A track's clock ticks on until the last answer, but its corpus is sent: nothing is missing.
-    for planned_ns in () if plan.step is not None else work.tickets.unsent():
-        recorder.add(record(*unsent(planned_ns, end_ns)))
-    recorder.flush()
-    if queries is not None:
-        for planned_ns in work.query_tickets.unsent():
-            queries.add(record(*unsent(planned_ns, end_ns)))
-        queries.flush()
-    if work.has_failed and not work.hopeless:
-        work.give_up()
-    report = _report(plan, work, way, start_ns, end_ns, watch)
-    plan.report.write_text(json.dumps(to_json(report), indent=1))
-    last = {"documents": work.acked, "seconds_left": 0.0, **work.figures()}
-    if work.hopeless:
-        lead.say(phase="drain", **last)
-        raise work.failure()
-    lead.say(phase="done", **last)
+class _WorkerLoad:
+    """One load of this process."""
+
+    def __init__(
+        self, plan: LoadPlan, source: Source, recorder: Recorder, query_recorder: Recorder | None, leader: Leader
+    ) -> None:
+        self._plan, self._leader = plan, leader
+        self._recorder, self._query_recorder = recorder, query_recorder
+        self._state = state = WorkerState(source=source, recorder=recorder, users=plan.worker_users)
+        self._upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker)
+        if plan.reports_figures:
+            files = plan.sample_file, plan.query_sample_file
+            pending = self._upstream.deadlines.pending
+            state.reader = FiguresReader(plan.worker, *files, pending, plan.options.timeout_ns)
+        if plan.options.arrivals.is_open_loop:
+            state.arrivals = OpenLoop(_bulk_offsets_ns(plan, state))
+
+    def run(self) -> None:
+        """Start the users, send, drain, and report."""
+        plan, state, leader = self._plan, self._state, self._leader
+        classes: list[type[User]] = [_ingest_user_class(plan, state, self._upstream)]
+        if self._query_recorder is not None:
+            classes.append(_query_user_class(plan, state, self._upstream, self._query_recorder))
+        _end_load_on_error(state)
+        # What exists now lives until the end, so that no later collection needs to look at it. This one takes 20 ms:
+        # now, because later all users start at one moment, and many workers at once would miss heartbeats.
+        gc.collect()
+        leader.spawn_users(classes, lambda: state.failure_reason)
+        gc.freeze()
+        leader.report(phase="ready")
+        start_ns = leader.wait_for_start()
+        monitor = ProcessMonitor(plan.cpu_file, plan.loop_stall_file, start_ns)
+        end_ns = self._measure(start_ns)
+        monitor.close()
+        self._drain()
+        self._record_unsent(end_ns)
+        if state.has_failed and not state.failure_reason:
+            state.give_up()
+        report = _build_report(plan, state, self._upstream, (start_ns, end_ns), monitor)
+        plan.report_file.write_text(json.dumps(to_json(report), indent=1))
+        last = {"documents": state.acknowledged, "seconds_left": 0.0, **state.figures()}
+        if state.failure_reason:
+            leader.report(phase="drain", **last)
+            raise state.failure()
+        leader.report(phase="done", **last)
+
+    def _measure(self, start_ns: int) -> int:
+        """Return the end of the measurement: as planned, or earlier if stopped, out of bodies, or given up."""
+        plan, state, runner = self._plan, self._state, self._leader.runner
+        warm_up_end_ns = start_ns + plan.options.max_warm_up_ns
+        end_ns = warm_up_end_ns + plan.measure_ns
+        self._leader.on_stop(state.stop)
+        # Everything that can be done before the start: afterwards only due arrivals wake up, in each of many workers.
+        state.start_ns, state.end_ns = start_ns, end_ns
+        if plan.worker_documents is not None:
+            state.end_after(plan.worker_documents, warm_up_end_ns)
+        state.arrivals.open(start_ns, end_ns)
+        if plan.worker_query_users:
+            state.query_arrivals.open(start_ns, end_ns)
+        offset_ns = status_offset_ns(plan)
+        status_ns = start_ns + offset_ns
+        is_warm = False
+        while True:
+            now_ns = time.monotonic_ns()
+            if not is_warm and (now_ns >= warm_up_end_ns or warm_up_end_ns == start_ns):
+                is_warm = True
+                status_ns = min(status_ns, warm_up_end_ns + offset_ns)
+            if now_ns >= end_ns or state.stopped or not runner.user_count or state.documents_reached_ns:
+                # A load that is stopped before its start ends at its start.
+                gevent.sleep(max(0, start_ns - now_ns) / 1e9)
+                state.end_ns = min(state.documents_reached_ns or max(now_ns, start_ns), end_ns)
+                return state.end_ns
+            if now_ns >= status_ns:
+                phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
+                self._report_progress(phase, None if plan.ends_when_sent else round((end_ns - now_ns) / 1e9, 1))
+                status_ns = now_ns + _STATUS_INTERVAL_NS
+            next_ns = min(status_ns, end_ns if is_warm else warm_up_end_ns)
+            runner.user_greenlets.join(timeout=max(0, next_ns - now_ns) / 1e9)
+
+    def _report_progress(self, phase: str, seconds_left: float | None) -> None:
+        for recorder in (self._recorder, self._query_recorder):
+            if recorder is not None:
+                recorder.flush()
+        state = self._state
+        self._leader.report(phase=phase, documents=state.acknowledged, seconds_left=seconds_left, **state.figures())
+
+    def _drain(self) -> None:
+        """Wait for the responses to all requests, cut off those that take too long, and stop all users."""
+        runner, deadlines = self._leader.runner, self._upstream.deadlines
+        self._state.close_arrivals()
+        limit_ns = time.monotonic_ns() + _DRAIN_NS
+        while runner.user_count and time.monotonic_ns() < limit_ns:
+            seconds_left = (limit_ns - time.monotonic_ns()) / 1e9
+            self._leader.report(phase="drain", documents=self._state.acknowledged, seconds_left=seconds_left)
+            runner.user_greenlets.join(timeout=_STATUS_INTERVAL_NS / 1e9)
+        deadlines.cut_off()
+        runner.user_greenlets.join(timeout=1.0)
+        # Not `runner.stop`: for a log line it looks through all modules (`inspect.stack`), 46 ms of CPU and 900 page
+        # faults at once. 30 workers that did so next to busy processes missed heartbeats for 4 s and were lost.
+        runner.stop_users(runner.user_classes_count)
+        deadlines.close()
+
+    def _record_unsent(self, end_ns: int) -> None:
+        """Record samples of the arrivals that were due and never sent."""
+        # A track's clock continues until the last response, but its corpus is sent: nothing is missing.
+        for scheduled_ns in () if self._plan.step is not None else self._state.arrivals.unsent():
+            self._recorder.add(pack_sample(*unsent_sample(scheduled_ns, end_ns)))
+        self._recorder.flush()
+        if self._query_recorder is not None:
+            for scheduled_ns in self._state.query_arrivals.unsent():
+                self._query_recorder.add(pack_sample(*unsent_sample(scheduled_ns, end_ns)))
+            self._query_recorder.flush()
 
 
-def _end_on_any_error(work: Work) -> None:
-    """From now on an exception in a greenlet or in the event loop ends the load with its text."""
+def _end_load_on_error(state: WorkerState) -> None:
+    """From now on, an exception in a greenlet or in the event loop ends the load with its text."""
     hub = gevent.get_hub()
-    usual = hub.handle_error
+    handle_error = hub.handle_error
 
     def handle(context: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if not issubclass(kind, hub.NOT_ERROR):
-            work.broke(error)
-        usual(context, kind, error, trace)
+            state.fail(error)
+        handle_error(context, kind, error, trace)
 
-    # The property that gevent's documentation says applications may set.
+    # The property that applications may set, according to gevent's documentation.
     hub.handle_error = handle
 
 
-def _offsets(plan: LoadPlan, work: Work) -> Iterator[int]:
-    """This worker's share of the schedule."""
+def _bulk_offsets_ns(plan: LoadPlan, state: WorkerState) -> Iterator[int]:
+    """Return this worker's share of the schedule."""
     options, arrivals, workload = plan.options, plan.options.arrivals, plan.workload
     documents = options.bulk_documents or workload.bulk_documents
     body_bytes = options.bulk_bytes or documents * workload.mean_document_bytes
     times = schedule(
         arrivals,
-        sizes=work.sizes(arrivals.unit, documents if arrivals.unit == "documents" else body_bytes),
+        sizes=state.sizes(arrivals.unit, documents if arrivals.unit == "documents" else body_bytes),
         seed=options.seed,
         recorded_ns=plan.recorded_ns,
     )
-    return striped(times, plan.worker, plan.workers)
+    return take_share(times, plan.worker, plan.workers)
 
 
-def _report(plan: LoadPlan, work: Work, way: Way, start_ns: int, end_ns: int, watch: Watch) -> WorkerReport:
+def _build_report(
+    plan: LoadPlan, state: WorkerState, upstream: Upstream, span_ns: tuple[int, int], monitor: ProcessMonitor
+) -> WorkerReport:
+    start_ns, end_ns = span_ns
+    arrivals, traffic = state.arrivals, upstream.traffic
     return WorkerReport(
         started_monotonic_ns=start_ns,
         realtime_minus_monotonic_ns=time.time_ns() - time.monotonic_ns(),
-        warm_up_end_ns=min(end_ns, start_ns + plan.options.longest_warm_up_ns),
+        warm_up_end_ns=min(end_ns, start_ns + plan.options.max_warm_up_ns),
         measure_end_ns=end_ns,
-        bytes_written=way.traffic.bytes_written,
-        bytes_unread=way.traffic.bytes_unread,
-        local_ports=tuple(sorted(way.traffic.local_ports)),
-        item_failures=dict(work.item_failures),
-        cpu_ns=watch.cpu_ns,
-        loop_lag_p99_ns=watch.lateness.quantile_ns(0.99),
-        loop_lags=watch.lateness.count,
-        errors=work.errors(),
-        documents_resent=work.documents_resent,
-        documents_repeated=work.documents_repeated,
-        tickets_waited=work.tickets.waited,
-        tickets_unsent=0 if plan.step is not None else len(work.tickets.unsent()),
-        queue_p99_ns=work.tickets.queue.quantile_ns(0.99),
-        queue_delays=work.tickets.queue.count,
-        is_open=plan.options.arrivals.is_open,
-        addresses=() if plan.speaks().picks_nodes else tuple(address.name for address in way.addresses),
+        bytes_written=traffic.bytes_written,
+        bytes_unread=traffic.bytes_unread,
+        local_ports=tuple(sorted(traffic.local_ports)),
+        item_failures=dict(state.item_failures),
+        cpu_ns=monitor.cpu_ns,
+        loop_lag_p99_ns=monitor.lateness.quantile_ns(0.99),
+        loop_lag_samples=monitor.lateness.count,
+        errors=state.errors(),
+        documents_resent=state.documents_resent,
+        documents_repeated=state.documents_repeated,
+        arrivals_waited=arrivals.waited,
+        arrivals_unsent=0 if plan.step is not None else len(arrivals.unsent()),
+        send_delay_p99_ns=arrivals.send_delay.quantile_ns(0.99),
+        send_delay_samples=arrivals.send_delay.count,
+        is_open_loop=plan.options.arrivals.is_open_loop,
+        addresses=() if plan.build_protocol().picks_nodes else tuple(address.name for address in upstream.addresses),
     )
 
 
-def _ingesting(plan: LoadPlan, work: Work, way: Way) -> type[User]:
-    protocol = plan.speaks()
-    own = {
+def _ingest_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream) -> type[User]:
+    protocol = plan.build_protocol()
+    attributes = {
         "abstract": False,
-        "fixed_count": len(plan.own_users),
-        "work": work,
-        "way": way,
+        "fixed_count": len(plan.worker_users),
+        "state": state,
+        "upstream": upstream,
         "judge": staticmethod(protocol.judge),
         "retries": plan.options.retries,
         "aborts": plan.options.on_error == "abort",
-        "is_paced": plan.options.arrivals.is_open,
+        "is_open_loop": plan.options.arrivals.is_open_loop,
         "timeout_ns": plan.options.timeout_ns,
         "think_time_ns": plan.options.think_time_ns,
-        "starts_after_ns": staticmethod(plan.starts_after_ns),
+        "start_delay_ns": staticmethod(plan.user_start_delay_ns),
     }
-    return type("IngestUser", (TicketUser, protocol.user()), own)
+    return type("IngestUser", (ScheduledUser, protocol.user_class()), attributes)
 
 
-def _searching(plan: LoadPlan, work: Work, way: Way, recorder: Recorder) -> type[User]:
-    options, queries, protocol = plan.options, plan.workload.queries, plan.queries()
-    if options.query_arrivals.is_open:
-        # Another seed than that of the bulks: they must not be due at the same moments.
+def _query_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream, recorder: Recorder) -> type[User]:
+    options, queries, protocol = plan.options, plan.workload.queries, plan.build_search()
+    if options.query_arrivals.is_open_loop:
+        # With the seed of the bulks, queries would be due at the same moments.
         times = schedule(options.query_arrivals, seed=options.seed + 1)
-        work.query_tickets = OpenLoop(striped(times, plan.worker, min(plan.workers, options.query_users)))
-    own = {
+        state.query_arrivals = OpenLoop(take_share(times, plan.worker, min(plan.workers, options.query_users)))
+    attributes = {
         "abstract": False,
-        "fixed_count": len(plan.own_query_users),
-        "work": work,
-        "way": way,
+        "fixed_count": len(plan.worker_query_users),
+        "state": state,
+        "upstream": upstream,
         "judge": staticmethod(protocol.judge),
         "recorder": recorder,
-        "numbers": iter(plan.own_query_users),
-        "queries": tuple(protocol.body(query.body) for query in queries),
+        "numbers": iter(plan.worker_query_users),
+        "queries": tuple(protocol.build_body(query.body) for query in queries),
         "aborts": options.on_error == "abort",
-        "is_paced": options.query_arrivals.is_open,
+        "is_open_loop": options.query_arrivals.is_open_loop,
         "weights": tuple(query.weight for query in queries),
         "seed": options.seed,
         "timeout_ns": options.timeout_ns,
     }
-    return type("SearchUser", (SearchUser, protocol.user()), own)
+    return type("QueryUser", (QueryUser, protocol.user_class()), attributes)
 
 
-def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], lead: Lead, start_ns: int) -> int:
-    """The end of the measurement: as planned, earlier when it is ended, without bodies or without hope."""
-    warm_up_end_ns = start_ns + plan.options.longest_warm_up_ns
-    end_ns = warm_up_end_ns + plan.measure_ns
-    lead.ends(work.stop)
-    runner = lead.runner
-    # All that can be done before the start: then only what is due wakes anybody, in each of many workers.
-    work.start_ns, work.end_ns = start_ns, end_ns
-    if plan.own_documents is not None:
-        work.end_after(plan.own_documents, warm_up_end_ns)
-    work.tickets.open(start_ns, end_ns)
-    if plan.own_query_users:
-        work.query_tickets.open(start_ns, end_ns)
-    apart_ns = told_after_ns(plan)
-    told_ns = start_ns + apart_ns
-    is_warm = False
-    while True:
-        now_ns = time.monotonic_ns()
-        if not is_warm and (now_ns >= warm_up_end_ns or warm_up_end_ns == start_ns):
-            is_warm = True
-            told_ns = min(told_ns, warm_up_end_ns + apart_ns)
-        if now_ns >= end_ns or work.stopped or not runner.user_count or work.reached_ns:
-            # Stopped before the start it has begun nevertheless, and ends then.
-            gevent.sleep(max(0, start_ns - now_ns) / 1e9)
-            work.end_ns = min(work.reached_ns or max(now_ns, start_ns), end_ns)
-            return work.end_ns
-        if now_ns >= told_ns:
-            phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
-            left_s = None if plan.until_sent else round((end_ns - now_ns) / 1e9, 1)
-            for recorder in recorders:
-                recorder.flush()
-            lead.say(phase=phase, documents=work.acked, seconds_left=left_s, **work.figures())
-            told_ns = now_ns + _PROGRESS_NS
-        next_ns = min(told_ns, end_ns if is_warm else warm_up_end_ns)
-        runner.user_greenlets.join(timeout=max(0, next_ns - now_ns) / 1e9)
+class LocalLeader:
+    """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`."""
+
+    def __init__(self) -> None:
+        self._channel = LineChannel()
+        self._lines = self._channel.lines()
+        self._may_spawn = Event()
+        self._start_ns: AsyncResult[int] = AsyncResult()
+        self._stop: Callable[[], None] | None = None
+        self._is_stopped = False
+        # Locust's own behaviour is to log an exception in a user and to continue; here it ends the load.
+        self.runner: Any = Environment(catch_exceptions=False).create_local_runner()
+
+    def run(self) -> None:
+        """Send one load: its plan is the first line."""
+        plan = plan_from_json(next(self._lines))
+        gevent.spawn(self._read_commands)
+        try:
+            send_load(plan, self)
+        except IngestBenchError as error:
+            self.report(phase="failed", error=str(error))
+        except Exception as error:
+            logging.exception("the load worker failed")
+            self.report(phase="failed", error=describe_error(error))
+        self._channel.flush()
+
+    def report(self, **status: Any) -> None:
+        """Send a status message to the supervisor."""
+        self._channel.send(status)
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Call *stop* when the supervisor sends `end` or closes our input; at once if it has already."""
+        self._stop = stop
+        if self._is_stopped:
+            stop()
+
+    def spawn_users(self, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
+        """Wait for `spawn`, then start the users."""
+        self.report(phase="prepared")
+        self._may_spawn.wait()
+        self.runner.environment.user_classes = list(classes)
+        self.runner.spawn_users({user.__name__: user.fixed_count for user in classes})
+        wait_for_users(self.runner, classes, failure_reason)
+
+    def wait_for_start(self) -> int:
+        """Wait for `begin`."""
+        return int(self._start_ns.get())
+
+    def _read_commands(self) -> None:
+        for line in self._lines:
+            if line["do"] == "spawn":
+                self._may_spawn.set()
+            elif line["do"] == "begin":
+                self._start_ns.set(line["start_ns"])
+            else:
+                self._end()
+        if self._stop is None:
+            # Before the load begins there is nothing to end in order.
+            os._exit(0)
+        self._end()
+
+    def _end(self) -> None:
+        self._is_stopped = True
+        if self._stop is not None:
+            self._stop()
 
 
-def told_after_ns(plan: LoadPlan) -> int:
-    """How long after the start of the load, and after its warm-up, this worker tells how it gets on."""
-    return plan.worker * min(_APART_NS, _PROGRESS_NS // plan.workers)
+def wait_for_users(runner: Any, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
+    """Wait until all users of these classes have started; RunFailed if one fails, or after 300 s."""
+    users = sum(user.fixed_count for user in classes)
+    limit = time.monotonic() + _SPAWN_TIMEOUT_S
+    # Let new greenlets run, so that a user that fails at once is noticed.
+    gevent.sleep(0)
+    while runner.user_count != users or failure_reason():
+        if reason := failure_reason():
+            raise RunFailed(reason)
+        if time.monotonic() > limit:
+            raise RunFailed(f"{runner.user_count} of {users} users started within {_SPAWN_TIMEOUT_S:.0f} s")
+        gevent.sleep(_SPAWN_POLL_S)
 
 
-def _drain(work: Work, way: Way, lead: Lead) -> None:
-    """No request is waiting for its answer any more, and no user is left."""
-    runner = lead.runner
-    work.close_tickets()
-    limit_ns = time.monotonic_ns() + _DRAIN_NS
-    while runner.user_count and time.monotonic_ns() < limit_ns:
-        lead.say(phase="drain", documents=work.acked, seconds_left=(limit_ns - time.monotonic_ns()) / 1e9)
-        runner.user_greenlets.join(timeout=_PROGRESS_NS / 1e9)
-    way.deadlines.cut_off()
-    runner.user_greenlets.join(timeout=1.0)
-    # Not `runner.stop`: for a line of its log it looks through all modules (`inspect.stack`), 46 ms of CPU and 900 page
-    # faults at a stretch. 30 workers that did so at once beside busy processes were not heard for 4 s, and were lost.
-    runner.stop_users(runner.user_classes_count)
+def main() -> None:
+    """Send one load for the supervisor."""
+    die_with_parent()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    LocalLeader().run()
+    # Greenlets of Locust would delay the exit of the interpreter.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,26 +1,30 @@
-"""What a run left: readings of probes, its record, and its summary."""
+"""Results of a run: probe output, its record (`run.json`), and its summary. Times are CLOCK_REALTIME nanoseconds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingest_bench.model.experiment import RunState
-from ingest_bench.model.load import ClockOffset
-from ingest_bench.model.network import Promise
+from ingest_bench.model.network import LinkCheck
+from ingest_bench.model.samples import ClockOffset
 
-Value = int | float | str | None
+# Version of each file's schema, raised by each change. Other versions are not read.
+SCHEMAS: Mapping[str, int] = {"plan.json": 3, "facts.json": 1, "load.json": 2, "run.json": 5}
+
+ColumnValue = int | float | str | None
 Counters = dict[str, int | dict[str, dict[str, int]]]
-"""What a server counted itself: numbers, and tables. `by_peer_port`: of each connection, by its port. `flushes` and
-`compactions`: each with the CLOCK_REALTIME `at_ns` of its beginning, and the `bytes` of the file that it wrote."""
+"""The server's own counters: numbers and tables. `by_peer_port`: per connection, by its port. `flushes`, `compactions`:
+for each its CLOCK_REALTIME start `at_ns`, and the `bytes` of the written file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One number that a probe saw. The name is a column of `analysis.run.columns.COLUMNS`; None: unavailable."""
+    """One number from a probe. Its name is a column of `analysis.run.columns.COLUMNS`; None: unavailable."""
 
     name: str
-    value: Value
+    value: ColumnValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,36 @@ class Histogram:
     counts: dict[int, int]
 
 
+def nearest_rank(percent: float, count: int) -> int | None:
+    """Return the index of a percentile among *count* sorted values; None if too few are beyond it: n < 1 / (1 - q).
+
+    It is a value that occurred, not one between two: read sizes have gaps without values. Of 600 requests the 99.9th
+    percentile would be the longest by another name, so it is None. 100 percent is the last value.
+    """
+    # In integer hundred-millionths: 99.9 / 100 * 2000 is 1998.0000000000002, and 100 - 99.9 is 0.09999999999999432.
+    share, total = round(percent * 10**6), 10**8
+    above = total - share
+    if not count or count * above < (total if above else 0):
+        return None
+    return max(0, -(-count * share // total) - 1)
+
+
+def percentile(counts: Mapping[int, int], percent: float) -> int | None:
+    """Return a percentile of counted values by nearest rank; None if `nearest_rank` is None."""
+    index = nearest_rank(percent, sum(counts.values()))
+    if index is None:
+        return None
+    passed = 0
+    for value in sorted(counts):
+        passed += counts[value]
+        if passed > index:
+            return value
+    raise AssertionError("a rank is the index of a value")
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A value over time; the moments are CLOCK_REALTIME nanoseconds."""
+    """A value over time."""
 
     name: str
     at_ns: tuple[int, ...]
@@ -42,146 +73,146 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Allocated bytes by stack: its frames, the outermost first, with ";" between (Brendan Gregg's folded form).
+    """Allocated bytes by stack, in Brendan Gregg's folded form: frames separated by ";", the outermost first.
 
-    The first frame is "outside TLABs" or "new TLABs", whose bytes are the TLAB's; the last one is the object's class.
+    The first frame is "outside TLABs" or "new TLABs" (whose bytes are the TLAB's); the last is the object's class.
     """
 
     folded: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """What a probe has to say about its numbers: why one is unavailable, what was lost, what it did not understand."""
+class Note:
+    """A probe's remark about its numbers: why one is unavailable, what was lost, what could not be parsed."""
 
-    probe: str
+    source: str
     text: str
     invalidates: bool = False
     """Two sources of one number disagree: the run is invalid."""
 
 
-ReasonKind = Literal[
-    "promise", "no report", "nothing sent", "bytes", "documents", "no answer", "generator", "probe", "files"
+InvalidKind = Literal[
+    "link check", "no report", "nothing sent", "bytes", "documents", "no response", "generator", "probe", "files"
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a run that was carried out is invalid: what was broken, and a sentence about it."""
+class InvalidReason:
+    """A condition that did not hold and makes a completed run invalid, with a sentence about it."""
 
-    kind: ReasonKind
+    kind: InvalidKind
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A span with a cause; the moments are CLOCK_REALTIME nanoseconds, the end is excluded."""
+    """A span with a cause; the end is excluded."""
 
     cause: str
     start_ns: int
     end_ns: int
     thread: str = ""
-    """Whose it was, where only some threads had it; empty: the whole process, or it is none of a process."""
+    """The affected thread; empty: the whole process, or not a process."""
     port: int = 0
-    """The load's own, where it was of one connection."""
+    """The affected connection of the load, by local port; 0: not a single connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A cause that was looked for from start to end of the measurement: without spans it was found nowhere."""
+class CauseIntervals:
+    """Intervals of a cause that was watched for during the whole measurement. No intervals: it did not occur."""
 
     cause: str
-    spans: tuple[Interval, ...]
+    intervals: tuple[Interval, ...]
     node: int | None = None
-    stops: bool = False
-    """Whether nothing is answered while it lasts: then whoever is answered all the same proves that it was not."""
-    sudden: bool = False
-    """Whether it has no length itself: what it causes begins with it, and nobody knows when that ends."""
-    before_sending: bool = False
-    """Whether it holds requests back before they are sent."""
-    varies: bool = False
-    """Whether it is not always as strong: a span that made nobody wait says little about another one."""
-    starves: bool = False
-    """Whether threads get no CPU while it lasts: whatever one of them does then takes longer for want of it."""
-    error_ns: int = 50_000_000
-    """How far from the truth a span may begin or end. Ten looks a second are 50 ms off."""
+    blocks_responses: bool = False
+    """This cause blocks all responses; any response during an interval rules it out."""
+    is_instant: bool = False
+    """The cause has no duration of its own: its effect begins with it and ends at an unknown time."""
+    delays_sending: bool = False
+    """This cause delays requests before they are sent."""
+    varies_in_strength: bool = False
+    """Its strength varies: an interval without waiting requests says little about another interval."""
+    starves_cpu: bool = False
+    """Threads get no CPU during it: whatever a thread does meanwhile takes longer."""
+    timing_error_ns: int = 50_000_000
+    """Maximum error of an interval's start and end. The default is that of ten samples a second."""
 
 
-Measured = Reading | Histogram | Series | Stacks | Remark | Watched
+ProbeOutput = Reading | Histogram | Series | Stacks | Note | CauseIntervals
 
-# One socket read of the load's connections in `raw/reads.bin`: little-endian numpy type strings. `end_ns` is
-# CLOCK_REALTIME, `port` the load's own. bytes 0: the socket had nothing, -1: end of stream; the server allocated a
-# buffer for those too. As the recording has them, in blocks: sort by `end_ns`, stably, before use.
+# One socket read of the load's connections in `raw/reads.bin`, as little-endian numpy types. `end_ns` is
+# CLOCK_REALTIME, `port` the load's local port. bytes 0: no data available, -1: end of stream; the server
+# allocated a buffer for these, too. Blocks are in the recording's order: sort by `end_ns`, stably, before use.
 READ_FIELDS: tuple[tuple[str, str], ...] = (("end_ns", "<i8"), ("bytes", "<i4"), ("port", "<i4"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A named part of a run and how long it took."""
+class RunPhase:
+    """A named phase of a run and its duration."""
 
     name: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
-    """A fault that happened; the moments are CLOCK_REALTIME nanoseconds."""
+class FaultRecord:
+    """A fault that was injected."""
 
     kind: str
-    started: int
-    ended: int | None = None
-    """None: it was still there when the run broke."""
+    start_ns: int
+    end_ns: int | None = None
+    """None: it was still active when the run failed."""
     direction: str = ""
     link: str = ""
-    """Whose links: "clients" or "peers"; empty: it was none of a link."""
+    """The affected links: "clients" or "peers"; empty: not a fault of a link."""
     node: int | None = None
     """None: all nodes."""
-    seen: str = ""
-    """What was seen of it, such as how many connections were reset; empty: there is nothing to add."""
+    effect: str = ""
+    """Observed effect, such as the number of connections that were reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What may have caused a stall: all spans with that cause of one thread, one connection or one node."""
+    """A possible cause of a stall: all its intervals on one thread, connection or node."""
 
     cause: str
-    lasted_ns: int
-    """Within the stall."""
+    duration_ns: int
+    """Duration within the stall."""
     thread: str = ""
     port: int = 0
     node: int | None = None
-    why: str = ""
-    """Why it is ruled out, or why nobody can tell."""
+    reason: str = ""
+    """Why it is ruled out or undecided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """A span in which requests waited far longer than usual; the moments are CLOCK_REALTIME nanoseconds."""
+    """A span in which requests waited far longer than usual."""
 
     start_ns: int
     end_ns: int
     requests: int
-    """How many waited so long; 0: the rate fell, and no request was slow."""
-    at_once: int
-    """The most of them at one moment."""
-    longest_ns: int
-    """The longest of their response times."""
+    """Number of slow requests; 0: throughput fell, but no request was slow."""
+    max_concurrent: int
+    """Maximum number of them at one moment."""
+    longest_response_ns: int
+    """The longest response time among them."""
     causes: tuple[Cause, ...]
-    """Each cause that is named, the longest first; none: it is unexplained. Of several that cover the same nobody can
-    tell which it was."""
+    """The attributed causes, longest first; empty: unexplained. Causes that cover the same requests are
+    indistinguishable."""
     unexplained_ns: int
-    """How long requests waited whose waiting no named cause explains."""
+    """Time during which requests waited without an attributed cause."""
     ruled_out: tuple[Cause, ...]
-    """The causes that were looked for and cannot be it."""
+    """Watched causes that are ruled out."""
     undecided: tuple[Cause, ...] = ()
-    """Those that lasted within and are neither."""
+    """Causes that occurred during the stall and are neither attributed nor ruled out."""
     phases: tuple[tuple[str, int], ...] = ()
-    """Where the longest request was and for how long (`analysis.stalls.phases`); none where nobody knows."""
+    """Phases of the longest request and their durations (`analysis.stalls`); empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileMark:
-    """What a file was when it was written."""
+class FileDigest:
+    """Size and hash of a file when it was written."""
 
     bytes: int
     sha256: str
@@ -199,64 +230,64 @@ class RunRecord:
     state: RunState
     reason: str = ""
     started_utc: str = ""
-    stages: tuple[Stage, ...] = ()
-    promises: tuple[Promise, ...] = ()
+    phases: tuple[RunPhase, ...] = ()
+    link_checks: tuple[LinkCheck, ...] = ()
     netem_backend: str = ""
     server: dict[str, Any] = field(default_factory=dict)
-    """What is known of the server: version, java, allocator, pid, host, port."""
+    """Facts about the server: version, java, allocator, pid, host, port."""
     host: dict[str, str] = field(default_factory=dict)
-    """What the server's machine was set to, by the keys of [host]; empty where it is not this machine."""
+    """Settings of the server's machine, by the keys of [host]; empty if it is another machine."""
     documents_counted: int | None = None
     counters: Counters = field(default_factory=dict)
-    """After the load; empty for a server that counts nothing."""
+    """The server's counters after the load; empty if it has none."""
     warm_up_ns: int | None = None
-    """From the first request to the measurement: as given, or as found."""
+    """From the first request to the measurement: as configured, or as detected."""
     measure_start_realtime_ns: int | None = None
     measure_end_realtime_ns: int | None = None
     clock_offsets: tuple[ClockOffset, ...] = ()
-    """Of the load workers on other machines, one a load."""
-    link: dict[str, Value] = field(default_factory=dict)
-    """Readings of the clients' link (of several nodes: of all together) while it stood: retransmits, mss, drops …"""
-    node_links: tuple[dict[str, Value], ...] = ()
-    """The same of the link to each node; none where there is one node."""
+    """Offsets of the load workers on other machines, one for each load."""
+    link: dict[str, ColumnValue] = field(default_factory=dict)
+    """Readings of the clients' links (sum or median of all nodes): retransmits, mss, drops …"""
+    node_links: tuple[dict[str, ColumnValue], ...] = ()
+    """The same for the link to each node; empty for a single node."""
     out_of_memory: str = ""
-    """What ran out: heap, direct, metaspace …"""
+    """The exhausted memory: heap, direct, metaspace …"""
     out_of_memory_realtime_ns: int | None = None
-    faults: tuple[Happened, ...] = ()
+    faults: tuple[FaultRecord, ...] = ()
     skipped: tuple[str, ...] = ()
-    """Operations of a track that were not done."""
-    files: dict[str, FileMark] = field(default_factory=dict)
-    """Each file that the run left, by its place in the run's folder."""
+    """Skipped operations of a track."""
+    files: dict[str, FileDigest] = field(default_factory=dict)
+    """The run's files, by path relative to its folder."""
     notes: tuple[str, ...] = ()
-    """What was done in another way than it was written, such as an analyzer that the server has not."""
+    """Deviations from the experiment, such as an analyzer that the server lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One run as one row: a value for each column, and its histograms and series."""
+    """One run as one row of values by column, with its histograms and series."""
 
     run: str
     cell: str
     replicate: int
     levels: dict[str, str]
     instrumented: bool = False
-    """Whether costly probes watched: rates and response times then stay out of tables and pictures of throughput."""
+    """Costly probes watched: rates and response times are left out of throughput tables and plots."""
     state: RunState
     reason: str
-    invalid_for: tuple[ReasonKind, ...] = ()
-    """What was broken in a run that was carried out and is invalid, the first one first."""
-    values: dict[str, Value]
+    invalid_for: tuple[InvalidKind, ...] = ()
+    """Why a completed run is invalid, in the order of detection."""
+    values: dict[str, ColumnValue]
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
     experiment: str = ""
     measure_start_ns: int | None = None
-    """CLOCK_REALTIME, as the moments of the series; None when the load never got there."""
+    """None if the measurement was never reached."""
     measure_end_ns: int | None = None
-    faults: tuple[Happened, ...] = ()
-    remarks: tuple[Remark, ...] = ()
-    """What the probes had to say about their numbers."""
-    nodes: tuple[dict[str, Value], ...] = ()
-    """Of several nodes what is known of each, by column; empty where there is one."""
+    faults: tuple[FaultRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """Notes of the probes."""
+    nodes: tuple[dict[str, ColumnValue], ...] = ()
+    """Values of each node, by column; empty for a single node."""
     stalls: tuple[Stall, ...] = ()
     stacks: dict[str, int] = field(default_factory=dict)
-    """What was allocated by each stack, as in `Stacks`; empty where no probe looked."""
+    """Allocated bytes by stack, as in `Stacks`; empty without the probe."""

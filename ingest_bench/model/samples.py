@@ -1,119 +1,181 @@
-"""What a load keeps: of each request ticket, and of its workers' CPU; and what may become of a ticket."""
+"""Records that a load worker writes: one sample per arrival, CPU marks, event-loop stalls, and its report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from ingest_bench.model.values import Clock, moments
+from ingest_bench.model.values import MonotonicClock, MonotonicNs, monotonic_fields
 
-# As numpy writes the types of a record: little-endian, so many bytes.
+# numpy's names of the types on disk: little-endian, size in bytes.
 _Int64 = Annotated[int, "<i8"]
-_Moment = Annotated[int, "<i8", Clock()]
+_Time = Annotated[int, "<i8", MonotonicClock()]
 _Int32 = Annotated[int, "<i4"]
 _Int16 = Annotated[int, "<i2"]
 
 
 class Sample(NamedTuple):
-    """One ticket, however often it was tried and however it ended. Times: CLOCK_MONOTONIC of its worker's machine."""
+    """One arrival, whatever its attempts and outcome. Times: CLOCK_MONOTONIC of the worker's machine."""
 
-    planned_ns: _Moment
-    """When it was due."""
-    sent_ns: _Moment
-    """The first byte of the first attempt; `done_ns` where there was none."""
-    written_ns: _Moment
-    """When the kernel had taken the last byte of the last attempt; `done_ns` where it never did."""
-    first_byte_ns: _Moment
-    """The first byte of the last attempt's answer, interim answers aside; `done_ns` where none came."""
-    done_ns: _Moment
-    """The end of the last attempt's answer, its failure, or the end of the load."""
+    scheduled_ns: _Time
+    """When the request was due."""
+    sent_ns: _Time
+    """First byte of the first attempt; `done_ns` if there was no attempt."""
+    written_ns: _Time
+    """When the kernel had accepted the last byte of the last attempt; `done_ns` if it never did."""
+    first_byte_ns: _Time
+    """First byte of the last attempt's response, interim responses excluded; `done_ns` without a response."""
+    done_ns: _Time
+    """End of the last attempt's response, its failure, or the end of the load."""
     bytes_sent: _Int64
-    """What the kernel took in all attempts together, heads included."""
+    """Bytes that the kernel accepted in all attempts together, headers included."""
     bytes_unanswered: _Int64
-    """Of these, those of attempts of which nobody knows how much the server read: without an answer, with one of a
-    broken server, or with a refusal that ended the connection."""
+    """The part of `bytes_sent` that the server may not have read: attempts without a response, with a 5xx response, or
+    with a rejection that closed the connection."""
     documents: _Int32
-    """Offered: each counted once, however often it was sent."""
+    """Documents offered, each counted once, however often it was sent."""
     documents_acked: _Int32
-    """In all attempts together."""
+    """Documents acknowledged in all attempts together."""
     documents_failed: _Int32
-    """For good: neither what was sent again is among them, nor what some attempt may have stored all the same."""
+    """Documents that failed permanently: neither resent nor possibly stored by any attempt."""
     attempts: _Int32
-    """0: it was never sent."""
+    """0: never sent."""
     status: _Int16
-    """Of the last attempt's answer; 0 without one."""
+    """HTTP status of the last attempt's response; 0 without a response."""
     outcome: _Int16
-    """Its place in OUTCOMES."""
+    """Index in OUTCOMES."""
     user: _Int32
-    """-1: nobody took it."""
+    """Number of the user; -1: no user took the arrival."""
     address: _Int16
-    """Of the server, by its place in the load's report: where the last attempt went; -1: it was never sent."""
+    """Server address of the last attempt, as an index in `WorkerReport.addresses`; -1: never sent."""
     local_port: _Int32
-    """Of the connection of the last attempt; 0: there was none."""
+    """Local port of the last attempt's connection; 0: no connection."""
 
 
 class CpuMark(NamedTuple):
-    """What the process of a load worker had used until a moment: a mark at its start, each second, and at its end."""
+    """CPU time that a worker process has used: recorded at its start, each second, and at its end."""
 
-    at_ns: _Moment
+    at_ns: _Time
     """CLOCK_MONOTONIC of its machine."""
     user_ns: _Int64
     system_ns: _Int64
 
 
-class Standstill(NamedTuple):
-    """When the event loop of a load worker did not come around: it neither sent nor took answers."""
+class EventLoopStall(NamedTuple):
+    """A span in which a worker's event loop did not run, so that it neither sent nor received."""
 
-    start_ns: _Moment
-    """CLOCK_MONOTONIC of its machine; it may have begun up to 50 ms before, the period of the timer."""
-    end_ns: _Moment
+    start_ns: _Time
+    """CLOCK_MONOTONIC of its machine. The stall may have begun up to 50 ms (the timer's period) earlier."""
+    end_ns: _Time
 
 
-def _on_disk(record: Any) -> np.dtype[Any]:
-    """How a record is on disk, without gaps."""
+def _disk_type(record: Any) -> np.dtype[Any]:
+    """Return the packed numpy type of *record*."""
     return np.dtype(
         [(name, kind.__metadata__[0]) for name, kind in get_type_hints(record, include_extras=True).items()]
     )
 
 
-SAMPLE = _on_disk(Sample)
-CPU_MARK = _on_disk(CpuMark)
-STANDSTILL = _on_disk(Standstill)
-# As they are in run.json of schema 3: without `written_ns`.
-SAMPLE_3 = np.dtype([(name, SAMPLE[name]) for name in Sample._fields if name != "written_ns"])
-# By the beginning of a file's name: what its records are.
+SAMPLE = _disk_type(Sample)
+CPU_MARK = _disk_type(CpuMark)
+EVENT_LOOP_STALL = _disk_type(EventLoopStall)
+# Record type by the prefix of the file's name.
 RECORDS: Mapping[str, np.dtype[Any]] = {
     "samples": SAMPLE,
     "queries": SAMPLE,
     "cpu": CPU_MARK,
-    "standstills": STANDSTILL,
+    "loop_stalls": EVENT_LOOP_STALL,
 }
-# Of each, the fields that are moments of the worker's clock.
+# Fields that are times on the worker's clock.
 MOMENTS: Mapping[np.dtype[Any], tuple[str, ...]] = {
-    SAMPLE: moments(Sample),
-    CPU_MARK: moments(CpuMark),
-    STANDSTILL: moments(Standstill),
+    SAMPLE: monotonic_fields(Sample),
+    CPU_MARK: monotonic_fields(CpuMark),
+    EVENT_LOOP_STALL: monotonic_fields(EventLoopStall),
 }
 
-# `ok`: every document was acknowledged. `partial`: some were, or the server said of each one why not. `rejected`: none
-# was, by 429. `broken-answer`: not HTTP, or not the answer to a bulk. `cut-off`: the load ended before the answer, or
-# before it was sent.
-OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off", "broken-answer")
+# `ok`: every document was acknowledged. `partial`: some were, or the server gave a reason for each failure.
+# `rejected`: 429 for all documents. `invalid-response`: not HTTP, or not the response to a bulk. `cut-off`: the load
+# ended before the response, or before the request was sent.
+OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off", "invalid-response")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """Offset of a remote worker's CLOCK_MONOTONIC from ours (positive: ahead). Its samples are converted to our clock.
+
+    The offset is known to half a round trip. It is interpolated linearly between the two measurements.
+    """
+
+    worker: int
+    machine: str = ""
+    """Host name, and the address that it joined from."""
+    offset_before_ns: int = 0
+    """Measured before the load."""
+    measured_before_at_ns: int = 0
+    """Time of that measurement, on our clock."""
+    offset_after_ns: int = 0
+    """Measured after the load."""
+    measured_after_at_ns: int = 0
+    round_trip_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """Report of a load worker at its end, in addition to its samples (`load.json`)."""
+
+    started_monotonic_ns: MonotonicNs
+    realtime_minus_monotonic_ns: int
+    warm_up_end_ns: MonotonicNs
+    measure_end_ns: MonotonicNs
+    bytes_written: int
+    """Bytes given to the kernel on the load's connections from start to end, headers included."""
+    local_ports: tuple[int, ...]
+    item_failures: dict[str, int]
+    """Failed items of bulk responses by "status type", such as "429 es_rejected_execution_exception"."""
+    cpu_ns: int
+    """CPU time of all workers from start to end."""
+    loop_lag_p99_ns: int
+    """99th percentile of the lateness of a timer in the event loop, of the worst worker."""
+    errors: tuple[str, ...]
+    loop_lag_samples: int | None = None
+    """Number of timer expiries behind `loop_lag_p99_ns`."""
+    documents_resent: int = 0
+    """Documents sent again, counted at each resend."""
+    documents_repeated: int = 0
+    """Acknowledged documents that reuse an id: they do not add to the index."""
+    arrivals_waited: int = 0
+    """Open loop: requests that were due when all users were busy."""
+    arrivals_unsent: int = 0
+    """The part of `arrivals_waited` that was never sent; they have samples with outcome `cut-off`."""
+    send_delay_p99_ns: int = 0
+    """Open loop: 99th percentile of the time from due until a user was free, the generator's own delay."""
+    send_delay_samples: int | None = None
+    """Number of requests behind `send_delay_p99_ns`, in the worst worker."""
+    is_open_loop: bool = False
+    load_end_ns: MonotonicNs = 0
+    """End of the load if it continued after the measurement; else 0."""
+    longest_heartbeat_gap_ns: int = 0
+    """Longest time between two heartbeats of a worker. Heartbeats are sent each second: a larger gap is a pause."""
+    clock_offsets: tuple[ClockOffset, ...] = ()
+    """Offsets of the workers on other machines."""
+    bytes_unread: int = 0
+    """Bytes of requests that were refused as the last on their connection: the server may not have read them."""
+    addresses: tuple[str, ...] = ()
+    """Server addresses of the load, indexed by a sample's `address`. Empty if a library chose the node."""
 
 
 def response_times_ns(samples: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """From when each ticket was due to its end; its shape is that of the samples."""
-    found: np.ndarray[Any, np.dtype[np.int64]] = samples["done_ns"] - samples["planned_ns"]
-    return found
+    """Return done minus scheduled of each sample."""
+    times_ns: np.ndarray[Any, np.dtype[np.int64]] = samples["done_ns"] - samples["scheduled_ns"]
+    return times_ns
 
 
 def service_times_ns(samples: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """From the first byte of each ticket's first attempt to the end of its last one; 0 where no byte was sent.
-
-    With several attempts the pauses between them are in it.
-    """
-    # A try that the kernel took nothing of has begun all the same.
-    found: np.ndarray[Any, np.dtype[np.int64]] = (samples["done_ns"] - samples["sent_ns"]) * (samples["bytes_sent"] > 0)
-    return found
+    """Return done minus sent of each sample, pauses between attempts included; 0 if no byte was sent."""
+    # An attempt of which the kernel accepted nothing has a `sent_ns`, too.
+    was_sent = samples["bytes_sent"] > 0
+    times_ns: np.ndarray[Any, np.dtype[np.int64]] = (samples["done_ns"] - samples["sent_ns"]) * was_sent
+    return times_ns

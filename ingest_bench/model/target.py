@@ -1,4 +1,4 @@
-"""The JVM server under load: what may be chosen about it, and how it is launched."""
+"""The JVM server under load: its options, custom targets, addresses, and how it is launched."""
 
 from __future__ import annotations
 
@@ -6,52 +6,208 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ingest_bench.model.network import RealLink
-from ingest_bench.model.server import Collector, Heap, JvmOption, Server
-from ingest_bench.model.track import AdminRequest
+from ingest_bench.model.load import AdminRequest
+from ingest_bench.model.network import RealInterface
 from ingest_bench.model.values import (
+    CONTROL,
     GIB,
+    HOUR,
     MIB,
+    TIB,
     Between,
     FilePath,
-    Form,
     Host,
+    JsonValue,
     Label,
+    Length,
     Line,
     Name,
     NodeNumber,
     PathPrefix,
+    Pattern,
     Port,
-    Several,
+    S,
+    UrlPath,
 )
 
 Allocator = Literal["default", "pooled", "unpooled"]
+Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
+ObserverName = Literal["launched", "attached", "external"]
 Scheme = Literal["http", "https"]
-VantageName = Literal["started", "attached", "outside"]
+Heap = Annotated[int, Between(16 * MIB, 16 * TIB, "no server starts with less; the most that ZGC takes")]
 # AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
 ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]
 SettingName = Annotated[
     str,
-    Form(
+    Pattern(
         r"[A-Za-z0-9_][A-Za-z0-9_.*-]{0,254}",
         "a setting's name: at most 255 of A-Z, a-z, 0-9, dot, hyphen, underscore",
+    ),
+]
+# Options of the java command (11 to 25) whose value is the next argument. They would consume an option of ingest-bench,
+# such as the recording's option.
+_TAKES_THE_NEXT = (
+    r"-cp|-classpath|-jar|-[dmp]|--(?:class-path|module-path|upgrade-module-path|patch-module|(?:add|limit)-modules"
+    r"|add-(?:exports|opens|reads)|enable-native-access|(?:describe-)?module|source)"
+)
+# "-" and one line: neither the main class nor a second line of an argument file.
+JvmOption = Annotated[
+    str,
+    Pattern(
+        rf"(?!(?:{_TAKES_THE_NEXT})\Z)-[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{{1,4000}}",
+        "an option of the JVM: one line that begins with -, its value behind = or :",
+    ),
+]
+# A Java class with its package, in ASCII.
+ClassName = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z_$][A-Za-z0-9_$]{0,200}(?:\.[A-Za-z_$][A-Za-z0-9_$]{0,200}){0,20}",
+        "a class with its package: com.example.Main",
+    ),
+]
+Coordinate = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z0-9_-]{1,100}(?:\.[A-Za-z0-9_-]{1,100}){0,20}:[A-Za-z0-9_-]{1,100}(?:\.[A-Za-z0-9_-]{1,100}){0,20}"
+        r":[A-Za-z0-9][A-Za-z0-9_.+-]{0,100}"
+        r"(?::[A-Za-z0-9][A-Za-z0-9_.-]{0,100})?(?:@[0-9a-f]{64})?",
+        'a jar in Maven: "group:name:version", then ":classifier" and "@" with its SHA-256 where it has them',
+    ),
+]
+Argument = Annotated[str, Pattern(r"[^\x00\ud800-\udfff]{0,4000}", "an argument: at most 4,000 characters")]
+VariableName = Annotated[
+    str, Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,200}", "the name of a variable: A-Z, a-z, 0-9 and underscore")
+]
+# Prometheus' data model: metric names may contain colons, label names may not.
+_LABEL = rf'[A-Za-z_][A-Za-z0-9_]{{0,200}}="[^"\\{CONTROL}]{{0,200}}"'
+Metric = Annotated[
+    str,
+    Pattern(
+        rf"[A-Za-z_:][A-Za-z0-9_:]{{0,200}}(?:\{{(?:{_LABEL}(?:, ?{_LABEL}){{0,19}})?\}})?",
+        'a metric of Prometheus, such as ingested_total or requests_total{path="/events"}',
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """Start of a custom target (`[start]`): a jar, a class, a source file or a command.
+
+    In `arguments`, `jvm`, `command` and `env` these placeholders are replaced: {host}, {port}, {home} (an empty folder
+    for each run), {folder} (of the TOML file), {node} (1, 2, …) and {nodes} (all as host:port,host:port).
+    """
+
+    java: Annotated[int, Between(11, 99, "the first with an open flight recorder")] = 17
+    """The Java version that it runs on."""
+    jar: FilePath | None = None
+    """A jar that `java -jar` starts."""
+    main: ClassName | None = None
+    """A class in `classpath` or `maven`."""
+    source: FilePath | None = None
+    """One Java file, named after its class. ingest-bench compiles it, so that no JDK is needed."""
+    command: Annotated[tuple[Argument, ...], Length(0, 1000)] = ()
+    """A program that starts one JVM. It must pass on JDK_JAVA_OPTIONS, which sets heap, collector and probes."""
+    classpath: Annotated[tuple[FilePath, ...], Length(0, 1000)] = ()
+    """Jars and folders with its classes."""
+    maven: Annotated[tuple[Coordinate, ...], Length(0, 1000)] = ()
+    """Every jar that it needs: transitive dependencies are not resolved."""
+    arguments: Annotated[tuple[Argument, ...], Length(0, 1000)] = ()
+    """The program's arguments."""
+    jvm: Annotated[tuple[JvmOption, ...], Length(0, 200)] = ()
+    """JVM options."""
+    env: Annotated[dict[VariableName, Argument], Length(0, 200)] = field(default_factory=dict)
+    """Environment variables of the server, except those that make other programs load code (PATH, LD_…, LOCPATH …)."""
+    port: Port = 9200
+    """The port that it listens on, at {host}."""
+    heap_bytes: Heap = GIB
+    """Heap size, unless the experiment sets one."""
+    gc: Collector = "default"
+    """Garbage collector, unless the experiment sets one."""
+
+    @property
+    def start_keys(self) -> tuple[str, ...]:
+        """Return the keys that say how it is started; a valid file has exactly one."""
+        kinds = {"jar": self.jar, "main": self.main, "source": self.source, "command": self.command}
+        return tuple(name for name, value in kinds.items() if value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyCheck:
+    """When a custom target is ready (`[ready]`). Without `path` and `log`: when its port accepts a connection."""
+
+    path: UrlPath | None = None
+    """Path whose GET returns `status`."""
+    status: Annotated[int, Between(200, 599, "those of HTTP")] = 200
+    """The HTTP status that means ready."""
+    port: Port | None = None
+    """Port of `path`; None: the port of the documents."""
+    log: Label | None = None
+    """A text in the first 16 MiB of its output."""
+    timeout_ns: Annotated[int, Between(S, HOUR, "no server is waited for longer")] = 60 * S
+    """Maximum time until it is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentCount:
+    """Where a custom target reports its number of documents (`[count]`)."""
+
+    path: UrlPath
+    """Path whose GET returns the number."""
+    json: Label | None = None
+    """Path of the number in a JSON response: keys and list indices separated by dots, "totals.0.documents"."""
+    metric: Metric | None = None
+    """A Prometheus metric with or without labels: `ingested_total`, `requests_total{path="/events"}`. All samples with
+    these labels are summed."""
+    port: Port | None = None
+    """None: the port of the documents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredDocuments:
+    """Where a custom target lists its documents by their sequence numbers (`[delivered]`), one per line and copy."""
+
+    path: UrlPath
+    """Path whose GET returns the list."""
+    timeout_ns: Annotated[int, Between(0, HOUR, "no server is waited for longer")] = 0
+    """Time after the load until all documents must be listed; later ones are lost."""
+    port: Port | None = None
+    """None: the port of the documents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomTarget:
+    """A custom target: one TOML file of the user."""
+
+    description: Line = ""
+    """The server, in one sentence."""
+    protocol: Annotated[dict[Name, JsonValue], Length(1, 100)]
+    """`name`, and the keys of the protocol of that name."""
+    start: StartOptions | None = None
+    """None: it is already running, at --url or --attach."""
+    ready: ReadyCheck = ReadyCheck()
+    """When it is ready."""
+    count: DocumentCount | None = None
+    """None: its documents cannot be counted."""
+    delivered: DeliveredDocuments | None = None
+    """None: its documents cannot be read back by sequence number (`sequence` of the protocol)."""
+    folder: FilePath = "."
+    """Base of its relative paths: the folder of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Url:
-    """Where a server is that runs already."""
+    """URL of a server that is already running."""
 
     scheme: Scheme
     host: Host
     port: Port
     path_prefix: PathPrefix = ""
-    """Before the path of every request: where a proxy has the server, such as "/search"."""
+    """Prefix of every request's path, such as "/search" behind a proxy."""
 
     @property
     def authority(self) -> str:
-        """Host and port, as the Host header has them."""
+        """Return host and port as in the Host header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -60,66 +216,66 @@ class Url:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """The `[target]` of an experiment: the factors that concern the server."""
+    """The `[target]` of an experiment."""
 
     name: Name = "opensearch"
     """The kind of server: a name that `ingest-bench list` shows."""
     file: FilePath | None = None
-    """A server of the user's own in place of one by name: its TOML file."""
-    server: Server | None = None
-    """What that file says. A key of it in an experiment takes the place of the file's."""
+    """TOML file of a custom target, instead of `name`."""
+    custom: CustomTarget | None = None
+    """Contents of that file. Keys in an experiment override the file's."""
     version: Name | None = None
-    """None: the version that the target's table calls its default."""
+    """None: the default version of the target."""
     nodes: NodeNumber = 1
-    """How many there are, each in a namespace of its own."""
+    """Number of nodes, each in its own namespace."""
     replicas: Annotated[int, Between(0, 8, "one less than nodes")] | None = None
-    """Copies of each document beside the first; None: each node has one. It is acknowledged once all have it."""
-    earlier_documents: Annotated[int, Between(0, 10**10, "a disk is full before")] = 0
-    """So many documents of an earlier run are in its files when it starts, in the indices of this one."""
+    """Replicas of each document; None: one per further node. A document is acknowledged when all copies exist."""
+    preloaded_documents: Annotated[int, Between(0, 10**10, "a disk is full before")] = 0
+    """Documents of a previous run in the server's indices when it starts."""
     heap_bytes: Heap = GIB
-    """Of each node."""
+    """Heap size of each node."""
     gc: Collector = "default"
-    """The collector."""
-    receive_predictor_bytes: Annotated[tuple[ReceiveBuffer, ...], Several(0, 2, separator="..", rising=True)] = ()
+    """Garbage collector."""
+    receive_predictor_bytes: Annotated[tuple[ReceiveBuffer, ...], Length(0, 2, separator="..", rising=True)] = ()
     """Empty: the server's default. One size: fixed. Two sizes, "64KiB..512KiB": adaptive between them."""
     allocator: Allocator = "default"
-    """How Netty allocates its buffers."""
-    socket_receive_buffer_bytes: Annotated[int, Between(2048, GIB, "what a socket has at least and at most")] | None = (
+    """Netty's buffer allocator."""
+    socket_receive_buffer_bytes: Annotated[int, Between(2048, GIB, "the smallest and largest of a socket")] | None = (
         None
     )
-    """SO_RCVBUF of the server's sockets; None: what the server chooses."""
-    jvm: Annotated[tuple[JvmOption, ...], Several(0, 200)] = ()
-    """More options of the JVM, as they are: "-XX:MinTLABSize=65536"."""
-    setting: Annotated[dict[SettingName, Line], Several(0, 500)] = field(default_factory=dict)
-    """More settings of the server, as `-Ename=value`."""
+    """SO_RCVBUF of the server's sockets; None: the server's choice."""
+    jvm: Annotated[tuple[JvmOption, ...], Length(0, 200)] = ()
+    """Additional JVM options, verbatim: "-XX:MinTLABSize=65536"."""
+    setting: Annotated[dict[SettingName, Line], Length(0, 500)] = field(default_factory=dict)
+    """Additional server settings, as `-Ename=value`."""
     url: Url | None = None
-    """A server that runs already. It is what it is: hardly another key can be chosen then."""
+    """A server that is already running; few other keys apply to it."""
     attach: Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")] | None = None
-    """The pid of its JVM, so that all probes can watch it. Without a URL: where this process listens."""
-    attach_started: Label | None = None
-    """When that process began; a plan has it. No other process is measured for it."""
-    interface: RealLink | None = None
-    """The real interface that leads there, shaped for each run as the cell's network says; None: it is as it is."""
-    more_urls: Annotated[tuple[Url, ...], Several(0, 255)] = ()
-    """More addresses of the same cluster: the load's connections go to all of them in turn."""
+    """PID of its JVM, so that all probes can watch it. Without a URL: the address that this process listens on."""
+    attached_process_start: Label | None = None
+    """Start time of that process, set in the plan: a process that reuses the PID is refused."""
+    interface: RealInterface | None = None
+    """The real interface that leads to it, shaped with the cell's network; None: not shaped."""
+    more_urls: Annotated[tuple[Url, ...], Length(0, 255)] = ()
+    """More addresses of the same cluster: connections go to all of them in turn."""
     ca_file: FilePath | None = None
-    """The certificates that its own is verified by (PEM); None: those that this machine trusts."""
+    """CA certificates that verify its certificate (PEM); None: those that this machine trusts."""
     client_cert: FilePath | None = None
-    """Our own certificate (PEM), for a server that demands one."""
+    """Client certificate (PEM), for a server that requires one."""
     client_key: FilePath | None = None
-    """Its key: a file, without a passphrase."""
+    """File of its key, without a passphrase."""
 
     @property
-    def vantage(self) -> VantageName:
-        """From where its JVM is watched."""
+    def observer(self) -> ObserverName:
+        """Return how its JVM is watched."""
         if self.attach is not None:
             return "attached"
-        return "started" if self.url is None else "outside"
+        return "launched" if self.url is None else "external"
 
     @property
-    def runs_already(self) -> bool:
-        """Whether it is a server that is there, and not one that we start."""
-        return self.vantage != "started"
+    def is_already_running(self) -> bool:
+        """Return whether the server is running already, so that ingest-bench does not launch it."""
+        return self.observer != "launched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,73 +291,73 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """What a client verifies of a server."""
+    """Certificate checks of a client, and its own identity."""
 
     name: str
-    """The host that its certificate must be for."""
+    """The host name that the server's certificate must be valid for."""
     ca_pem: str = ""
-    """The certificates that may vouch for it; empty: those that the client's machine trusts."""
+    """CA certificates; empty: those that the client's machine trusts."""
     client_cert: str = ""
-    """The file of our own certificate (PEM), which says who we are; empty: we have none."""
+    """File of the client certificate (PEM); empty: none."""
     client_key: str = ""
-    """The file of its key. The key itself is in no record."""
+    """File of its key. The key itself is in no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a server is, as its clients get there."""
+class ServerAddress:
+    """The address of a server as its clients reach it."""
 
     endpoint: Endpoint
     host_header: str = ""
     """Empty: the endpoint."""
     path_prefix: str = ""
-    """Before the path of every request."""
+    """Prefix of every request's path."""
     tls: Tls | None = None
-    credentials: bool = False
-    """Whether requests carry the credentials that the environment of whoever sends them holds."""
+    has_credentials: bool = False
+    """Requests carry the credentials from the sending process's environment."""
     resolver: Endpoint | None = None
-    """The name server that each new connection of a load asks for the host; None: it is looked up once."""
-    others: tuple[Place, ...] = ()
-    """More addresses of the same cluster: a load uses all, questions go to this one."""
+    """Name server that each new connection of a load queries for the host; None: it is resolved once."""
+    other_addresses: tuple[ServerAddress, ...] = ()
+    """More addresses of the same cluster: a load uses all; other requests go to this one."""
 
     def __str__(self) -> str:
         return self.host_header or str(self.endpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listens:
-    """Where a server of ours listens, and by when."""
+class ListenOptions:
+    """Where a launched server listens, and by when."""
 
     port: int = 9200
-    """Any will do: a server of ours has a namespace of its own."""
-    within_s: float = 120
-    seen_as_local: bool = True
-    """Whether several nodes may have addresses of 127.0.0.0/8: some servers take all of these for their own."""
+    """Any port is free, because each launched server has its own namespace."""
+    ready_timeout_s: float = 120
+    accepts_loopback_peers: bool = True
+    """Nodes may have addresses of 127.0.0.0/8. Some servers take all of these for their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What a server is asked before a load, and what is there afterwards."""
+    """Requests that prepare a server for a load, and the indices that exist afterwards."""
 
     requests: tuple[AdminRequest, ...] = ()
-    requests_again: tuple[AdminRequest, ...] = ()
-    """In their place of a server that has what they made in its files."""
+    requests_if_preloaded: tuple[AdminRequest, ...] = ()
+    """Requests instead of these if the server's files already contain their result."""
     indices: tuple[str, ...] = ()
-    """What the load fills, and whose documents are counted."""
+    """Indices that the load fills, and whose documents are counted."""
     search_path: str = ""
-    """Where queries go; empty: it answers none."""
+    """Path of queries; empty: the server cannot search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """How one server process is started. Made by a target, carried out by `jvm.process`."""
+    """Command, environment and folders of one server process. Made by a target, carried out by `jvm.process`."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: Path
     writable: tuple[Path, ...]
-    """Folders that the server's own user must be able to write."""
+    """Folders that the server's user must be able to write."""
     readable: tuple[Path, ...] = ()
-    """Files beside the program that it must be able to read."""
+    """Files besides the program that it must be able to read."""
     pid_is_jvm: bool = True
-    """False for a launcher that forks the JVM (Elasticsearch 8, a command of the user's)."""
+    """False for a launcher that forks the JVM (Elasticsearch 8, a custom target's command)."""

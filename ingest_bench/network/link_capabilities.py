@@ -1,4 +1,4 @@
-"""What this machine can emulate, each found by trying."""
+"""Check what links this machine can emulate, by trying."""
 
 from __future__ import annotations
 
@@ -8,105 +8,111 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
+from ingest_bench.host.capability_checks import PACKAGES, CapabilityCheck, advise_install, run_check, skip_check
 from ingest_bench.model.network import Profile
-from ingest_bench.network.act import inside
-from ingest_bench.network.act.box import BOXES, QUEUES
-from ingest_bench.network.act.link import link
-from ingest_bench.network.act.sandbox import sandbox
-from ingest_bench.network.plan import commands, queues
-from ingest_bench.trials import PACKAGES, Trial, installing, not_tried, tried
+from ingest_bench.network.act import sandbox as sandbox_module
+from ingest_bench.network.act.link import NETEM_CHECKS, QUEUE_CHECKS, open_link
+from ingest_bench.network.plan import link_plan, netem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.model.capability import Capability
+    from ingest_bench.model.experiment import Capability
 
 _VETH = "ip link add name try0 type veth peer name try1"
 _BUCKET = "tc qdisc add dev lo root tbf rate 1gbit burst 250000b limit 1m"
 
 
 def capabilities() -> tuple[Capability, ...]:
-    """Programs, namespaces and what works in them for the user that we are, and the backends of netem."""
-    namespaces = tried(Trial(name="namespaces", attempt=_namespaces, needs=("nsenter", "setpriv", "unshare")))
+    """Check programs, namespaces and what works in them for the current user, and the netem backends."""
+    programs = ("nsenter", "setpriv", "unshare")
+    namespaces = run_check(CapabilityCheck(name="namespaces", attempt=_try_namespaces, programs=programs))
     return (
-        tried(Trial(name="programs", attempt=_programs)),
+        run_check(CapabilityCheck(name="programs", attempt=_try_programs)),
         namespaces,
-        *(tried(trial) if namespaces.present else not_tried(trial, "namespaces") for trial in _in_namespaces()),
-        tried(Trial(name="congestion control", attempt=_congestion_control)),
+        *(run_check(check) if namespaces.present else skip_check(check, "namespaces") for check in _namespace_checks()),
+        run_check(CapabilityCheck(name="congestion control", attempt=_read_congestion_controls)),
     )
 
 
-def _in_namespaces() -> Iterator[Trial]:
-    yield Trial(name="process namespaces", attempt=_process_namespaces)
-    yield Trial(name="veth pairs", attempt=partial(_inside, _VETH), needs=("ip",), remedy="As root: modprobe veth")
-    yield Trial(
-        name="token bucket", attempt=partial(_inside, _BUCKET), needs=("tc",), remedy="As root: modprobe sch_tbf"
+def _namespace_checks() -> Iterator[CapabilityCheck]:
+    yield CapabilityCheck(name="process namespaces", attempt=_try_process_namespaces)
+    yield CapabilityCheck(
+        name="veth pairs", attempt=partial(_try_command, _VETH), programs=("ip",), remedy="As root: modprobe veth"
     )
-    yield Trial(name="offloads", attempt=_offloads)
-    yield Trial(name="links", attempt=_link, needs=("ip", "tc", "sysctl"))
-    yield Trial(
+    yield CapabilityCheck(
+        name="token bucket",
+        attempt=partial(_try_command, _BUCKET),
+        programs=("tc",),
+        remedy="As root: modprobe sch_tbf",
+    )
+    yield CapabilityCheck(name="offloads", attempt=_try_offloads)
+    yield CapabilityCheck(name="links", attempt=_try_link, programs=("ip", "tc", "sysctl"))
+    yield CapabilityCheck(
         name="netem by kernel",
-        attempt=partial(_box, "kernel"),
-        needs=("tc",),
+        attempt=partial(_try_netem, "kernel"),
+        programs=("tc",),
         remedy="As root: modprobe sch_netem; or use --netem uml.",
     )
-    yield Trial(name="netem by uml", attempt=partial(_box, "uml"))
-    yield Trial(name="queues by kernel", attempt=partial(_queues, "kernel"), needs=("tc",), remedy="Use --netem uml.")
-    yield Trial(name="queues by uml", attempt=partial(_queues, "uml"))
+    yield CapabilityCheck(name="netem by uml", attempt=partial(_try_netem, "uml"))
+    yield CapabilityCheck(
+        name="queues by kernel", attempt=partial(_try_queues, "kernel"), programs=("tc",), remedy="Use --netem uml."
+    )
+    yield CapabilityCheck(name="queues by uml", attempt=partial(_try_queues, "uml"))
 
 
-def _programs() -> str:
+def _try_programs() -> str:
     missing = [program for program in PACKAGES if system.which(program) is None]
     if missing:
-        raise MissingCapability(f"{', '.join(missing)} not found\n{installing(missing)}")
+        raise MissingCapability(f"{', '.join(missing)} not found\n{advise_install(missing)}")
     return ", ".join(PACKAGES)
 
 
-def _namespaces() -> str:
-    with sandbox() as opened:
-        opened.add()
-        opened.add()
+def _try_namespaces() -> str:
+    with sandbox_module.sandbox() as opened:
+        opened.add_namespace()
+        opened.add_namespace()
     return "as root" if system.is_root() else "as an ordinary user, in a user namespace"
 
 
-def _process_namespaces() -> str:
-    inside.require()
+def _try_process_namespaces() -> str:
+    sandbox_module.require_process_namespaces()
     return "works"
 
 
-def _inside(command: str) -> str:
-    with sandbox() as opened:
-        opened.add().run(command.split())
+def _try_command(command: str) -> str:
+    with sandbox_module.sandbox() as opened:
+        opened.add_namespace().run(command.split())
     return "works"
 
 
-def _offloads() -> str:
-    asked = {"tso": False}
-    with sandbox() as opened:
-        commands.changed(opened.add().run(commands.offloads("lo", asked)), asked)
+def _try_offloads() -> str:
+    offloads = {"tso": False}
+    with sandbox_module.sandbox() as opened:
+        output = opened.add_namespace().run(link_plan.offloads_argv("lo", offloads))
+        link_plan.parse_offload_changes(output, offloads)
     return "works"
 
 
-def _congestion_control() -> str:
+def _read_congestion_controls() -> str:
     return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").strip()
 
 
-def _link() -> str:
-    with link(Profile(name="any")):
+def _try_link() -> str:
+    with open_link(Profile(name="any")):
         return "works"
 
 
-def _box(name: str) -> str:
-    said = BOXES[name]()
-    if said:
-        raise MissingCapability(said)
+def _try_netem(backend: str) -> str:
+    problem = NETEM_CHECKS[backend]()
+    if problem:
+        raise MissingCapability(problem)
     return "works"
 
 
-def _queues(name: str) -> str:
-    """A box of that kind, and every queue in it."""
-    _box(name)
-    missing = [said for queue in queues.MANAGED if (said := QUEUES[name](queue))]
-    if missing:
-        raise MissingCapability(" ".join(missing))
-    return ", ".join(queues.MANAGED)
+def _try_queues(backend: str) -> str:
+    _try_netem(backend)
+    problems = [problem for queue in netem.AQM_QUEUES if (problem := QUEUE_CHECKS[backend](queue))]
+    if problems:
+        raise MissingCapability(" ".join(problems))
+    return ", ".join(netem.AQM_QUEUES)

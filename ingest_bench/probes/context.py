@@ -1,7 +1,8 @@
-"""What a probe gets to read its files with, and what a probe is."""
+"""The interface of probes, and what they need to read their files."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,63 +10,61 @@ from ingest_bench.inputs import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ingest_bench.jvm.logs import Log
-    from ingest_bench.model.results import Measured
+    from ingest_bench.jvm.options import Log
+    from ingest_bench.model.results import ProbeOutput
 
 Events = dict[str, dict[str, str]]
 """Flight recorder events by name, each with its settings: {"jdk.SocketRead": {"threshold": "0 ns"}}."""
 
 
-ATTACHED = "attached.json"
+ATTACHMENT_FILE = "attached.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """What only a JVM that ran before the probes came could say; kept beside the raw files."""
+    """Facts about a JVM that ran before the probes attached. Stored next to the raw files."""
 
     since_ns: int = 0
-    """CLOCK_REALTIME from which all probes watched. What is older in a recording or a log is of somebody else."""
+    """CLOCK_REALTIME from which all probes watched. Older parts of a recording or a log are not this run's."""
     collector: str = ""
     """A GC log names it only at the start of a JVM."""
     stack_depth: int | None = None
-    """None: ours, `recording.STACK_DEPTH`."""
+    """None: `recording.STACK_DEPTH`."""
     g1_region_bytes: int | None = None
     """A GC log names it only at the start of a JVM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
-    """The raw files of one run, and the measurement within it."""
+    """The raw files of one run and its measurement window."""
 
     raw: Path
     start_ns: int
-    """CLOCK_REALTIME, as every time that a probe reads or gives."""
+    """CLOCK_REALTIME, like every time that a probe reads or returns."""
     end_ns: int
     ports: frozenset[int]
-    """The local ports of the load: the peer's ports as the server sees them."""
+    """Local ports of the load: the peer's ports from the server's point of view."""
     reader: Callable[[], tuple[str, ...]]
-    """`recording.reader` of a Java at least as new as the server's: an older one cannot read its recording."""
+    """Return the reader command (`recording`) of a Java at least as new as the server's: older ones cannot read it."""
 
     @property
     def attachment(self) -> Attachment:
-        """What is different because the JVM ran before; nothing, when we started it."""
-        path = self.raw / ATTACHED
+        """Facts about an attached JVM; the defaults if this run launched it."""
         try:
-            found: Attachment = records.from_file(Attachment, path)
+            attachment: Attachment = records.from_file(Attachment, self.raw / ATTACHMENT_FILE)
         except FileNotFoundError:
             return Attachment()
-        return found
+        return attachment
 
     def covers(self, moment_ns: int) -> bool:
-        """Whether this moment is within the measurement."""
+        """Return True if the moment is within the measurement."""
         return self.start_ns <= moment_ns < self.end_ns
 
 
 class Probe(Protocol):
-    """Watching leaves files below `raw`; reading turns those files into numbers. Never both at once."""
+    """An instrument. Watching writes files below `raw`; reading turns those files into numbers. Never both at once."""
 
     @property
     def events(self) -> Mapping[str, dict[str, str]]:
@@ -74,13 +73,27 @@ class Probe(Protocol):
 
     @property
     def logs(self) -> tuple[Log, ...]:
-        """Logs of the server's JVM that it reads beside the recording."""
+        """Logs of the server's JVM that it reads in addition to the recording."""
         ...
 
-    def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:
-        """Watches a running server from outside."""
+    def watch(self, server_pid: int, raw: Path, /) -> AbstractContextManager[None]:
+        """Watch a running server from outside."""
         ...
 
-    def read(self, context: ReadContext) -> Iterator[Measured]:
-        """Numbers, and remarks on those that are unavailable."""
+    def read(self, context: ReadContext, /) -> Iterator[ProbeOutput]:
+        """Yield numbers, and remarks on those that are unavailable."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JvmProbe:
+    """A probe whose files are written by the JVM itself: the flight recording and logs."""
+
+    events: Events
+    read: Callable[[ReadContext], Iterator[ProbeOutput]]
+    logs: tuple[Log, ...] = ()
+
+    def watch(self, server_pid: int, raw: Path, /) -> AbstractContextManager[None]:
+        """Do nothing: `Observer` has the JVM write recording and logs."""
+        del server_pid, raw
+        return nullcontext()

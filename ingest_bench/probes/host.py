@@ -1,4 +1,4 @@
-"""Probe `host`: what the machine and the server's process did, every 100 ms, seen from /proc by a child process."""
+"""Probe `host`: counters of the machine and the server's process from /proc, sampled every 100 ms by `proc.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingest_bench import system
-from ingest_bench.inputs import decoding
-from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
-from ingest_bench.probes import recording, threads
-from ingest_bench.probes.proc import ALWAYS, FIELDS, TICK_NS
+from ingest_bench.inputs import records
+from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series
+from ingest_bench.probes import recording
+from ingest_bench.probes.proc import ALWAYS, FIELDS, TICK_NS, read_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ingest_bench.jvm.logs import Log
+    from ingest_bench.jvm.options import Log
     from ingest_bench.probes.context import Events, ReadContext
 
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
-# Before samples had `at_monotonic_ns`.
-_FEWEST_FIELDS = FIELDS.index("at_monotonic_ns")
+# Older samples lack `at_monotonic_ns`.
+_MIN_FIELDS = FIELDS.index("at_monotonic_ns")
 _ALWAYS = [FIELDS.index(name) for name in ALWAYS]
-# More than all clocks and counters have, and a moment can still be moved by one of them in 64 bits.
-_BEYOND = 1 << 62
+# Above every clock and counter; two such values can still be added in 64 bits.
+_LIMIT = 1 << 62
 # As causes of stalls.
 STOPPED = "server process stopped"
 _QUOTA, _STOLEN = "server held back by its CPU quota", "CPU stolen by the hypervisor"
 SATURATED = "CPUs saturated"
-# For each CPU so many threads run or wait for it, where none has enough of it: a busy server has one to three.
-_MANY_THREADS = 5
-# The machine is looked at ten times a second, and what has only begun is not seen yet.
-_LOOK_NS = 120_000_000
-# Counters: what they grew by within the measurement. The rest of `FIELDS` are levels.
-_GROWTH = {
+# Runnable threads per CPU from which none gets enough CPU: a busy server has one to three.
+_SATURATED_THREADS = 5
+# Sampled ten times a second; an event that has just begun is in the next sample.
+_SAMPLE_NS = 120_000_000
+# Counters, reported as their increase within the measurement. The other `FIELDS` are levels.
+_INCREASES = {
     "server_context_switches_voluntary": "server_voluntary_switches",
     "server_context_switches_involuntary": "server_involuntary_switches",
     "server_minor_faults": "server_minor_faults",
@@ -65,13 +65,13 @@ _RATES = {
     "compact_stall_per_s": ("compact_stall",),
     "numa_pages_migrated_per_s": ("numa_pages_migrated",),
 }
-# Of the time between two samples: what explains that nothing went on.
-_HELD, _HALF = 0.25, 0.5
-# 10 MiB of small pages in a tenth of a second: to copy so much takes the kernel some milliseconds.
+# Fractions of the time between two samples that explain a stall.
+_QUARTER, _HALF = 0.25, 0.5
+# 10 MiB of small pages in 100 ms: copying them takes the kernel some milliseconds.
 _MANY_PAGES = 2560
 _NO_CPU, _DISK = "server threads waiting for a CPU", "server threads waiting for a disk"
-# The JVM's own threads, by the 15 letters that the kernel keeps: what they wait for delays no request by itself.
-_JVM_OWN = re.compile(
+# The JVM's own threads, by the 15 characters that the kernel keeps: their waits delay no request by themselves.
+_JVM_THREAD = re.compile(
     r"(?:C[12] CompilerThre|GC Thread#|G1 |VM |JFR |Sweeper|Service Thread|Monitor |Signal |Finalizer|Reference |"
     r"Common-Cleaner|Notification |ZDriver|ZWorker|ZDirector|Concurrent Mark|Shenandoah).*"
 )
@@ -79,212 +79,205 @@ _PRESSURE = ("cpu_some", "io_some", "io_full", "memory_some", "memory_full")
 
 
 class Host:
-    """A child process that writes one line of counters each 100 ms: psutil's own count sees only the main thread."""
+    """Write one line of counters every 100 ms, by a child process. psutil counts switches of the main thread only."""
 
     events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
     logs: tuple[Log, ...] = ()
 
     @contextmanager
     def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
-        """The child samples as long as this stands."""
-        argv = system.python("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
+        """Sample until the block ends."""
+        argv = system.build_module_argv(
+            "ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS)
+        )
         child = system.start(argv, stdout=raw / "host.log")
         try:
             yield
         finally:
             system.stop(child)
 
-    def read(self, context: ReadContext) -> Iterator[Measured]:
-        """Growth of counters, means and maxima of levels, from the first to the last sample of the measurement."""
-        table = _table(context.raw / _FILE)
-        noted_ns = table.get("at_ns", np.empty(0))
-        table["at_ns"] = at_ns = _moments(table) if table else noted_ns
+    def read(self, context: ReadContext) -> Iterator[ProbeOutput]:
+        """Yield increases of counters, means and maxima of levels, from the first to the last sample within."""
+        table = _load_table(context.raw / _FILE)
+        recorded_ns = table.get("at_ns", np.empty(0))
+        table["at_ns"] = at_ns = _correct_times(table) if table else recorded_ns
         within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
-        moments = int(_ordered(at_ns[within]).sum())
-        if moments < 2:
-            yield Remark(probe="host", text=f"{moments} samples within the measurement: see host.log of the run")
+        samples = int(_is_later(at_ns[within]).sum())
+        if samples < 2:
+            yield Note(source="host", text=f"{samples} samples within the measurement: see host.log of the run")
             return
         yield from _readings({name: column[within] for name, column in table.items()})
         yield from _series(table)
-        yield from watched(table)
-        yield from waits(context, dict(zip(noted_ns.tolist(), at_ns.tolist(), strict=True)))
+        yield from machine_causes(table)
+        yield from thread_causes(context, dict(zip(recorded_ns.tolist(), at_ns.tolist(), strict=True)))
 
 
-def _table(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The samples by column. A line that was cut off by a kill, or cannot be one, is left out."""
+def _load_table(path: Path) -> dict[str, NDArray[np.float64]]:
+    """Return the samples by column. Skip lines that are cut off or impossible."""
     if not path.exists():
         return {}
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row: tuple[int | None, ...] = decoding.decoded(tuple[int | None, ...], json.loads(line))
+            row: tuple[int | None, ...] = records.decode(tuple[int | None, ...], json.loads(line))
         except (ValueError, RecursionError):
             continue
-        if not _FEWEST_FIELDS <= len(row) <= len(FIELDS) or any(row[index] is None for index in _ALWAYS):
+        if not _MIN_FIELDS <= len(row) <= len(FIELDS) or any(row[index] is None for index in _ALWAYS):
             continue
-        if all(value is None or 0 <= value < _BEYOND for value in row):
+        if all(value is None or 0 <= value < _LIMIT for value in row):
             rows.append(row + (None,) * (len(FIELDS) - len(row)))
     # None: the machine has no such counter.
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
 
 
-def _moments(table: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """When each sample was taken, on the clock of the last one: the load's samples are on that of its end.
+def _correct_times(table: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the time of each sample on CLOCK_REALTIME as it was at the last one, like the load's samples.
 
-    However the clock was set meanwhile, they lie as far apart as they did. Samples without CLOCK_MONOTONIC stay where
-    the clock was.
+    Distances are those of CLOCK_MONOTONIC, so clock changes meanwhile have no effect. Samples without CLOCK_MONOTONIC
+    keep their recorded time.
     """
     at_ns, at_monotonic_ns = table["at_ns"], table["at_monotonic_ns"]
     if not len(at_ns) or np.isnan(at_monotonic_ns).any():
         return at_ns
-    moments: NDArray[np.float64] = at_monotonic_ns + (at_ns[-1] - at_monotonic_ns[-1])
-    return moments
+    corrected_ns: NDArray[np.float64] = at_monotonic_ns + (at_ns[-1] - at_monotonic_ns[-1])
+    return corrected_ns
 
 
-def _ordered(at_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which samples are later than all before them.
+def _is_later(at_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return for each sample if it is later than all before it.
 
-    Those are all, but where samples have no CLOCK_MONOTONIC and the clock was set back.
+    False only for samples without CLOCK_MONOTONIC after the clock was set back.
     """
     latest = np.maximum.accumulate(at_ns)
     return np.concatenate((np.ones(min(1, len(at_ns)), dtype=bool), np.diff(latest) > 0))
 
 
 def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
-    ordered = _ordered(samples["at_ns"])[1:]
-
-    def growth(name: str) -> float | None:
-        value = float(samples[name][-1] - samples[name][0])
-        return None if np.isnan(value) else value
-
-    def seconds(name: str) -> float | None:
-        value = growth(name)
-        return None if value is None else value / 1e9
-
-    user_s, system_s = seconds("server_user_ns"), seconds("server_system_ns")
-    yield Reading("server_cpu_s", None if user_s is None or system_s is None else user_s + system_s)
+    is_later = _is_later(samples["at_ns"])[1:]
+    increases = {name: float(samples[name][-1] - samples[name][0]) for name in FIELDS}
+    # `FIELDS` that every kernel counts are never NaN.
+    user_s, system_s = increases["server_user_ns"] / 1e9, increases["server_system_ns"] / 1e9
+    yield Reading("server_cpu_s", user_s + system_s)
     yield Reading("server_cpu_user_s", user_s)
     yield Reading("server_cpu_system_s", system_s)
-    for name, column in _GROWTH.items():
-        value = growth(column)
-        yield Reading(name, None if value is None else round(value))
+    for name, column in _INCREASES.items():
+        yield Reading(name, None if np.isnan(increases[column]) else round(increases[column]))
     busy, steal, idle = (float(ticks[1:].sum()) for ticks in _ticks(samples))
-    whole = max(busy + steal + idle, 1)
-    yield Reading("cpu_busy_share", None if np.isnan(whole) else busy / whole)
-    yield Reading("cpu_steal_share", None if np.isnan(whole) else steal / whole)
+    total = max(busy + steal + idle, 1)
+    yield Reading("cpu_busy_share", busy / total)
+    yield Reading("cpu_steal_share", steal / total)
     yield Reading("run_queue_mean", float(samples["run_queue"].mean()))
     yield Reading("run_queue_max", int(samples["run_queue"].max()))
     yield Reading("server_threads_max", int(samples["server_threads"].max()))
     yield Reading("server_rss_max_bytes", int(samples["server_rss_bytes"].max()))
-    steps_ns = np.diff(samples["at_ns"])[ordered].sum()
+    elapsed_ns = np.diff(samples["at_ns"])[is_later].sum()
     for name in _PRESSURE:
-        grown_us = np.diff(samples[f"pressure_{name}_us"])[ordered].sum()
-        yield Reading(f"pressure_{name}_share", None if np.isnan(grown_us) else float(grown_us * 1e3 / steps_ns))
+        stalled_us = np.diff(samples[f"pressure_{name}_us"])[is_later].sum()
+        yield Reading(f"pressure_{name}_share", None if np.isnan(stalled_us) else float(stalled_us * 1e3 / elapsed_ns))
 
 
 def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
-    """Rates between neighbouring samples, at the later one; the run queue as it was. None of what is not counted."""
+    """Yield rates between neighbouring samples, at the later one, and the run queue. Nothing for missing counters."""
     at_ns = table["at_ns"].astype(np.int64)
-    ordered = _ordered(table["at_ns"])
-    moments = tuple(int(at) for at in at_ns[1:][ordered[1:]])
+    is_later = _is_later(table["at_ns"])
+    moments = tuple(int(at) for at in at_ns[1:][is_later[1:]])
     yield Series("server_cpu_cores", moments, _rates(table, ("server_user_ns", "server_system_ns"), 1))
     yield Series("server_cpu_system_cores", moments, _rates(table, ("server_system_ns",), 1))
     for name, counters in _RATES.items():
         if not any(np.isnan(table[counter]).any() for counter in counters):
             yield Series(name, moments, _rates(table, counters, 1e9))
-    yield Series("run_queue", tuple(int(at) for at in at_ns[ordered]), tuple(table["run_queue"][ordered]))
+    yield Series("run_queue", tuple(int(at) for at in at_ns[is_later]), tuple(table["run_queue"][is_later]))
 
 
 def _rates(table: Mapping[str, NDArray[np.float64]], counters: Sequence[str], unit_ns: float) -> tuple[float, ...]:
-    """What these counters grew by together, from each sample to the next that is later than all, for each `unit_ns`."""
-    ordered = _ordered(table["at_ns"])[1:]
-    steps: NDArray[np.float64] = np.diff(table["at_ns"])[ordered] / unit_ns
-    grown = np.diff(sum((table[counter] for counter in counters), np.zeros(len(ordered) + 1)))[ordered]
-    return tuple(grown / steps)
+    """Return the increase of the sum of *counters* from each sample to the next later one, per *unit_ns*."""
+    is_later = _is_later(table["at_ns"])[1:]
+    steps: NDArray[np.float64] = np.diff(table["at_ns"])[is_later] / unit_ns
+    increases = np.diff(sum((table[counter] for counter in counters), np.zeros(len(is_later) + 1)))[is_later]
+    return tuple(increases / steps)
 
 
-def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
-    """What may have kept the server from working: a sample stands for the time around it, a growth for that before it.
+def machine_causes(table: Mapping[str, NDArray[np.float64]]) -> Iterator[CauseIntervals]:
+    """Yield causes that may have blocked the server. A level covers the time around it, an increase that before it.
 
-    A cause that the machine does not count is none that was looked for.
+    Causes that this machine does not count are not yielded: they were not searched for.
     """
-    at_ns, ordered = table["at_ns"], _ordered(table["at_ns"])
-    steps_ns = np.where(ordered, np.diff(at_ns, prepend=np.nan), np.nan)
+    at_ns, is_later = table["at_ns"], _is_later(table["at_ns"])
+    steps_ns = np.where(is_later, np.diff(at_ns, prepend=np.nan), np.nan)
     half_ns = np.nan_to_num(steps_ns) / 2
     around = at_ns - half_ns, at_ns + np.append(half_ns[1:], 0)
     since = np.concatenate((at_ns[:1], at_ns[:-1])), at_ns
     busy, steal, idle = _ticks(table)
     ticks = busy + steal + idle
     with np.errstate(divide="ignore", invalid="ignore"):
-        cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if ordered.sum() > 1 else np.nan
-        found = {
+        cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if is_later.sum() > 1 else np.nan
+        steps_us = steps_ns / 1e3
+        causes = {
             STOPPED: (around, table["server_threads_stopped"] > 0),
-            _QUOTA: (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
-            _STOLEN: (since, steal / ticks >= _HELD),
-            SATURATED: (around, table["run_queue"] >= _MANY_THREADS * cpus),
-            "everything waiting for memory": (since, _share(table, "pressure_memory_full_us", steps_ns / 1e3) >= _HALF),
-            "everything waiting for a disk": (since, _share(table, "pressure_io_full_us", steps_ns / 1e3) >= _HALF),
-            "memory being compacted": (since, _grown(table, "compact_stall") > 0),
-            "pages moved between NUMA nodes": (since, _grown(table, "numa_pages_migrated") >= _MANY_PAGES),
+            _QUOTA: (since, _increase(table, "server_throttled_ns") / steps_ns >= _QUARTER),
+            _STOLEN: (since, steal / ticks >= _QUARTER),
+            SATURATED: (around, table["run_queue"] >= _SATURATED_THREADS * cpus),
+            "everything waiting for memory": (since, _increase(table, "pressure_memory_full_us") / steps_us >= _HALF),
+            "everything waiting for a disk": (since, _increase(table, "pressure_io_full_us") / steps_us >= _HALF),
+            "memory being compacted": (since, _increase(table, "compact_stall") > 0),
+            "pages moved between NUMA nodes": (since, _increase(table, "numa_pages_migrated") >= _MANY_PAGES),
         }
-    counted = {
+    optional_counters = {
         _QUOTA: "server_throttled_ns",
         "everything waiting for memory": "pressure_memory_full_us",
         "everything waiting for a disk": "pressure_io_full_us",
         "memory being compacted": "compact_stall",
         "pages moved between NUMA nodes": "numa_pages_migrated",
     }
-    for cause, ((begins, ends), true) in found.items():
-        if cause in counted and np.isnan(table[counted[cause]]).all():
+    for cause, ((begins, ends), is_present) in causes.items():
+        if cause in optional_counters and np.isnan(table[optional_counters[cause]]).all():
             continue
-        spans = zip(begins[true & ordered].tolist(), ends[true & ordered].tolist(), strict=True)
-        told = tuple(Interval(cause, int(begin), int(end)) for begin, end in spans)
-        yield Watched(
+        selected = is_present & is_later
+        spans = zip(begins[selected].tolist(), ends[selected].tolist(), strict=True)
+        yield CauseIntervals(
             cause,
-            told,
-            stops=cause == STOPPED,
-            varies=cause != STOPPED,
-            starves=cause in (_QUOTA, _STOLEN, SATURATED),
-            error_ns=_LOOK_NS,
+            tuple(Interval(cause, int(begin), int(end)) for begin, end in spans),
+            blocks_responses=cause == STOPPED,
+            varies_in_strength=cause != STOPPED,
+            starves_cpu=cause in (_QUOTA, _STOLEN, SATURATED),
+            timing_error_ns=_SAMPLE_NS,
         )
 
 
-def waits(context: ReadContext, moments: Mapping[float, float]) -> Iterator[Watched]:
-    """When a thread of the server waited for a CPU for half of the time, or for a disk, by the names of its threads.
+def thread_causes(context: ReadContext, times: Mapping[float, float]) -> Iterator[CauseIntervals]:
+    """Yield when a thread of the server waited for a CPU for half of the time, or for a disk.
 
-    `moments` has the moment of each sample by the time that was noted.
-    The names are those that the flight recorder knows, where there is one with the probe `stalls`.
+    *times* maps each sample's recorded time to its corrected one. Thread names are the flight recorder's if the probe
+    `stalls` ran.
     """
     path = context.raw / _THREADS
     if not path.exists():
         return
-    named = (
-        recording.load(context).content.get("stalls", {}).get("threads", {}) if recording.files(context.raw)[0] else {}
-    )
-    found: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
-    for noted in threads.read(path):
-        since_ns, at_ns = (int(moments.get(float(at), at)) for at in (noted.since_ns, noted.at_ns))
-        wait = replace(noted, since_ns=since_ns, at_ns=at_ns)
-        # The clock was set back meanwhile, and nobody knows by how much.
-        if wait.at_ns <= wait.since_ns or _JVM_OWN.fullmatch(wait.name):
+    names: Mapping[str, str] = {}
+    if recording.recording_files(context.raw)[0]:
+        names = recording.load_recording(context).content.get("stalls", {}).get("threads", {})
+    spans: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
+    for wait in read_waits(path):
+        since_ns, at_ns = (int(times.get(float(at), at)) for at in (wait.since_ns, wait.at_ns))
+        # The clock was set back meanwhile, by an unknown amount.
+        if at_ns <= since_ns or _JVM_THREAD.fullmatch(wait.name):
             continue
-        thread = named.get(str(wait.thread), wait.name)
-        if wait.waited_ns >= _HALF * (wait.at_ns - wait.since_ns):
-            # A longer one ended now, and was under way at the sample before.
-            found[_NO_CPU].append(
-                Interval(_NO_CPU, min(wait.since_ns, wait.at_ns - wait.waited_ns), wait.at_ns, thread)
-            )
+        thread = names.get(str(wait.thread), wait.name)
+        if wait.waited_ns >= _HALF * (at_ns - since_ns):
+            # A wait longer than the sample interval had begun before the previous sample.
+            spans[_NO_CPU].append(Interval(_NO_CPU, min(since_ns, at_ns - wait.waited_ns), at_ns, thread))
         if wait.state == "D":
-            found[_DISK].append(Interval(_DISK, (wait.since_ns + wait.at_ns) // 2, wait.at_ns, thread))
-    yield from (Watched(cause, tuple(_joined(spans)), varies=True, error_ns=_LOOK_NS) for cause, spans in found.items())
+            spans[_DISK].append(Interval(_DISK, (since_ns + at_ns) // 2, at_ns, thread))
+    for cause, intervals in spans.items():
+        yield CauseIntervals(cause, tuple(_merge_spans(intervals)), varies_in_strength=True, timing_error_ns=_SAMPLE_NS)
 
 
-def _joined(spans: list[Interval]) -> Iterator[Interval]:
-    """Those of one thread that overlap or touch, as one."""
+def _merge_spans(spans: list[Interval]) -> Iterator[Interval]:
+    """Yield the spans; those of one thread that overlap or touch are merged."""
     ordered = sorted(spans, key=lambda span: (span.thread, span.start_ns))
     for _, of_thread in itertools.groupby(ordered, key=lambda span: span.thread):
-        first, *rest = of_thread
-        for span in rest:
+        first, *later = of_thread
+        for span in later:
             if span.start_ns <= first.end_ns:
                 first = replace(first, end_ns=max(first.end_ns, span.end_ns))
             else:
@@ -293,18 +286,13 @@ def _joined(spans: list[Interval]) -> Iterator[Interval]:
         yield first
 
 
-def _share(table: Mapping[str, NDArray[np.float64]], name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What a counter grew by since the sample before, of so much."""
-    return _grown(table, name) / whole
-
-
 def _ticks(table: Mapping[str, NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
-    """Of all CPUs, how long they were busy, stolen and idle since the sample before. A count that fell is no time."""
+    """Yield busy, stolen and idle ticks of all CPUs since the previous sample. A counter that fell counts as 0."""
     for state in ("busy", "steal", "idle"):
-        yield np.maximum(_grown(table, f"cpu_{state}_ticks"), 0)
+        yield np.maximum(_increase(table, f"cpu_{state}_ticks"), 0)
 
 
-def _grown(table: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
+def _increase(table: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
     return np.diff(table[name], prepend=np.nan)
 
 

@@ -1,9 +1,9 @@
-"""The child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT THREADS` samples /proc until it ends.
+"""Child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT WAITS` samples /proc until it is stopped.
 
-One JSON list a line, in the order of `FIELDS`; null for what this machine does not count. In the second file one for
-each thread that waited (threads.py), between two samples' `at_ns`.
+OUT gets one JSON list per line, in the order of `FIELDS`; null if this machine does not count it. WAITS gets one JSON
+object (`ThreadWait`) for each thread that waited between two samples' `at_ns`.
 
-A new field comes last: lines without it are those of an older ingest-bench, and are read.
+Append new fields at the end: lines of an older ingest-bench lack them and are still read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ingest_bench.probes.threads import Threads
-from ingest_bench.trials import parse_ticks
+from ingest_bench.host.cpu import parse_ticks
+from ingest_bench.inputs import records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PERIOD_NS = 100_000_000
 FIELDS = (
@@ -55,82 +61,100 @@ FIELDS = (
     "server_throttled_ns",
     "at_monotonic_ns",
 )
-# Every kernel counts these; of the others it may lack some.
+# Every kernel counts these; it may lack any of the others.
 ALWAYS = (*FIELDS[: FIELDS.index("pressure_cpu_some_us")], "server_threads_stopped", "server_threads_blocked")
 _VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") : FIELDS.index("allocstall") + 1]
 _PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Shorter waits within a sample's 100 ms explain nothing.
+_MIN_WAIT_NS = 20_000_000
 
 Number = int | None
 
 
-def throttled_ns(pid: int) -> int | None:
-    """How long quotas of CPU held back the process's cgroup (version 1 or 2), the times of its CPUs added up.
+def main(pid: int, samples: Path, waits: Path) -> None:
+    """Sample until the server has ended or this process is stopped; a late sample does not delay the next ones."""
+    # Two files per server thread stay open. The usual limit of 1024 was too low for 510 threads.
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    threads = ThreadSampler(pid)
+    next_ns = time.monotonic_ns()
+    with (
+        samples.open("w", encoding="utf-8", buffering=1) as sample_file,
+        waits.open("w", encoding="utf-8", buffering=1) as wait_file,
+    ):
+        while True:
+            try:
+                sample_file.write(json.dumps(sample(pid, threads)) + "\n")
+                for wait in threads.waits():
+                    wait_file.write(json.dumps(dataclasses.asdict(wait)) + "\n")
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            now_ns = time.monotonic_ns()
+            next_ns = max(next_ns + PERIOD_NS, now_ns)
+            time.sleep((next_ns - now_ns) / 1e9)
 
-    None where it has no such count, as the root of version 2.
+
+def sample(pid: int, threads: ThreadSampler) -> list[Number]:
+    """Return one line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError if the server has ended."""
+    server = parse_stat(_read(f"/proc/{pid}/stat"))
+    machine = parse_system(_read("/proc/stat"))
+    at_ns, at_monotonic_ns = time.time_ns(), time.monotonic_ns()
+    switches = threads.sample(at_ns)
+    states = (threads.states()["T"], threads.states()["D"])
+    pressure = {name: parse_pressure(_read_if_present(f"/proc/pressure/{name}")) for name in ("cpu", "io", "memory")}
+    pressures = [pressure[name].get(kind) for name, kind in _PRESSURE]
+    vmstat = parse_vmstat(_read_if_present("/proc/vmstat"))
+    counters = [vmstat.get(name) for name in _VMSTAT]
+    return [at_ns, *server, *switches, *machine, *pressures, *counters, *states, throttled_ns(pid), at_monotonic_ns]
+
+
+def throttled_ns(pid: int) -> int | None:
+    """Return the time that CPU quotas held back the process's cgroup (version 1 or 2), summed over CPUs.
+
+    None without such a counter, as in the root of version 2.
     """
-    for line in _text(f"/proc/{pid}/cgroup").splitlines():
+    for line in _read_if_present(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         mounts = ("cpu", "cpu,cpuacct") if "cpu" in controllers.split(",") else () if controllers else ("", "unified")
         for mount in mounts:
-            counts = _text(f"/sys/fs/cgroup/{mount}{path}/cpu.stat").split()
-            found = dict(zip(counts[::2], counts[1::2], strict=False))
-            if "throttled_time" in found:
-                return int(found["throttled_time"])
-            if "throttled_usec" in found:
-                return int(found["throttled_usec"]) * 1000
+            words = _read_if_present(f"/sys/fs/cgroup/{mount}{path}/cpu.stat").split()
+            counters = dict(zip(words[::2], words[1::2], strict=False))
+            if "throttled_time" in counters:
+                return int(counters["throttled_time"])
+            if "throttled_usec" in counters:
+                return int(counters["throttled_usec"]) * 1000
     return None
 
 
 def parse_stat(text: str) -> tuple[int, int, int, int, int, int]:
-    """CPU ns in user mode and in the kernel, minor and major faults, threads, resident bytes (man 5 proc, PID/stat)."""
-    # The name of the program may hold spaces and brackets: count from its end. Index 0 is the state, field 3.
+    """Return user ns, system ns, minor and major faults, threads and resident bytes (man 5 proc, PID/stat)."""
+    # The program's name may contain spaces and brackets: count from its end. Index 0 is the state, field 3.
     fields = text[text.rindex(")") + 2 :].split()
     user_ns, system_ns = int(fields[11]) * TICK_NS, int(fields[12]) * TICK_NS
     return user_ns, system_ns, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * _PAGE_BYTES
 
 
 def parse_system(text: str) -> tuple[int, int, int, int, int]:
-    """Busy, idle and stolen ticks of all CPUs, context switches, processes that run or wait for one (/proc/stat)."""
+    """Return busy, idle and stolen ticks of all CPUs, context switches, runnable processes (/proc/stat)."""
     lines = dict(line.partition(" ")[::2] for line in text.splitlines())
     return *parse_ticks(text), int(lines["ctxt"]), int(lines["procs_running"])
 
 
 def parse_pressure(text: str) -> dict[str, int]:
-    """Microseconds of "some" and "full" stalls since boot (/proc/pressure/*)."""
+    """Return microseconds of "some" and "full" stalls since boot (/proc/pressure/*)."""
     return {line.split()[0]: int(line.rpartition("total=")[2]) for line in text.splitlines() if "total=" in line}
 
 
-def sample(pid: int, threads: Threads) -> list[Number]:
-    """One line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError when the server is gone."""
-    server = parse_stat(_read(f"/proc/{pid}/stat"))
-    machine = parse_system(_read("/proc/stat"))
-    at_ns, at_monotonic_ns = time.time_ns(), time.monotonic_ns()
-    switched = threads.sample(at_ns)
-    states = (threads.states()["T"], threads.states()["D"])
-    counted = (*server, *switched, *machine, *_pressure(), *_vmstat(), *states, throttled_ns(pid))
-    return [at_ns, *counted, at_monotonic_ns]
-
-
-def _pressure() -> list[Number]:
-    totals = {resource: parse_pressure(_text(f"/proc/pressure/{resource}")) for resource in ("cpu", "io", "memory")}
-    return [totals[resource].get(kind) for resource, kind in _PRESSURE]
-
-
 def parse_vmstat(text: str) -> dict[str, int]:
-    """Counters since boot (/proc/vmstat). `allocstall` is that of all zones, each of which has its own today."""
+    """Return counters since boot (/proc/vmstat). `allocstall` is the sum over zones, which modern kernels count."""
     counters = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
     stalls = [value for name, value in counters.items() if name.startswith("allocstall")]
     return counters | ({"allocstall": sum(stalls)} if stalls else {})
 
 
-def _vmstat() -> list[Number]:
-    counters = parse_vmstat(_text("/proc/vmstat"))
-    return [counters.get(name) for name in _VMSTAT]
-
-
-def _text(path: str) -> str:
+def _read_if_present(path: str) -> str:
     try:
         return _read(path)
     except OSError:
@@ -138,31 +162,153 @@ def _text(path: str) -> str:
 
 
 def _read(path: str) -> str:
-    """What stands there: names of processes and of cgroups may be any bytes."""
+    # Names of processes and cgroups may be any bytes.
     return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
 
 
-def main(pid: int, out: Path, waits: Path) -> None:
-    """Samples until the server is gone or this process is ended; a late sample does not delay the next ones."""
-    # Two files for each thread of the server stay open, and 1024 are usual: they were too few for 510 threads.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    threads = Threads(pid)
-    following_ns = time.monotonic_ns()
-    with (
-        out.open("w", encoding="utf-8", buffering=1) as lines,
-        waits.open("w", encoding="utf-8", buffering=1) as waited,
-    ):
-        while True:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadWait:
+    """One thread that waited for a CPU, or was in state D (disk), between two samples (CLOCK_REALTIME)."""
+
+    since_ns: int
+    at_ns: int
+    thread: int
+    """Its id in the pid namespace of the process."""
+    name: str
+    """Its first 15 characters: the kernel keeps no more."""
+    waited_ns: int
+    """Time in the run queue. The kernel adds it when the thread runs again: it may exceed the sample interval."""
+    state: str
+
+
+def read_waits(path: Path) -> Iterator[ThreadWait]:
+    """Yield the waits of a WAITS file; skip a line that was cut off by a kill."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            wait: ThreadWait = records.decode(ThreadWait, json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+        yield wait
+
+
+@dataclass(slots=True)
+class _Thread:
+    """State of one thread at its last sample."""
+
+    status_fd: int
+    schedstat_fd: int | None
+    schedstat: bytes = b""
+    waited_ns: int = 0
+    new_wait_ns: int = 0
+    switches: tuple[int, int] = (0, 0)
+    state: str = ""
+    name: str = ""
+    number: int = 0
+
+
+class ThreadSampler:
+    """Context switches, states and CPU waits of all threads of a process. Keeps the switches of ended threads.
+
+    Files stay open between samples: opening them for each of a server's hundred threads costs more than reading them.
+    `status` costs seven times as much as `schedstat`, and is read only for threads that ran since or are not sleeping.
+    Activity after a thread's last sample is lost.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._alive: dict[str, _Thread] = {}
+        self._ended_switches = (0, 0)
+        self._since_ns = self._at_ns = 0
+
+    def sample(self, at_ns: int) -> tuple[int, int]:
+        """Return voluntary and involuntary switches since each thread began. *at_ns*: now, CLOCK_REALTIME."""
+        self._since_ns, self._at_ns = self._at_ns, at_ns
+        alive = {entry.name for entry in os.scandir(self._tasks)}
+        for tid in self._alive.keys() - alive:
+            self._end(tid)
+        for tid in alive:
             try:
-                lines.write(json.dumps(sample(pid, threads)) + "\n")
-                for wait in threads.waits():
-                    waited.write(json.dumps(dataclasses.asdict(wait)) + "\n")
-            except (FileNotFoundError, ProcessLookupError):
-                return
-            now_ns = time.monotonic_ns()
-            following_ns = max(following_ns + PERIOD_NS, now_ns)
-            time.sleep((following_ns - now_ns) / 1e9)
+                if tid not in self._alive:
+                    self._alive[tid] = self._begin(tid)
+                _update(self._alive[tid])
+            except (ProcessLookupError, FileNotFoundError):
+                self._end(tid)
+        counts = [self._ended_switches, *(thread.switches for thread in self._alive.values())]
+        return sum(voluntary for voluntary, _ in counts), sum(involuntary for _, involuntary in counts)
+
+    def states(self) -> Counter[str]:
+        """Return the number of threads by state letter at the last sample (man 5 proc): T stopped, D disk."""
+        return Counter(thread.state for thread in self._alive.values())
+
+    def waits(self) -> Iterator[ThreadWait]:
+        """Yield the threads that waited between the last two samples."""
+        if self._since_ns:
+            for thread in self._alive.values():
+                if thread.new_wait_ns >= _MIN_WAIT_NS or thread.state == "D":
+                    yield ThreadWait(
+                        since_ns=self._since_ns,
+                        at_ns=self._at_ns,
+                        thread=thread.number,
+                        name=thread.name,
+                        waited_ns=thread.new_wait_ns,
+                        state=thread.state,
+                    )
+
+    def _begin(self, tid: str) -> _Thread:
+        status_fd = os.open(self._tasks / tid / "status", os.O_RDONLY)
+        try:
+            # A kernel without CONFIG_SCHED_INFO has no schedstat.
+            return _Thread(status_fd, os.open(self._tasks / tid / "schedstat", os.O_RDONLY))
+        except FileNotFoundError:
+            return _Thread(status_fd, None)
+
+    def _end(self, tid: str) -> None:
+        if (thread := self._alive.pop(tid, None)) is not None:
+            os.close(thread.status_fd)
+            if thread.schedstat_fd is not None:
+                os.close(thread.schedstat_fd)
+            (voluntary, involuntary), ended = thread.switches, self._ended_switches
+            self._ended_switches = (ended[0] + voluntary, ended[1] + involuntary)
+
+
+def _update(thread: _Thread) -> None:
+    if thread.schedstat_fd is not None:
+        schedstat = os.pread(thread.schedstat_fd, 256, 0)
+        waited_ns = parse_schedstat(schedstat)
+        thread.new_wait_ns = waited_ns - thread.waited_ns if thread.schedstat else 0
+        if schedstat == thread.schedstat and thread.state == "S":
+            return
+        thread.schedstat, thread.waited_ns = schedstat, waited_ns
+    status = os.pread(thread.status_fd, 8192, 0)
+    thread.switches, thread.state = parse_switches(status), parse_state(status)
+    thread.name, thread.number = _status_field(status, b"Name"), parse_number(status)
+
+
+def parse_schedstat(text: bytes) -> int:
+    """Return a thread's wait in the run queue: the second of three numbers (Documentation/scheduler/sched-stats)."""
+    return int(text.split()[1])
+
+
+def parse_switches(status: bytes) -> tuple[int, int]:
+    """Return voluntary_ctxt_switches and nonvoluntary_ctxt_switches, the last two lines of a thread's `status`."""
+    voluntary, involuntary = status.rstrip().rsplit(b"\n", 2)[1:]
+    return int(voluntary.split()[1]), int(involuntary.split()[1])
+
+
+def parse_state(status: bytes) -> str:
+    """Return the letter of a thread's state; empty if missing."""
+    return _status_field(status, b"State")[:1]
+
+
+def parse_number(status: bytes) -> int:
+    """Return the thread id in its innermost pid namespace; 0 if missing."""
+    numbers = (_status_field(status, b"NSpid") or _status_field(status, b"Pid")).split()
+    return int(numbers[-1]) if numbers else 0
+
+
+def _status_field(status: bytes, name: bytes) -> str:
+    _, separator, remainder = (b"\n" + status).partition(b"\n" + name + b":\t")
+    return remainder.partition(b"\n")[0].decode(errors="replace") if separator else ""
 
 
 if __name__ == "__main__":

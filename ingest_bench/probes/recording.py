@@ -1,4 +1,4 @@
-"""The one flight recording of a run: its options, its settings, and what `jvm/JfrReader.java` read from it."""
+"""The flight recording of a run: JVM options, settings file, and its content as read by `jvm/JfrReader.java`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from xml.sax.saxutils import quoteattr
 from ingest_bench import jvm, system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.files import sha256, text
-from ingest_bench.jvm.compile import classes
-from ingest_bench.model.results import Remark
+from ingest_bench.inputs.files import read_text, sha256
+from ingest_bench.jvm.java import compile_classes
+from ingest_bench.model.results import Note
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.probes.context import Events, ReadContext
 
-# Of two recordings the higher rate counts, and "off" as the lowest. Since Java 25 the default of reads is 100/s.
+# With two recordings the higher rate applies, and "off" is the lowest. Since Java 25 the default for reads is 100/s.
 _NO_THROTTLE = {"enabled": "true", "throttle": "1000000/ms"}
-# Says that the recorder itself dropped events: its buffers were full.
+# Written if the recorder dropped events because its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
-# The environment and properties of the JVM and the command lines of all processes: passwords stand there.
+# Environment and properties of the JVM and command lines of all processes: they may contain passwords.
 _SECRET: Events = {
     name: {"enabled": "false"}
     for name in ("jdk.InitialEnvironmentVariable", "jdk.InitialSystemProperty", "jdk.SystemProcess")
@@ -36,87 +36,87 @@ _SECRET: Events = {
 READER = tuple(
     Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
 )
-READER_VERSION = 10
+READER_VERSION = 11
 STACK_DEPTH = 128
 
 
-def merge(into: Events, events: Mapping[str, dict[str, str]]) -> None:
-    """Adds the events of one more probe. Of two thresholds the lower one; else two must want an event in one way."""
-    for name, wanted in events.items():
-        first = into.setdefault(name, wanted)
-        thresholds = [each["threshold"] for each in (first, wanted) if "threshold" in each]
-        lower = {"threshold": min(thresholds, key=_nanoseconds)} if len(thresholds) > 1 else {}
-        if first | lower != wanted | lower:
-            raise ValueError(f"two probes want {name} with different settings: {first} and {wanted}")
-        into[name] = first | lower
+def merge_events(into: Events, events: Mapping[str, dict[str, str]]) -> None:
+    """Add the events of another probe. The lower threshold applies; all other settings must be equal."""
+    for name, settings in events.items():
+        existing = into.setdefault(name, settings)
+        thresholds = [either["threshold"] for either in (existing, settings) if "threshold" in either]
+        lower = {"threshold": min(thresholds, key=_parse_threshold_ns)} if len(thresholds) > 1 else {}
+        if existing | lower != settings | lower:
+            raise ValueError(f"two probes require {name} with different settings: {existing} and {settings}")
+        into[name] = existing | lower
 
 
-def _nanoseconds(threshold: str) -> int:
+def _parse_threshold_ns(threshold: str) -> int:
     number, unit = threshold.split()
     return int(number) * {"ns": 1, "us": 10**3, "ms": 10**6}[unit]
 
 
-def profile(java_home: Path) -> Path:
-    """The settings for profiling that a JDK brings along: samples of threads, allocations, locks and exceptions."""
+def profile_path(java_home: Path) -> Path:
+    """Return the JDK's own profiling settings: samples of threads, allocations, locks and exceptions."""
     return java_home / "lib" / "jfr" / "profile.jfc"
 
 
-def settings_file(raw: Path) -> Path:
-    """Where the recording's settings are."""
+def settings_path(raw: Path) -> Path:
+    """Return the path of the recording's settings file."""
     return raw / "recording.jfc"
 
 
-def settings(events: Events, beside: Path | None = None) -> str:
-    """A settings file (.jfc) that enables these events and nothing else, or `beside` those of another such file.
+def format_settings(events: Events, profile: Path | None = None) -> str:
+    """Return a settings file (.jfc) that enables only these events, or adds them to those of the file *profile*.
 
     A file, because Java 11 has no settings on the command line. A setting that an event or a Java version does not know
     is ignored. Each event has the highest `throttle`: another recording of the JVM would set a lower one for ours too.
     """
-    if beside is not None:
-        return _added(events | _DATA_LOSS, beside)
+    if profile is not None:
+        return _add_to_profile(events | _DATA_LOSS, profile)
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<configuration version="2.0" label="ingest-bench">']
-    for name, wanted in (events | _DATA_LOSS).items():
+    for name, settings in (events | _DATA_LOSS).items():
         lines.append(f"  <event name={quoteattr(name)}>")
-        lines += [
-            f"    <setting name={quoteattr(key)}>{value}</setting>" for key, value in (_NO_THROTTLE | wanted).items()
-        ]
+        for key, value in (_NO_THROTTLE | settings).items():
+            lines.append(f"    <setting name={quoteattr(key)}>{value}</setting>")
         lines.append("  </event>")
     return "\n".join([*lines, "</configuration>", ""])
 
 
-def _added(events: Events, beside: Path) -> str:
-    """What that file says, but for our own events, which are as the probes want them, and without what may be secret.
+def _add_to_profile(events: Events, profile: Path) -> str:
+    """Return the profile's settings, with the probes' events instead of its own and without events that leak secrets.
 
-    One file of both, because Java 11 takes one only.
+    Merged into one file, because Java 11 takes only one.
     """
     try:
-        root = ElementTree.parse(beside).getroot()  # noqa: S314 - it is the JDK's, which we start
+        root = ElementTree.parse(profile).getroot()  # noqa: S314 - from the JDK that we run
     except (OSError, ElementTree.ParseError) as error:
         raise MissingCapability(
-            f"--jfr profile: the settings of this Java cannot be read ({beside}: {error}). Name a JDK by --java-home"
+            f"--jfr profile: cannot read the profiling settings of this Java ({profile}: {error}). Give another JDK by "
+            "--java-home."
         ) from None
-    known = {event.get("name"): event for event in root.iter("event")}
-    for name, wanted in (events | _SECRET).items():
-        event = known[name] if name in known else ElementTree.SubElement(root, "event", name=name)
-        # Without those of the file: its threshold or throttle would drop what a probe counts.
+    in_profile = {event.get("name"): event for event in root.iter("event")}
+    for name, settings in (events | _SECRET).items():
+        event = in_profile[name] if name in in_profile else ElementTree.SubElement(root, "event", name=name)
+        # Remove the profile's settings: its threshold or throttle would drop events that a probe counts.
         event.clear()
         event.set("name", name)
-        for key, value in (_NO_THROTTLE | wanted).items():
+        for key, value in (_NO_THROTTLE | settings).items():
             ElementTree.SubElement(event, "setting", name=key).text = value
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def options(raw: Path) -> tuple[str, ...]:
-    """Options that record from the start of the JVM to its end.
+def start_options(raw: Path) -> tuple[str, ...]:
+    """Return options that record from the start of the JVM to its end.
 
-    maxsize=0: the default drops the oldest chunks beyond 250 MB. The repository is below `raw`, so that the chunks
-    of a killed JVM stay: its recording.jfr is empty.
+    maxsize=0: the default drops the oldest chunks beyond 250 MB. The repository is below *raw*, so that the chunks
+    of a killed JVM remain: its recording.jfr is empty.
     """
-    if any(letter in str(raw) for letter in ' ,:"\t'):
-        raise SpecError(f"{raw}: the JVM's options take no path with a comma, colon, quote or space; rename it")
+    if any(character in str(raw) for character in ' ,:"\t'):
+        raise SpecError(f"{raw}: JVM options cannot contain a path with a comma, colon, quote or space. Rename it.")
     recording = (
         "name=ingest-bench",
-        f"settings={settings_file(raw)}",
+        f"settings={settings_path(raw)}",
         f"filename={raw / 'recording.jfr'}",
         "dumponexit=true",
         "disk=true",
@@ -130,61 +130,68 @@ def options(raw: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What the reader found. `problem`: why nothing or not everything is there, as a sentence."""
+    """The content of a recording. `problem`: a sentence if it is missing or incomplete."""
 
     content: Mapping[str, Any]
-    is_whole: bool
-    has_holes: bool = False
+    is_complete: bool
+    has_gaps: bool = False
     """Events are missing in the middle, not only after the end of a killed JVM."""
     problem: str = ""
 
     @property
     def is_readable(self) -> bool:
-        """Whether everything up to some moment is there."""
-        return bool(self.content.get("events")) and not self.has_holes
+        """Return True if all events up to some moment are present."""
+        return bool(self.content.get("events")) and not self.has_gaps
 
     def seconds(self, context: ReadContext) -> float:
-        """How much of the measurement it covers."""
-        end_ns = context.end_ns if self.is_whole else min(context.end_ns, self.content["last_ns"])
+        """Return the length of the part of the measurement that it covers."""
+        end_ns = context.end_ns if self.is_complete else min(context.end_ns, self.content["last_ns"])
         return max(end_ns - context.start_ns, 0) / 1e9
 
 
-# Before what was read, the last part of what is kept.
+# Separates the keys of `recording.json` from its content, which is last.
 _CONTENT = ', "content": '
 
 
-def files(raw: Path) -> tuple[list[Path], bool]:
-    """The recording's files in order, and whether the JVM ended the recording itself.
+def recording_files(raw: Path) -> tuple[list[Path], bool]:
+    """Return the recording's files in order, and True if the JVM ended the recording itself.
 
-    Chunks that are left in the repository mean that it did not: they hold everything since the start.
+    Remaining chunks in the repository mean that it did not: they contain everything since the start.
     """
     chunks = [path for path in sorted((raw / "jfr").glob("*/*.*")) if path.suffix in (".jfr", ".part")]
-    left = [path for path in chunks if path.stat().st_size]
-    if left:
-        return left, False
-    whole = raw / "recording.jfr"
-    return ([whole], True) if whole.exists() and whole.stat().st_size else ([], False)
+    remaining = [path for path in chunks if path.stat().st_size]
+    if remaining:
+        return remaining, False
+    path = raw / "recording.jfr"
+    return ([path], True) if path.exists() and path.stat().st_size else ([], False)
 
 
-def load(context: ReadContext) -> Recording:
-    """The recording of a run, read once: the answer is kept beside it as `recording.json`."""
-    found, ended_well = files(context.raw)
-    if not found:
-        return Recording(content={}, is_whole=False, problem=f"there is no flight recording in {context.raw}")
-    key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in found]]
-    kept = context.raw / "recording.json"
-    content = _kept(kept, key, _reads(context))
+def load_recording(context: ReadContext) -> Recording:
+    """Return the recording of a run. It is read once: the content is cached as `recording.json` next to it."""
+    paths, ended_by_jvm = recording_files(context.raw)
+    if not paths:
+        return Recording(content={}, is_complete=False, problem=f"there is no flight recording in {context.raw}")
+    key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in paths]]
+    cache, reads = context.raw / "recording.json", context.raw / "reads.bin"
+    content = _load_cached(cache, key, reads)
     if content is None:
-        content = _read(context, found)
-        reads = _reads(context)
-        told = json.dumps(content)
-        made = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(told)}
-        kept.write_text(f"{json.dumps(made)[:-1]}{_CONTENT}{told}}}", encoding="utf-8")
-    return _judge(content, ended_well=ended_well)
+        content = json.loads(system.run(_reader_argv(context, reads, paths), timeout_s=600))
+        text = json.dumps(content)
+        head = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(text)}
+        cache.write_text(f"{json.dumps(head)[:-1]}{_CONTENT}{text}}}", encoding="utf-8")
+    return _judge(content, ended_by_jvm=ended_by_jvm)
+
+
+def open_recording(context: ReadContext, probe: str) -> Generator[Note, None, Recording]:
+    """Return the recording of a run, after yielding a note of that probe if it has a problem."""
+    recording = load_recording(context)
+    if recording.problem:
+        yield Note(source=probe, text=recording.problem)
+    return recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _Cached:
     key: tuple[Any, ...]
     reads_sha256: str | None = None
     content_sha256: str | None = None
@@ -192,75 +199,49 @@ class _Kept:
     content: dict[str, Any]
 
 
-def _reads(context: ReadContext) -> Path:
-    return context.raw / "reads.bin"
-
-
-def _kept(path: Path, key: list[Any], reads: Path) -> Mapping[str, Any] | None:
-    """What was read before, with that key; None: nothing, or it or its reads are damaged, and all is read anew."""
+def _load_cached(path: Path, key: list[Any], reads: Path) -> Mapping[str, Any] | None:
+    """Return the cached content for *key*; None if there is none, or if it or *reads* is damaged."""
     try:
-        written = text(path)
-        kept = records.from_json(_Kept, json.loads(written))
+        text = read_text(path)
+        cached = records.from_json(_Cached, json.loads(text))
     except (OSError, ValueError, RecursionError):
         return None
-    if kept.content_sha256 not in (None, _sha256(written.partition(_CONTENT)[2][:-1])):
+    if cached.content_sha256 not in (None, _sha256(text.partition(_CONTENT)[2][:-1])):
         return None
-    found = sha256(reads) if reads.exists() else None
-    return kept.content if list(kept.key) == key and kept.reads_sha256 == found else None
+    reads_sha256 = sha256(reads) if reads.exists() else None
+    return cached.content if list(cached.key) == key and cached.reads_sha256 == reads_sha256 else None
 
 
 def _sha256(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def opened(context: ReadContext, probe: str) -> Generator[Remark, None, Recording]:
-    """The recording of a run, after a remark of that probe where something is wrong with it."""
-    found = load(context)
-    if found.problem:
-        yield Remark(probe=probe, text=found.problem)
-    return found
+def reader_command(java: Java) -> tuple[str, ...]:
+    """Return the command, without arguments, that reads recordings with that Java; its classes are compiled once."""
+    return (str(java.java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(compile_classes(java, READER)), "JfrReader")
 
 
-def reader(java: Java) -> tuple[str, ...]:
-    """The command that reads recordings with that Java, but for its arguments; its classes are compiled once."""
-    return (str(java.java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(classes(java, READER)), "JfrReader")
+def _reader_argv(context: ReadContext, reads: Path, recordings: list[Path]) -> tuple[str, ...]:
+    """Return the command that reads recordings into JSON, and their socket reads into *reads*."""
+    ports = ",".join(map(str, sorted(context.ports)))
+    times = (context.attachment.since_ns, context.start_ns, context.end_ns)
+    return (*context.reader(), *map(str, times), ports, str(reads), *map(str, recordings))
 
 
-def reader_argv(context: ReadContext, found: list[Path]) -> tuple[str, ...]:
-    """The command that reads recordings into JSON, and their reads into `raw/reads.bin`."""
-    return (
-        *context.reader(),
-        str(context.attachment.since_ns),
-        str(context.start_ns),
-        str(context.end_ns),
-        ",".join(map(str, sorted(context.ports))),
-        str(_reads(context)),
-        *map(str, found),
-    )
-
-
-def _read(context: ReadContext, found: list[Path]) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = json.loads(system.run(reader_argv(context, found), timeout_s=600))
-    return content
-
-
-def _judge(content: Mapping[str, Any], *, ended_well: bool) -> Recording:
+def _judge(content: Mapping[str, Any], *, ended_by_jvm: bool) -> Recording:
     problems = []
-    if not ended_well:
+    if not ended_by_jvm:
         last = datetime.fromtimestamp(content["last_ns"] / 1e9, UTC).isoformat(timespec="milliseconds")
         problems.append(
             f"the JVM was killed before it could end its recording: {content['events']} events up to {last} were read,"
             " later ones are lost"
         )
-    problems += [_lost(file) for file in content["files"] if file["error"]]
+    for file in content["files"]:
+        if file["error"]:
+            read = f"{file['events']} events were read" if file["events"] else "nothing could be read"
+            problems.append(f"{Path(file['file']).name} ({file['bytes']} bytes): {read} ({file['error']})")
     if content["lost_bytes"]:
         problems.append(f"the flight recorder itself dropped {content['lost_bytes']} bytes of events")
-    cut = [file for file in content["files"][:-1] if file["error"]]
-    holes = bool(content["lost_bytes"] or cut)
-    whole = ended_well and not problems
-    return Recording(content=content, is_whole=whole, has_holes=holes, problem="; ".join(problems))
-
-
-def _lost(file: Mapping[str, Any]) -> str:
-    read = f"{file['events']} events were read" if file["events"] else "nothing could be read"
-    return f"{Path(file['file']).name} ({file['bytes']} bytes): {read} ({file['error']})"
+    has_gaps = bool(content["lost_bytes"] or any(file["error"] for file in content["files"][:-1]))
+    is_complete = ended_by_jvm and not problems
+    return Recording(content=content, is_complete=is_complete, has_gaps=has_gaps, problem="; ".join(problems))

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs.records import nearest
+from ingest_bench.inputs.records import suggest
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.cql import Cql
 from ingest_bench.protocols.json_array import JsonArray
@@ -32,14 +32,13 @@ from ingest_bench.protocols.kafka import Kafka
 from ingest_bench.protocols.thrift import Thrift
 
 if typing.TYPE_CHECKING:
-    from ingest_bench.documents.body import Body
-    from ingest_bench.documents.ids import Template
-    from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.verdict import Answer, Verdict
-    from ingest_bench.protocols.way import Address, Way
+    from ingest_bench.documents.body import Body, BodyTemplate
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.protocols.verdict import Response, Verdict
+    from ingest_bench.protocols.way import Address, Upstream
 
 
-class Connected(typing.Protocol):
+class UserConnection(typing.Protocol):
     """What a sample takes from the connection of a user."""
 
     sent_ns: int
@@ -54,33 +53,33 @@ class Connected(typing.Protocol):
     """How much of the last request the kernel took."""
     local_port: int
     """Of the connection on which the last request went; 0: there was none."""
-    used: Address
+    last_address: Address
     """Where the last request went, or should have."""
 
     @property
     def is_open(self) -> bool:
         """Whether the next request goes on a connection that is there already."""
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """The last request was, and the connection is open."""
 
 
-class Exchanging(typing.Protocol):
+class ProtocolUser(typing.Protocol):
     """A Locust user on one connection, which `load.users` sends with (over HTTP: `http1.user.Poster`)."""
 
-    way: Way
+    upstream: Upstream
     timeout_ns: int
     pumps: bool
     """Whether it can `pump`, as `load.users.pump.Pumping` says."""
 
     @property
-    def connection(self) -> Connected:
+    def connection(self) -> UserConnection:
         """The one that `on_start` made."""
 
     def on_start(self) -> None:
         """A connection of its own."""
 
-    def exchange(self, body: Body) -> Answer:
+    def exchange(self, body: Body) -> Response:
         """The answer to one request; ConnectionBrokenError without one."""
 
     def on_stop(self) -> None:
@@ -99,37 +98,39 @@ class Protocol(typing.Protocol):
         """Whether a library picks the node for each document, so that of several none is a request's own."""
 
     @property
-    def most_documents(self) -> int | None:
+    def max_documents(self) -> int | None:
         """How many documents go into one request at most; None: as many as are asked for."""
 
-    def body(self, documents: Sequence[bytes], seed: int) -> Body | Template:
+    def build_body(self, documents: Sequence[bytes], seed: int) -> Body | BodyTemplate:
         """These documents as a body, or with gaps where a user writes ids. The seed says which ids are old."""
 
-    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> Protocol:
+    def for_file(
+        self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False
+    ) -> Protocol:
         """The same for the documents of a file; SpecError for a file that cannot go this way.
 
         `ready`: they are items as a bulk has them, action lines and all. `index`: each item says that it goes there.
         """
 
-    def user(self) -> type[Exchanging]:
+    def user_class(self) -> type[ProtocolUser]:
         """A Locust user on one connection."""
 
-    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+    def judge(self, answer: Response, body: Body, is_unsure: bool = False) -> Verdict:
         """What became of each item: acknowledged, to be sent again, or failed and why.
 
         `is_unsure`: an attempt before this one may have been carried out, without that we heard of it.
         """
 
 
-class Kind(typing.Protocol):
+class ProtocolKind(typing.Protocol):
     """A protocol before its keys are known."""
 
     @classmethod
-    def on(cls, wire: Wire, index: str, options: LoadOptions) -> Protocol:
+    def from_wire(cls, wire: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
         """Made of the keys that a target gives it, the name of what documents go into, and what the user chose."""
 
 
-PROTOCOLS: Mapping[str, type[Kind]] = {
+PROTOCOLS: Mapping[str, type[ProtocolKind]] = {
     "bulk": Bulk,
     "json-array": JsonArray,
     "cql": Cql,
@@ -138,8 +139,8 @@ PROTOCOLS: Mapping[str, type[Kind]] = {
 }
 
 
-def spoken(wire: Wire, index: str, options: LoadOptions) -> Protocol:
+def create_protocol(wire: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
     """The protocol that is spoken there; SpecError for one that is not known, and for its keys."""
     if wire.protocol not in PROTOCOLS:
-        raise SpecError(f'{wire.written}: there is no protocol "{wire.protocol}"; {nearest(wire.protocol, PROTOCOLS)}')
-    return PROTOCOLS[wire.protocol].on(wire, index, options)
+        raise SpecError(f'{wire.toml_key}: there is no protocol "{wire.protocol}"; {suggest(wire.protocol, PROTOCOLS)}')
+    return PROTOCOLS[wire.protocol].from_wire(wire, index, options)

@@ -13,32 +13,31 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from ingest_bench.documents import actions
-from ingest_bench.documents.body import Body
-from ingest_bench.documents.ids import DIGITS, Template, drawn_old
+from ingest_bench.documents import corpus
+from ingest_bench.documents.body import DIGITS, Body, BodyTemplate, draw_reused
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import UrlPath
-from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols.verdict import (
-    BROKEN_ANSWER,
+    BROKEN_RESPONSE,
     HTTP_ERROR,
-    NOT_AGAIN,
+    MESSAGE_BYTES,
+    NOT_RETRIED,
     OK,
     PARTIAL,
     REJECTED,
-    SAID_BYTES,
     Verdict,
-    all_acked,
-    decoded,
+    acknowledge_all,
+    parse_json_body,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.http1.http_user import Poster
-    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.protocols.http1.http_user import Http1User
+    from ingest_bench.protocols.verdict import Response
 
 # "errors" is the second or third member of the answer (after "took" and "ingest_took"): no need to read on.
 _ERRORS_WITHIN_BYTES = 256
@@ -58,64 +57,64 @@ class Bulk:
     """An action line before each document, and an answer for each: Elasticsearch, OpenSearch, the sink."""
 
     picks_nodes: ClassVar[bool] = False
-    most_documents: ClassVar[None] = None
+    max_documents: ClassVar[None] = None
 
     path: str
     action: BulkAction
     gzip: bool = False
-    targets: tuple[str, ...] = ()
+    indices: tuple[str, ...] = ()
     """The indices that action lines name in turn; none: the request's path says the only one."""
-    ready: bool = False
+    has_action_lines: bool = False
     """The documents are items with action lines of their own."""
 
     @classmethod
-    def on(cls, wire: Wire, index: str, options: LoadOptions) -> Bulk:
+    def from_wire(cls, wire: ProtocolOptions, index: str, options: LoadOptions) -> Bulk:
         """The same for a server that takes bulks there; SpecError for a key that it has not."""
-        return cls.of(records.from_toml(BulkKeys, wire.keys, wire.written).path, index, options)
+        return cls.for_path(records.from_toml(BulkKeys, wire.keys, wire.toml_key).path, index, options)
 
     @classmethod
-    def of(cls, path: str, index: str, options: LoadOptions) -> Bulk:
+    def for_path(cls, path: str, index: str, options: LoadOptions) -> Bulk:
         """The protocol for a load with these options."""
         action = options.action
         targets = () if action.indices == 1 else action.index_names(index)
-        return cls(path=path, action=action, gzip=options.gzip, targets=targets)
+        return cls(path=path, action=action, gzip=options.gzip, indices=targets)
 
-    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> Bulk:
+    def for_file(self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False) -> Bulk:
         """The same for the documents of a file, for a data stream, or for items that have their own ids and indices."""
-        if ready and (self._has_ids or self.action.indices != 1):
+        if has_action_lines and (self._has_ids or self.action.indices != 1):
             raise SpecError(f"{path}: ready bulk bodies have their own ids and indices; take out conflicts and indices")
-        targets = self.targets if index is None or self.targets else (index,)
-        action = replace(self.action, operation="create") if stream else self.action
-        return replace(self, ready=ready, targets=targets, action=action)
+        targets = self.indices if index is None or self.indices else (index,)
+        action = replace(self.action, operation="create") if is_data_stream else self.action
+        return replace(self, has_action_lines=has_action_lines, indices=targets, action=action)
 
     @property
     def overhead_bytes(self) -> int:
         """What an item has at most beside its document."""
-        if self.ready:
+        if self.has_action_lines:
             return 1
-        lines = [_action_line(self.action.operation, target, ids=self._has_ids) for target in self.targets or ("",)]
+        lines = [_action_line(self.action.operation, target, ids=self._has_ids) for target in self.indices or ("",)]
         if self.action.on_conflict == "update" and self._has_ids:
-            lines = [_action_line("update", target, ids=True) + b'{"doc": }' for target in self.targets or ("",)]
+            lines = [_action_line("update", target, ids=True) + b'{"doc": }' for target in self.indices or ("",)]
         return max(map(len, lines)) + 1
 
     @property
     def _has_ids(self) -> bool:
         return self.action.conflicts != "none"
 
-    def body(self, documents: Sequence[bytes], seed: int) -> Body | Template:
+    def build_body(self, documents: Sequence[bytes], seed: int) -> Body | BodyTemplate:
         """These documents as a body, or with gaps where a user writes ids. The seed says which ids are old."""
         if self._has_ids:
-            return self._template(documents, drawn_old(len(documents), self.action.conflict_probability_ppm, seed))
-        body = _as_it_is(documents) if self.ready else self._without_ids(documents)
-        return body.packed() if self.gzip else body
+            return self._template(documents, draw_reused(len(documents), self.action.conflict_probability_ppm, seed))
+        body = _as_it_is(documents) if self.has_action_lines else self._without_ids(documents)
+        return body.compress() if self.gzip else body
 
-    def user(self) -> type[Poster]:
+    def user_class(self) -> type[Http1User]:
         """A Locust user that posts bulks."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.http1.http_user import Poster  # noqa: PLC0415
+        from ingest_bench.protocols.http1.http_user import Http1User  # noqa: PLC0415
 
-        own = {"abstract": True, "path": self.url_path, "own_headers": self.headers}
-        return type("BulkPoster", (Poster,), own)
+        own = {"abstract": True, "path": self.url_path, "protocol_headers": self.headers}
+        return type("BulkPoster", (Http1User,), own)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -129,29 +128,29 @@ class Bulk:
         text = urlencode({key: value for key, value in asked.items() if value is not None})
         return self.path + (f"{'&' if '?' in self.path else '?'}{text}" if text else "")
 
-    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+    def judge(self, answer: Response, body: Body, is_unsure: bool = False) -> Verdict:
         """What became of each document. What the answer says at its beginning is enough when no item failed."""
         if is_unsure:
             return _judged(answer, body, is_unsure)
         near = answer.start + _ERRORS_WITHIN_BYTES
         if answer.status == 200 and 0 <= answer.raw.find(b'"errors":false', answer.start, answer.end) < near:
             if body.adds is None:
-                return all_acked(body.documents)
-            return Verdict(outcome=OK, acked=body.documents, added=told_added(answer, body.documents))
+                return acknowledge_all(body.documents)
+            return Verdict(outcome=OK, acked=body.documents, added=count_added(answer, body.documents))
         return _judged(answer, body, is_unsure)
 
     def _without_ids(self, documents: Sequence[bytes]) -> Body:
-        if not self.targets:
+        if not self.indices:
             line = _action_line(self.action.operation, "", ids=False)
             data = b"".join((line, (b"\n" + line).join(documents), b"\n"))
         else:
-            own = [_action_line(self.action.operation, target, ids=False) for target in self.targets]
+            own = [_action_line(self.action.operation, target, ids=False) for target in self.indices]
             lines = itertools.cycle(own)
             data = b"".join(itertools.chain.from_iterable(zip(lines, documents, itertools.repeat(b"\n"))))
-        return Body(data, len(documents), lines=2)
+        return Body(data, len(documents), lines_per_item=2)
 
-    def _template(self, documents: Sequence[bytes], old: np.ndarray[Any, np.dtype[np.bool_]]) -> Template:
-        targets = itertools.cycle(self.targets or ("",))
+    def _template(self, documents: Sequence[bytes], old: np.ndarray[Any, np.dtype[np.bool_]]) -> BodyTemplate:
+        targets = itertools.cycle(self.indices or ("",))
         data = bytearray()
         places = []
         for document, target, is_old in zip(documents, targets, old.tolist(), strict=False):
@@ -160,10 +159,10 @@ class Bulk:
             # The gap stands before the quote, both braces and the line feed.
             places.append(len(data) - 4 - DIGITS)
             data += b'{"doc": %s}\n' % document if update else document + b"\n"
-        return Template(data, np.array(places, dtype=np.int64), old, lines=2, compress=self.gzip)
+        return BodyTemplate(data, np.array(places, dtype=np.int64), old, lines_per_item=2, compress=self.gzip)
 
 
-def told_added(answer: Answer, documents: int) -> int | None:
+def count_added(answer: Response, documents: int) -> int | None:
     """How many documents the index has more after a bulk without a failure; None when the answer does not say it.
 
     The server knows best: which id it had, whether an update made a document, and whether there was one to delete.
@@ -177,15 +176,15 @@ def told_added(answer: Answer, documents: int) -> int | None:
 def error_type(body: bytes) -> str:
     """What Elasticsearch calls the error, or nothing."""
     try:
-        error = decoded(body)["error"]
+        error = parse_json_body(body)["error"]
         return str(error["type"] if isinstance(error, dict) else error)[:100]
     except (ValueError, KeyError, TypeError):
         return ""
 
 
-def said(status: int, body: bytes) -> str:
+def describe_error(status: int, body: bytes) -> str:
     """An answer that is no success, as a person reads it."""
-    words = body[:SAID_BYTES].decode("utf-8", "replace").strip() or "nothing more"
+    words = body[:MESSAGE_BYTES].decode("utf-8", "replace").strip() or "nothing more"
     if status == 413:
         return (
             "413: the bulk is larger than the server takes (http.max_content_length, 100 MB unless set): "
@@ -205,28 +204,28 @@ def _as_it_is(parts: Sequence[bytes]) -> Body:
 
     Two with the same id are not noticed here, that would take a table of all ids: the server's answers tell.
     """
-    does = actions.effect_of(parts)
+    does = corpus.item_effects(parts)
     sizes = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)) + 1
     return Body(
         b"\n".join((*parts, b"")),
         len(parts),
         sizes=sizes,
         adds=does.adds,
-        adds_again=does.adds_again,
-        is_repeatable=does.is_repeatable,
+        adds_when_resent=does.adds_when_resent,
+        is_idempotent=does.is_idempotent,
     )
 
 
-def _judged(answer: Answer, body: Body, is_unsure: bool) -> Verdict:
+def _judged(answer: Response, body: Body, is_unsure: bool) -> Verdict:
     """What became of the documents of a bulk, from its whole answer."""
     status, text, documents = answer.status, answer.body, body.documents
-    if status == 429 or (status == 503 and body.is_repeatable):
+    if status == 429 or (status == 503 and body.is_idempotent):
         return Verdict(
             outcome=REJECTED if status == 429 else HTTP_ERROR,
-            rejected=tuple(range(documents)),
-            is_unsure=status == 503,
+            rejected_items=tuple(range(documents)),
+            may_be_stored=status == 503,
             rejections={f"{status} {error_type(text)}": documents},
-            said=said(status, text),
+            message=describe_error(status, text),
         )
     if not 200 <= status < 300:
         return Verdict(
@@ -234,22 +233,22 @@ def _judged(answer: Answer, body: Body, is_unsure: bool) -> Verdict:
             failed=documents,
             in_doubt=documents if status >= 500 else 0,
             failures={f"{status} {error_type(text)}": documents},
-            said=said(status, text) + (f" ({NOT_AGAIN})" if status == 503 else ""),
+            message=describe_error(status, text) + (f" ({NOT_RETRIED})" if status == 503 else ""),
         )
     try:
-        found = decoded(text)
+        found = parse_json_body(text)
         if found["errors"] is False and not is_unsure:
-            return Verdict(outcome=OK, acked=documents, added=told_added(answer, documents))
+            return Verdict(outcome=OK, acked=documents, added=count_added(answer, documents))
         return _judged_items(found["items"], body, is_unsure)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
-        words = f"a {status} answer that is not the answer to a bulk: {text[:SAID_BYTES]!r}"
-        return Verdict(outcome=BROKEN_ANSWER, said=words)
+        words = f"a {status} answer that is not the answer to a bulk: {text[:MESSAGE_BYTES]!r}"
+        return Verdict(outcome=BROKEN_RESPONSE, message=words)
 
 
 def _judged_items(items: list[dict[str, dict[str, Any]]], body: Body, is_unsure: bool) -> Verdict:
     if len(items) != body.documents:
         words = f"the answer has {len(items)} items, the bulk had {body.documents} documents"
-        return Verdict(outcome=BROKEN_ANSWER, said=words)
+        return Verdict(outcome=BROKEN_RESPONSE, message=words)
     failures: Counter[str] = Counter()
     rejections: Counter[str] = Counter()
     rejected, refused, made = [], [], []
@@ -267,7 +266,7 @@ def _judged_items(items: list[dict[str, dict[str, Any]]], body: Body, is_unsure:
             continue
         error = result.get("error", "")
         name = f"{status} {error['type'] if isinstance(error, dict) else error}".strip()
-        if status == 429 or (status == 503 and body.is_repeatable):
+        if status == 429 or (status == 503 and body.is_idempotent):
             rejections[name] += 1
             rejected.append(index)
             has_503 = has_503 or status == 503
@@ -275,7 +274,7 @@ def _judged_items(items: list[dict[str, dict[str, Any]]], body: Body, is_unsure:
             failures[name] += 1
             refused.append(index)
             if status == 503:
-                in_doubt, words = in_doubt + 1, f"items with 503 were {NOT_AGAIN}"
+                in_doubt, words = in_doubt + 1, f"items with 503 were {NOT_RETRIED}"
     acked = body.documents - len(rejected) - len(refused)
     return Verdict(
         outcome=OK if acked == body.documents else PARTIAL,
@@ -283,13 +282,13 @@ def _judged_items(items: list[dict[str, dict[str, Any]]], body: Body, is_unsure:
         failed=failures.total(),
         in_doubt=in_doubt,
         failures=failures,
-        rejected=tuple(rejected),
-        is_unsure=has_503,
+        rejected_items=tuple(rejected),
+        may_be_stored=has_503,
         rejections=rejections,
-        refused=tuple(refused),
-        made=tuple(made),
+        failed_items=tuple(refused),
+        created_items=tuple(made),
         added=added,
-        said=words,
+        message=words,
     )
 
 

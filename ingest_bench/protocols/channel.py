@@ -21,7 +21,7 @@ from ingest_bench.protocols.verdict import ConnectionBrokenError
 
 if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint
-    from ingest_bench.protocols.way import Way
+    from ingest_bench.protocols.way import Upstream
 
 # Not gevent's own, which switches to the hub. Before each request on an idle connection it is asked whether there is
 # something to read: 0.9 us, and 2.9 us by a recv that ends in EAGAIN.
@@ -33,12 +33,12 @@ READ, WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as `hub.loop.io` takes them
 class Channel:
     """One socket at a time; after each failure the next one goes to the next address of the server."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Upstream) -> None:
         self._way = way
         self._traffic = way.traffic
         self.address = way.next_address()
         """Where the socket leads, or the next one will."""
-        self.used = self.address
+        self.last_address = self.address
         """Where the socket leads, or the last one did or should have."""
         self._hub = get_hub()
         self._sock: _socket.socket | None = None
@@ -76,7 +76,7 @@ class Channel:
     def _connect(self) -> _socket.socket:
         """An open connection; ConnectionBrokenError when nobody at that address takes it."""
         self._expired = ""
-        self.used = self.address
+        self.last_address = self.address
         failed = 0
         sockets = self.address.sockets if self.address.resolver is None else self._looked_up(self.address.resolver)
         *_, last = sockets

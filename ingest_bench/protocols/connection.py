@@ -11,19 +11,19 @@ import time
 from typing import TYPE_CHECKING
 
 from ingest_bench.protocols.channel import READ, Channel
-from ingest_bench.protocols.verdict import Answer, BrokenAnswerError, ConnectionBrokenError
+from ingest_bench.protocols.verdict import BrokenResponseError, ConnectionBrokenError, Response
 
 if TYPE_CHECKING:
     import _socket
 
     from ingest_bench.protocols.incoming import Incoming
-    from ingest_bench.protocols.way import Way
+    from ingest_bench.protocols.way import Upstream
 
 
 class Connection(Channel):
     """One connection at a time; after each failure the next one goes to the next address of the server."""
 
-    def __init__(self, way: Way, answer: Incoming) -> None:
+    def __init__(self, way: Upstream, answer: Incoming) -> None:
         super().__init__(way)
         self._got: int | OSError | None = None
         """What became of the last attempt to send or to read; None: it would have had to wait."""
@@ -44,7 +44,7 @@ class Connection(Channel):
         self._refused = 0, 0
         """Of the last request that was refused how many bytes the kernel took, and when its answer had come."""
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """The last request was: whether the server has read it shows when it answers the next one."""
         self._refused = self.bytes_sent, self.done_ns
 
@@ -61,7 +61,7 @@ class Connection(Channel):
         """Whether the next request goes on a connection that is there already."""
         return self._sock is not None
 
-    def drop_ended(self) -> None:
+    def close_if_ended(self) -> None:
         """Close a connection that the server has ended since its last answer: a request on it would be lost."""
         sock = self._sock
         if sock is None or not self._readable_now(0):
@@ -75,7 +75,7 @@ class Connection(Channel):
             """It was reset."""
         self.close()
 
-    def exchange(self, head: bytes, body: bytes | bytearray, timeout_ns: int) -> Answer:
+    def exchange(self, head: bytes, body: bytes | bytearray, timeout_ns: int) -> Response:
         """The answer to one request; ConnectionBrokenError without one.
 
         The time is that of all of it, from connecting to the answer's last byte; `Deadlines` holds it.
@@ -120,7 +120,7 @@ class Connection(Channel):
         self.written_ns = time.monotonic_ns()
         return True
 
-    def _usual_answer(self) -> Answer | None:
+    def _usual_answer(self) -> Response | None:
         """What one read has, where that is an answer as long as the last one, with the same head."""
         sock = self._sock
         assert sock is not None  # noqa: S101 - a request has begun
@@ -138,24 +138,24 @@ class Connection(Channel):
             return usual
         return None
 
-    def finish(self, head: bytes, body: bytes | bytearray) -> Answer:
+    def finish(self, head: bytes, body: bytes | bytearray) -> Response:
         """The answer to a request that has begun, however far it came; ConnectionBrokenError without one."""
         try:
             return self._rest(head, body)
         finally:
             self._end()
 
-    def _rest(self, head: bytes, body: bytes | bytearray) -> Answer:
+    def _rest(self, head: bytes, body: bytes | bytearray) -> Response:
         sock, got = self._sock, self._got
         assert sock is not None  # noqa: S101 - it was open when the request began, and nobody else closes it
         if self.bytes_sent != len(head) + len(body):
             if isinstance(got, OSError):
-                self._answer.begin()
+                self._answer.reset()
                 return self._hung_up(sock, got)
             return self._send_rest(sock, head, body)
         if isinstance(got, OSError):
             raise self._lost(got)
-        self._answer.begin()
+        self._answer.reset()
         if got is not None:
             self._came(got)
         return self._receive()
@@ -172,12 +172,12 @@ class Connection(Channel):
             # It may have come after the answer: nothing more can be sent.
             self.close()
 
-    def _send_rest(self, sock: _socket.socket, head: bytes, body: bytes | bytearray) -> Answer:
+    def _send_rest(self, sock: _socket.socket, head: bytes, body: bytes | bytearray) -> Response:
         """The answer to a request of which the kernel did not take everything at once."""
         missing_head = head[self.bytes_sent :]
         view = memoryview(missing_head + body if missing_head else body)
         view = view[max(0, self.bytes_sent - len(head)) :]
-        self._answer.begin()
+        self._answer.reset()
         while view:
             if self._wait_for_either() & READ and self._is_answering(sock):
                 return self._receive_early()
@@ -196,7 +196,7 @@ class Connection(Channel):
     def _is_answering(self, sock: _socket.socket) -> bool:
         """Whether what can be read is more than interim answers."""
         try:
-            got = sock.recv_into(self._answer.room())
+            got = sock.recv_into(self._answer.free_space())
         except BlockingIOError:
             return False
         except OSError as error:
@@ -204,7 +204,7 @@ class Connection(Channel):
         self._came(got)
         return self._answer.head is not None
 
-    def _receive_early(self) -> Answer:
+    def _receive_early(self) -> Response:
         """The answer of a server that did not take the whole request: no more can be sent on this connection."""
         answer = self._receive()
         self.close()
@@ -212,26 +212,26 @@ class Connection(Channel):
             raise self._nonsense(f"the server answered {answer.status} before it had the whole request")
         return answer
 
-    def _hung_up(self, sock: _socket.socket, error: OSError) -> Answer:
+    def _hung_up(self, sock: _socket.socket, error: OSError) -> Response:
         """The answer that a server left before it closed; the failure when there is none."""
         got = 0
         if not self._expired and error.errno in (errno.EPIPE, errno.ECONNRESET):
             with contextlib.suppress(OSError):
-                got = sock.recv_into(self._answer.room())
+                got = sock.recv_into(self._answer.free_space())
         if not got:
             raise self._broken(f"{error.strerror} in the middle of the request")
         self._came(got)
         return self._receive_early()
 
-    def _receive(self) -> Answer:
+    def _receive(self) -> Response:
         """The answer, wherever it ends."""
         answer = self._answer
-        while not answer.is_whole:
+        while not answer.is_complete:
             self._came(self._read())
         self.done_ns = time.monotonic_ns()
         head = answer.head
         assert head is not None  # noqa: S101 - the answer is whole
-        whole = Answer(head.status, answer.buffer, answer.start, answer.end, head.retry_after_s)
+        whole = Response(head.status, answer.buffer, answer.start, answer.end, head.retry_after_s)
         if head.close:
             self.close()
         elif answer.same_bytes is not None:
@@ -245,7 +245,7 @@ class Connection(Channel):
         while True:
             self._wait(self._readable)
             try:
-                return sock.recv_into(self._answer.room())
+                return sock.recv_into(self._answer.free_space())
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -257,12 +257,12 @@ class Connection(Channel):
         try:
             if size_bytes:
                 self.first_byte_ns = self.first_byte_ns or time.monotonic_ns()
-                answer.came(size_bytes)
+                answer.feed(size_bytes)
             else:
-                answer.closed()
-        except BrokenAnswerError as error:
+                answer.feed_eof()
+        except BrokenResponseError as error:
             raise self._nonsense(str(error)) from None
-        if not size_bytes and not answer.is_whole:
+        if not size_bytes and not answer.is_complete:
             raise self._broken(f"the server closed the connection {self._moment}")
         if answer.head is None and not answer.filled:
             self.first_byte_ns = 0  # what came were interim answers
@@ -276,9 +276,9 @@ class Connection(Channel):
 
     def _nonsense(self, said: str) -> ConnectionBrokenError:
         self.close()
-        return ConnectionBrokenError("broken-answer", said)
+        return ConnectionBrokenError("invalid-response", said)
 
 
-def _none_usual(buffer: bytearray) -> tuple[bytes, Answer]:
+def _none_usual(buffer: bytearray) -> tuple[bytes, Response]:
     """What no answer is like."""
-    return b"", Answer(0, buffer, 0, -1)
+    return b"", Response(0, buffer, 0, -1)

@@ -113,7 +113,7 @@ class _Connection:
         return found
 
 
-class HeldConnections:
+class LibraryConnections:
     """The connections of one client of a library to these addresses, each with what went over it.
 
     `find` takes those that nobody has taken yet: clients that connect one after the other have each their own. Of
@@ -137,7 +137,7 @@ class HeldConnections:
         """Whether one to each address is open."""
         return {one.there for one in self._found.values() if one.is_open} == self._addresses
 
-    def find(self) -> None:
+    def discover(self) -> None:
         """Connections that are new are counted from now on, with all that went over them before."""
         for name, one in list(self._left.items()):
             if one.there in self._addresses:
@@ -170,10 +170,10 @@ class HeldConnections:
         self._traffic.local_ports.add(port)
         self._traffic.connects += 1
 
-    def sent_bytes(self) -> int:
+    def count_sent_bytes(self) -> int:
         """What went over all of them since this was asked last; it is in the traffic's account too."""
         if not self.reaches_all:
-            self.find()
+            self.discover()
         return sum(map(self._more, list(self._found.values())))
 
     def _more(self, one: _Connection) -> int:
@@ -202,7 +202,7 @@ class HeldConnections:
 
     def close(self) -> None:
         """What went over them at last is counted, and what will. The library must have closed them."""
-        self.sent_bytes()
+        self.count_sent_bytes()
         for name, one in list(self._found.items()):
             if one.is_held:
                 self._left[name] = self._found.pop(name)

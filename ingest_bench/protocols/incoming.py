@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple, Protocol
 
-from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.verdict import BrokenResponseError
 
 _BUFFER_BYTES = 64 * 1024
 
@@ -34,7 +34,7 @@ class Incoming(Protocol):
 
     buffer: bytearray
     view: memoryview
-    is_whole: bool
+    is_complete: bool
     start: int
     end: int
     filled: int
@@ -47,16 +47,16 @@ class Incoming(Protocol):
     def same_bytes(self) -> int | None:
         """An answer as long as this one with as many bytes as its first ones means the same; None: nothing says so."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Nothing has come of the next answer."""
 
-    def room(self) -> memoryview:
+    def free_space(self) -> memoryview:
         """Where the next bytes go."""
 
-    def came(self, size_bytes: int) -> None:
+    def feed(self, size_bytes: int) -> None:
         """So many bytes more are in the room."""
 
-    def closed(self) -> None:
+    def feed_eof(self) -> None:
         """The server has closed: the answer is whole if that is how its body ends."""
 
 
@@ -83,7 +83,7 @@ class Frames(ABC):
         """Whether a connection begins with what is asked: no later request has an answer like that one."""
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
-        self.begin()
+        self.reset()
 
     @property
     @abstractmethod
@@ -98,10 +98,10 @@ class Frames(ABC):
     def said(self, frames: list[bytes]) -> Said:
         """What all of them say together; BrokenAnswerError for what is no answer to what was asked."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Nothing has come of the next answer."""
         self.head: Said | None = None
-        self.is_whole = False
+        self.is_complete = False
         self.start = self.end = self.filled = 0
 
     @property
@@ -109,11 +109,11 @@ class Frames(ABC):
         """All of it: an answer that says that all went well has no words."""
         return self.filled if self.head is not None and self.head.status == 200 and not self.greets else None
 
-    def room(self) -> memoryview:
+    def free_space(self) -> memoryview:
         """Where the next bytes go."""
         return self.view[self.filled :]
 
-    def came(self, size_bytes: int) -> None:
+    def feed(self, size_bytes: int) -> None:
         """So many bytes more are in the room."""
         self.filled += size_bytes
         frames: list[bytes] = []
@@ -128,12 +128,12 @@ class Frames(ABC):
             self._make_room(max(place, self.filled) + 4096)
             return
         if self.filled > place:
-            raise BrokenAnswerError(f"{self.filled - place} bytes more than were asked for")
+            raise BrokenResponseError(f"{self.filled - place} bytes more than were asked for")
         self.head = self.said(frames)
-        self.is_whole = True
+        self.is_complete = True
         self._keep(self.head.words)
 
-    def closed(self) -> None:  # noqa: B027 - nothing is to be done
+    def feed_eof(self) -> None:  # noqa: B027 - nothing is to be done
         """The server has closed: a frame has its length, so nothing is whole that was not before."""
 
     def _keep(self, words: bytes) -> None:

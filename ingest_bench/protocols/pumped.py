@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.protocols.incoming import Frames, Incoming
-    from ingest_bench.protocols.verdict import Answer
-    from ingest_bench.protocols.way import Way
+    from ingest_bench.protocols.verdict import Response
+    from ingest_bench.protocols.way import Upstream
 
 
 class PumpedConnection(Connection):
     """One connection at a time, over plain TCP."""
 
-    def __init__(self, way: Way, answer: Incoming) -> None:
+    def __init__(self, way: Upstream, answer: Incoming) -> None:
         super().__init__(way, answer)
         self._timeout_ns = 0
-        self._follow: Callable[[Answer, int], tuple[bytes, bytes | bytearray] | None]
+        self._follow: Callable[[Response, int], tuple[bytes, bytes | bytearray] | None]
         self._pumping: Any
         self._error: BaseException | None = None
 
@@ -35,7 +35,7 @@ class PumpedConnection(Connection):
         head: bytes,
         body: bytes | bytearray,
         timeout_ns: int,
-        follow: Callable[[Answer, int], tuple[bytes, bytes | bytearray] | None],
+        follow: Callable[[Response, int], tuple[bytes, bytes | bytearray] | None],
     ) -> None:
         """Sends this request, and after each answer the one that `follow` gives, until that gives none.
 
@@ -106,22 +106,22 @@ class PumpedConnection(Connection):
             self._pumping.switch(self)
 
 
-class Caller(User):
+class FramedUser(User):
     """A Locust user that sends calls in frames and has the answers. The first exchange opens its connection."""
 
     abstract = True
     protocol = ""
     """As PROTOCOLS has it."""
-    way: Way
+    upstream: Upstream
     timeout_ns = 60 * 10**9
     pumps = True
 
     def on_start(self) -> None:
         """A connection of its own."""
-        if self.way.is_tls:
+        if self.upstream.is_tls:
             raise RunFailed(f"{self.protocol}: this protocol has no TLS here; the URL is http://")
-        self.connection = PumpedConnection(self.way, self.frames())
-        self.way.deadlines.watch(self.connection)
+        self.connection = PumpedConnection(self.upstream, self.frames())
+        self.upstream.deadlines.watch(self.connection)
 
     def on_stop(self) -> None:
         """No connection."""
@@ -131,7 +131,7 @@ class Caller(User):
         """What the answers go into."""
         raise NotImplementedError
 
-    def exchange(self, body: Body) -> Answer:
+    def exchange(self, body: Body) -> Response:
         """The answer to one request; ConnectionBrokenError without one. `connection` knows what was sent, and when."""
         raise NotImplementedError
 
@@ -142,13 +142,13 @@ class Caller(User):
     @property
     def can_pump(self) -> bool:
         """Whether `pump` sends: on an open connection."""
-        self.connection.drop_ended()
+        self.connection.close_if_ended()
         return self.connection.is_open
 
-    def pump(self, body: Body, follow: Callable[[Answer, int], tuple[bytes, bytes | bytearray] | None]) -> None:
+    def pump(self, body: Body, follow: Callable[[Response, int], tuple[bytes, bytes | bytearray] | None]) -> None:
         """As `PumpedConnection.pump`, beginning with this body."""
         self.connection.pump(*self.request(body), self.timeout_ns, follow)
 
-    def finish(self, body: Body) -> Answer:
+    def finish(self, body: Body) -> Response:
         """The answer to the request in whose middle `pump` came back; ConnectionBrokenError without one."""
         return self.connection.finish(*self.request(body))

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingest_bench.documents.body import Body
-from ingest_bench.protocols.bulk import said
+from ingest_bench.protocols.bulk import describe_error
 from ingest_bench.protocols.verdict import (
-    BROKEN_ANSWER,
+    BROKEN_RESPONSE,
     HTTP_ERROR,
+    MESSAGE_BYTES,
     OK,
     PARTIAL,
     REJECTED,
-    SAID_BYTES,
     Verdict,
-    decoded,
+    parse_json_body,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ingest_bench.protocols.http1.http_user import Poster
-    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.protocols.http1.http_user import Http1User
+    from ingest_bench.protocols.verdict import Response
 
 # "timed_out" and "_shards" come before the hits, which are not read.
 _WITHIN_BYTES = 256
@@ -37,18 +37,18 @@ class Search:
 
     path: str
 
-    def body(self, query: Mapping[str, Any]) -> Body:
+    def build_body(self, query: Mapping[str, Any]) -> Body:
         """One query."""
         return Body(json.dumps(query).encode(), 0)
 
-    def user(self) -> type[Poster]:
+    def user_class(self) -> type[Http1User]:
         """A Locust user that posts queries."""
-        from ingest_bench.protocols.http1.http_user import Poster  # noqa: PLC0415 - as in `bulk`
+        from ingest_bench.protocols.http1.http_user import Http1User  # noqa: PLC0415 - as in `bulk`
 
-        own = {"abstract": True, "path": self.path, "own_headers": {"content-type": "application/json"}}
-        return type("QueryPoster", (Poster,), own)
+        own = {"abstract": True, "path": self.path, "protocol_headers": {"content-type": "application/json"}}
+        return type("QueryPoster", (Http1User,), own)
 
-    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+    def judge(self, answer: Response, body: Body, is_unsure: bool = False) -> Verdict:
         """Whether the query was answered in time and by every shard."""
         del body, is_unsure
         status, raw, start = answer.status, answer.raw, answer.start
@@ -62,15 +62,15 @@ class Search:
 def _judged(status: int, body: bytes) -> Verdict:
     """What became of a query, from its whole answer."""
     if status == 429:
-        return Verdict(outcome=REJECTED, said=said(status, body))
+        return Verdict(outcome=REJECTED, message=describe_error(status, body))
     if not 200 <= status < 300:
-        return Verdict(outcome=HTTP_ERROR, said=said(status, body))
+        return Verdict(outcome=HTTP_ERROR, message=describe_error(status, body))
     try:
-        found = decoded(body)
+        found = parse_json_body(body)
         whole = found["timed_out"] is False and found["_shards"]["failed"] == 0
     except (ValueError, KeyError, TypeError):
-        words = f"a {status} answer that is not the answer to a query: {body[:SAID_BYTES]!r}"
-        return Verdict(outcome=BROKEN_ANSWER, said=words)
+        words = f"a {status} answer that is not the answer to a query: {body[:MESSAGE_BYTES]!r}"
+        return Verdict(outcome=BROKEN_RESPONSE, message=words)
     if whole:
         return _ANSWERED
-    return Verdict(outcome=PARTIAL, said=f"a query was answered in part: {body[:SAID_BYTES]!r}")
+    return Verdict(outcome=PARTIAL, message=f"a query was answered in part: {body[:MESSAGE_BYTES]!r}")

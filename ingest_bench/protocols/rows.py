@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from ingest_bench.documents.ids import drawn_old
+from ingest_bench.documents.body import draw_reused
 from ingest_bench.errors import SpecError
-from ingest_bench.model.values import Form
-from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols.verdict import HTTP_ERROR, REJECTED, SAID_BYTES, Verdict, all_acked
+from ingest_bench.model.load import BulkAction
+from ingest_bench.model.values import Pattern
+from ingest_bench.protocols.verdict import HTTP_ERROR, MESSAGE_BYTES, REJECTED, Verdict, acknowledge_all
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.model.load import LoadOptions
-    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.protocols.verdict import Response
 
 # DatabaseDescriptor of Cassandra 0.7 and SchemaConstants of 4 and 5: \w+, and of these at most 48.
-Keyspace = Annotated[str, Form(r"[A-Za-z0-9_]{1,48}", "a keyspace's name: A-Z, a-z, 0-9 and underscore")]
+Keyspace = Annotated[str, Pattern(r"[A-Za-z0-9_]{1,48}", "a keyspace's name: A-Z, a-z, 0-9 and underscore")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class RowKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RowProtocol:
     """Documents for tables, in turn."""
 
     picks_nodes: ClassVar[bool] = False
-    most_documents: ClassVar[None] = None
+    max_documents: ClassVar[None] = None
     protocol: ClassVar[str]
     """As PROTOCOLS has it."""
     table: ClassVar[str]
@@ -64,10 +64,10 @@ class Rows:
                 "which rows are new; take out conflicts or indices"
             )
 
-    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> Self:
+    def for_file(self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False) -> Self:
         """The same for the documents of a file; SpecError for ready bulk bodies."""
-        del index, stream
-        if ready:
+        del index, is_data_stream
+        if has_action_lines:
             raise SpecError(
                 f"{path}: these are ready bulk bodies, and this server takes documents alone ({self.protocol})"
             )
@@ -76,19 +76,21 @@ class Rows:
     def old(self, rows: int, seed: int) -> NDArray[np.bool_]:
         """Which of so many rows take a key that was given before: the same ones for the same seed."""
         conflicts = self.action.conflicts != "none"
-        return drawn_old(rows, self.action.conflict_probability_ppm if conflicts else 0, seed)
+        return draw_reused(rows, self.action.conflict_probability_ppm if conflicts else 0, seed)
 
-    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+    def judge(self, answer: Response, body: Body, is_unsure: bool = False) -> Verdict:
         """What became of each document: the answer is about all. Each row has a key of ours, so all may go again."""
         del is_unsure
-        status, words = answer.status, answer.body[:SAID_BYTES].decode("utf-8", "replace")
+        status, words = answer.status, answer.body[:MESSAGE_BYTES].decode("utf-8", "replace")
         if status == 200:
-            return all_acked(body.documents)
+            return acknowledge_all(body.documents)
         kinds = {f"{status} {words.partition(':')[0]}": body.documents}
         if status in (503, 504):
             everything = tuple(range(body.documents))
             # 503: no replica was asked. 504: one may have written some of it.
             outcome = REJECTED if status == 503 else HTTP_ERROR
-            return Verdict(outcome=outcome, rejected=everything, rejections=kinds, is_unsure=status == 504, said=words)
+            return Verdict(
+                outcome=outcome, rejected_items=everything, rejections=kinds, may_be_stored=status == 504, message=words
+            )
         in_doubt = body.documents if status >= 500 else 0
-        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, said=words)
+        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, message=words)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-OK, PARTIAL, REJECTED, HTTP_ERROR, BROKEN_ANSWER = "ok", "partial", "rejected", "http-error", "broken-answer"
-SAID_BYTES = 300
-NOT_AGAIN = "not sent again: without ids of their own its documents could be stored twice"
+OK, PARTIAL, REJECTED, HTTP_ERROR, BROKEN_RESPONSE = "ok", "partial", "rejected", "http-error", "invalid-response"
+MESSAGE_BYTES = 300
+NOT_RETRIED = "not sent again: without ids of their own its documents could be stored twice"
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """The answer to one request: its body is `raw[start:end]`, until the connection's next request."""
 
     status: int
@@ -33,7 +33,7 @@ class Answer:
         return bytes(memoryview(self.raw)[self.start : self.end])
 
 
-def decoded(body: bytes) -> Any:
+def parse_json_body(body: bytes) -> Any:
     """The body of an answer as JSON; ValueError for anything else."""
     try:
         return json.loads(body)
@@ -50,10 +50,10 @@ class ConnectionBrokenError(Exception):
     def __init__(self, outcome: str, said: str, *, is_unsure: bool = False) -> None:
         super().__init__(said)
         self.outcome = outcome
-        self.is_unsure = is_unsure
+        self.may_be_stored = is_unsure
 
 
-class BrokenAnswerError(ValueError):
+class BrokenResponseError(ValueError):
     """An answer that is none of the protocol, or not plainly so."""
 
 
@@ -69,39 +69,39 @@ class Verdict:
     """Of these, how many may have been carried out, without that we heard of it."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed items by "status type"."""
-    rejected: tuple[int, ...] = ()
+    rejected_items: tuple[int, ...] = ()
     """The items (their place in the body) that may be sent again."""
-    is_unsure: bool = False
+    may_be_stored: bool = False
     """The same of these: whether some may have been."""
-    refused: tuple[int, ...] = ()
+    failed_items: tuple[int, ...] = ()
     """The items that have failed for good."""
     added: int | None = None
     """How many documents the index has more; None: the answer does not say it of each acknowledged item."""
-    made: tuple[int, ...] = ()
+    created_items: tuple[int, ...] = ()
     """The items that made a document of an id that should have been there before."""
     rejections: Mapping[str, int] = field(default_factory=dict)
-    said: str = ""
+    message: str = ""
 
     @property
-    def lost(self) -> tuple[int, ...]:
+    def unacknowledged_items(self) -> tuple[int, ...]:
         """The items that were not acknowledged."""
-        return self.refused + self.rejected
+        return self.failed_items + self.rejected_items
 
-    def final(self) -> Verdict:
+    def without_retries(self) -> Verdict:
         """The same, when nothing is sent again: what was rejected has failed."""
         failures = Counter(self.failures) + Counter(self.rejections)
         return replace(
             self,
-            failed=self.failed + len(self.rejected),
-            in_doubt=self.in_doubt + (len(self.rejected) if self.is_unsure else 0),
+            failed=self.failed + len(self.rejected_items),
+            in_doubt=self.in_doubt + (len(self.rejected_items) if self.may_be_stored else 0),
             failures=failures,
-            refused=self.lost,
-            rejected=(),
+            failed_items=self.unacknowledged_items,
+            rejected_items=(),
             rejections={},
         )
 
 
 @functools.lru_cache(maxsize=4096)
-def all_acked(documents: int) -> Verdict:
+def acknowledge_all(documents: int) -> Verdict:
     """The verdict that every document was acknowledged: the case that must be cheap."""
     return Verdict(outcome=OK, acked=documents)

@@ -15,7 +15,7 @@ from ingest_bench.inputs import credentials
 from ingest_bench.protocols.deadlines import Deadlines
 
 if TYPE_CHECKING:
-    from ingest_bench.model.target import Endpoint, Place, Tls
+    from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 
 
 class Traffic:
@@ -58,7 +58,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Way:
+class Upstream:
     """Where the server is, who we are to it, and the connections that lead there."""
 
     addresses: tuple[Address, ...]
@@ -90,14 +90,14 @@ class Way:
         )
 
 
-def way_to(
-    *places: Place, headers: Mapping[str, str] | None = None, traffic: Traffic | None = None, first: int = 0
-) -> Way:
+def resolve_upstream(
+    *places: ServerAddress, headers: Mapping[str, str] | None = None, traffic: Traffic | None = None, first: int = 0
+) -> Upstream:
     """The way to a server with these addresses. Names are looked up now, and never again, unless a place says where.
 
     `first` is where the first connection goes: workers that begin with different ones spread over all from the start.
     """
-    return Way(
+    return Upstream(
         addresses=tuple(_address(index, place) for index, place in enumerate(places)),
         headers=headers or {},
         traffic=traffic or Traffic(),
@@ -105,7 +105,7 @@ def way_to(
     )
 
 
-def _address(index: int, place: Place) -> Address:
+def _address(index: int, place: ServerAddress) -> Address:
     host, port = place.endpoint.host, place.endpoint.port
     name = place.host_header or str(place.endpoint)
     verifying = None if place.tls is None else Verifying(place.tls.name, _context(place.tls))

@@ -1,1 +1,1 @@
-"""A results folder: its layout, the form of its files, and the facts of the machine."""
+"""A results folder: its layout, the format of its files, and the facts of the machine."""

@@ -1,4 +1,4 @@
-"""What this machine is: written beside each result, printed by `doctor`."""
+"""Facts of this machine, written next to each result and printed by `doctor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOST_FILES = {
     "transparent_hugepages_defrag": "/sys/kernel/mm/transparent_hugepage/defrag",
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
     "swappiness": "/proc/sys/vm/swappiness",
-    # While one of bytes is 0, the ratio counts.
+    # The ratio applies while the number of bytes is 0.
     "dirty_bytes": "/proc/sys/vm/dirty_bytes",
     "dirty_ratio": "/proc/sys/vm/dirty_ratio",
     "dirty_background_bytes": "/proc/sys/vm/dirty_background_bytes",
@@ -26,11 +26,11 @@ _HOST_FILES = {
 }
 
 
-def facts() -> dict[str, Any]:
-    """Machine, kernel and versions: what must agree before two results may be compared."""
+def collect_facts() -> dict[str, Any]:
+    """Return machine, kernel and versions: what must agree before two results may be compared."""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu(),
+        "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "memory_bytes": memory_bytes(),
         "kernel": platform.release(),
@@ -40,29 +40,29 @@ def facts() -> dict[str, Any]:
         "locust": metadata.version("locust"),
         "uid": os.getuid(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
-        "numad_runs": numad_runs(),
+        "numad_runs": is_numad_running(),
         **{name: _read(path) for name, path in _HOST_FILES.items()},
     }
 
 
 def memory_bytes() -> int:
-    """The memory of this machine, or of the control group that we are in when that is less."""
+    """Return the memory of this machine, or the limit of our control group if that is less."""
     limit = _read("/sys/fs/cgroup/memory.max")
     total: int = psutil.virtual_memory().total
     return min(total, int(limit)) if limit and limit.isdigit() else total
 
 
-def numad_runs() -> bool:
-    """Whether a process numad is there, which moves memory between NUMA nodes."""
+def is_numad_running() -> bool:
+    """Return True if a process `numad` runs, which moves memory between NUMA nodes."""
     return any(process.info["name"] == "numad" for process in psutil.process_iter(["name"]))
 
 
 def free_bytes(path: Path) -> int:
-    """Free space on the disk that holds the nearest existing folder of the path."""
+    """Return the free space on the disk of the nearest existing folder of *path*."""
     while not path.exists():
         path = path.parent
-    found: int = psutil.disk_usage(str(path)).free
-    return found
+    free: int = psutil.disk_usage(str(path)).free
+    return free
 
 
 def _read(path: str) -> str | None:
@@ -72,7 +72,7 @@ def _read(path: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
+def _cpu_model() -> str:
     lines = (_read("/proc/cpuinfo") or "").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 

@@ -1,32 +1,280 @@
-"""The layout of a results folder. The only module that knows a file name there.
+"""The layout of a results folder. The only module that knows its file names.
 
 results/<experiment>/<utc-start>/
 plan.json  facts.json  summary.csv  summary.json  histograms.csv  report/
-<cell>/<replicate>/run.json  load/  raw/  home/  jvm/  server.log     (from raw/ on they are the first node's)
-node-2/{raw/  home/  jvm/  server.log}       (and so on; home/ and jvm/ are the server's, while it runs)
-earlier/                                     (of documents that were there at the start)
+<cell>/<replicate>/run.json  load/  raw/  home/  jvm/  server.log     (from raw/ on: files of the first node)
+node-2/{raw/  home/  jvm/  server.log}       (further nodes; home/ and jvm/ belong to the server while it runs)
+earlier/                                     (the earlier run whose documents this server has at its start)
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ingest_bench import system
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs import files, records, untrusted
 from ingest_bench.model.experiment import Plan, Run
-from ingest_bench.model.results import RunRecord
-from ingest_bench.results import folder_names, whole_files
-from ingest_bench.results.run_folder import RunFolder
+from ingest_bench.model.load import MAX_LOAD_S
+from ingest_bench.model.network import LinkName
+from ingest_bench.model.results import READ_FIELDS, FileDigest, RunRecord
+from ingest_bench.model.samples import CPU_MARK, EVENT_LOOP_STALL, SAMPLE, WorkerReport
+from ingest_bench.results import safe_files
 
+Array = np.ndarray[Any, np.dtype[Any]]
 PLAN, FACTS = "plan.json", "facts.json"
 SUMMARY = "summary.csv"
+MAX_LOAD_NS = MAX_LOAD_S * 10**9
+READ = np.dtype(list(READ_FIELDS))
+# Folder levels below `jvm`: jfr/<start>/<chunk>.jfr.
+_JVM_DEPTH = 3
+# Files that a note names of those that were left out.
+_MAX_NAMED = 5
+# Enough to delete about 100 GB of a server's files.
+_REMOVE_TIMEOUT_S = 600
+# Records of all sample files together in memory: enough for numpy to be fast, and little next to the interpreter.
+_BATCH_RECORDS = 1 << 20
+_MIN_BATCH_RECORDS = 1 << 10
+
+
+class SampleFiles:
+    """The samples of a load, read in batches: a load of any length is read in constant memory.
+
+    Each worker wrote its own file, sorted by the end of its requests; requests that were never sent come last. An
+    incomplete last record is ignored.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._sizes = [path.stat().st_size // SAMPLE.itemsize for path in paths]
+        self._cached: Array | None = None
+
+    def __len__(self) -> int:
+        return sum(self._sizes)
+
+    def batches(self) -> Iterator[tuple[Array, int | None]]:
+        """Yield samples, and the time before which no later batch has an ended request; None with the last batch."""
+        if len(self) <= _BATCH_RECORDS:
+            # Small files are read once, however often the batches are iterated.
+            if self._cached is None:
+                self._cached = self._read_all()
+            yield self._cached, None
+            return
+        step = max(_MIN_BATCH_RECORDS, _BATCH_RECORDS // len(self._paths))
+        readers = [self._read_blocks(path, size, step) for path, size in zip(self._paths, self._sizes, strict=True)]
+        ahead = {number: block for number, reader in enumerate(readers) if (block := next(reader, None)) is not None}
+        while ahead:
+            number = min(ahead, key=lambda key: int(ahead[key]["done_ns"][0]))
+            block, following = ahead.pop(number), next(readers[number], None)
+            if following is not None:
+                ahead[number] = following
+            yield block, min((int(other["done_ns"][0]) for other in ahead.values()), default=None)
+
+    def load_all(self) -> Array:
+        """Return all samples, sorted by the time they were sent."""
+        samples = self._read_all()
+        return samples[np.argsort(samples["sent_ns"], kind="stable")]
+
+    def _read_all(self) -> Array:
+        samples = np.empty(len(self), dtype=SAMPLE)
+        at = 0
+        for path, size in zip(self._paths, self._sizes, strict=True):
+            for block in self._read_blocks(path, size, _MIN_BATCH_RECORDS << 6):
+                samples[at : at + len(block)] = block
+                at += len(block)
+        return samples
+
+    def _read_blocks(self, path: Path, size: int, step: int) -> Iterator[Array]:
+        for start in range(0, size, step):
+            yield files.read_records(path, SAMPLE, start, min(step, size - start))
+
+
+class NodeFolder:
+    """The files of one node of a run's server."""
+
+    def __init__(self, path: Path) -> None:
+        # Absolute: servers and workers run in folders of their own.
+        self.path = path.absolute()
+        self.raw = self.path / "raw"
+        self.home = self.path / "home"
+        self.jvm = self.path / "jvm"
+        """Recording and logs of its JVM, whose user may write here. They move to `raw`, where only we may write."""
+        self.log = self.path / "server.log"
+        self.delivered_file = self.raw / "delivered.bin"
+        """Numbers of the documents that it has (`analysis.run.delivery`); missing where they cannot be read back."""
+        self.last_frames = self.raw / "last-frames.pcap"
+        """Headers of the last frames on the clients' link to it; only of a run that did not end normally."""
+
+    def read_socket_reads(self) -> Array:
+        """Return every socket read of the load's connections by this node; empty without the probe `reads`."""
+        path = self.raw / "reads.bin"
+        return files.read_records(path, READ) if path.is_file() else np.empty(0, dtype=READ)
+
+    def create_folders(self) -> None:
+        """Create the folders that do not exist yet."""
+        for folder in (self.raw, self.home, self.jvm):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+class RunFolder(NodeFolder):
+    """The files of one run, which include those of the first node. Other nodes have folders below it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.load = self.path / "load"
+
+    @property
+    def earlier(self) -> RunFolder:
+        """The earlier run whose documents the server of this one has at its start."""
+        return RunFolder(self.path / "earlier")
+
+    def nodes(self, count: int) -> tuple[NodeFolder, ...]:
+        """Return the folders of that many nodes."""
+        return (self, *(NodeFolder(self.path / f"node-{number}") for number in range(2, count + 1)))
+
+    def wire_file(self, link: LinkName) -> Path:
+        """Return the file with the frames of a link: of the node that it leads to, or of the first of two."""
+        node = self.nodes(link.nodes[0])[-1]
+        return node.raw / ("wire.json" if link.kind == "clients" else f"wire-{link}.json")
+
+    def create(self) -> None:
+        """Create the folders. Files of an interrupted attempt of the same run are moved aside, not deleted."""
+        if self.path.is_symlink() or self.path.exists():
+            if not self.path.is_symlink():
+                # Only `kill -9` leaves them.
+                self.remove_homes()
+                self.move_jvm_files()
+            aside = (self.path.with_name(f"{self.path.name}.broken-{number}") for number in itertools.count(1))
+            # The user may have deleted some of them, which are large.
+            self.path.rename(next(path for path in aside if not path.is_symlink() and not path.exists()))
+        self.load.mkdir(parents=True)
+        self.create_folders()
+
+    def write_record(self, record: RunRecord) -> None:
+        """Replace run.json atomically."""
+        safe_files.write_json(self.path / "run.json", records.to_json(record))
+
+    def read_record(self) -> RunRecord | None:
+        """Return run.json, None if the run never started; raise SpecError if it is damaged or of another schema."""
+        path = self.path / "run.json"
+        return safe_files.parse_record(RunRecord, safe_files.read_json(path), path) if path.is_file() else None
+
+    def samples(self) -> SampleFiles:
+        """Return the samples of the run."""
+        return SampleFiles(sorted(self.load.rglob("samples-*.bin")))
+
+    def queries(self) -> SampleFiles | None:
+        """Return the samples of its queries; None when the load had none."""
+        paths = sorted(self.load.rglob("queries-*.bin"))
+        return SampleFiles(paths) if paths else None
+
+    def read_cpu_marks(self) -> tuple[Array, ...]:
+        """Return the CPU of each load process, once a second."""
+        return tuple(files.read_records(path, CPU_MARK) for path in sorted(self.load.rglob("cpu-*.bin")))
+
+    def loop_stalls(self) -> tuple[Array, ...]:
+        """Return the event-loop stalls of each load process; a process without any has no array."""
+        paths = sorted(self.load.rglob("loop_stalls-*.bin"))
+        return tuple(files.read_records(path, EVENT_LOOP_STALL) for path in paths)
+
+    def read_load_report(self) -> WorkerReport | None:
+        """Return the report at the end of the load; None if the load did not end normally."""
+        path = self.load / "load.json"
+        if not path.is_file():
+            return None
+        report = safe_files.parse_record(WorkerReport, safe_files.read_json(path), path)
+        for end_ns in (report.warm_up_end_ns, report.measure_end_ns):
+            if not 0 <= end_ns - report.started_monotonic_ns <= MAX_LOAD_NS:
+                raise SpecError(f"{path}: this file is damaged: no load starts and ends at such times")
+        if not all(0 < port < 1 << 16 for port in report.local_ports):
+            raise SpecError(f"{path}: this file is damaged: local_ports: a port is a number from 1 to 65535")
+        return report
+
+    def write_delivered(self, numbers: Sequence[bytes]) -> None:
+        """Write the numbers of the documents that each node has, as the node returned them."""
+        for node, content in zip(self.nodes(len(numbers)), numbers, strict=False):
+            node.delivered_file.write_bytes(content)
+
+    def read_delivered(self, nodes: int) -> list[bytes] | None:
+        """Return the same for that many nodes; None where they could not be read back."""
+        paths = [node.delivered_file for node in self.nodes(nodes)]
+        return [path.read_bytes() for path in paths] if all(path.is_file() for path in paths) else None
+
+    def digest_files(self) -> dict[str, FileDigest]:
+        """Return length and checksum of each raw file of the run, by its path in the folder.
+
+        The server's log is left out: the server can make it as long as it likes.
+        """
+        digests = {}
+        for pattern in (f"{top}{name}" for top in ("", "earlier/") for name in ("load", "raw", "node-*/raw")):
+            for path in (path for top in self.path.glob(pattern) for path in top.rglob("*") if path.is_file()):
+                digest = FileDigest(bytes=path.stat().st_size, sha256=files.sha256(path))
+                digests[str(path.relative_to(self.path))] = digest
+        return digests
+
+    def describe_changes(self, digests: Mapping[str, FileDigest]) -> list[str]:
+        """Return a sentence for each of these files that differs from what the run left."""
+        sentences = []
+        for name, digest in sorted(digests.items()):
+            path = safe_files.resolve_below(self.path, name)
+            if not path.is_file():
+                sentences.append(f"{name} was deleted after the run")
+            elif (length := path.stat().st_size) != digest.bytes:
+                sentences.append(f"{name} has {length:,} bytes, and had {digest.bytes:,} when the run ended")
+            elif files.sha256(path) != digest.sha256:
+                sentences.append(f"{name} was changed after the run: its checksum differs")
+        return sentences
+
+    def remove_homes(self) -> None:
+        """Delete the data of the servers: useless without them, and maybe larger than all other files."""
+        for home in self._server_folders("home"):
+            _remove(home)
+
+    def move_jvm_files(self) -> list[str]:
+        """Move the files of the JVMs to `raw`, where only this user can change them. Return a note for files not moved.
+
+        Call it when all servers of the run have ended.
+        """
+        notes = []
+        for folder in self._server_folders("jvm"):
+            try:
+                left = untrusted.move_files(folder, folder.with_name("raw"), depth=_JVM_DEPTH)
+            except OSError as error:
+                place = folder.relative_to(self.path)
+                notes.append(f"the files of the JVM stay in {place}/ and were not read ({error.strerror})")
+                continue
+            names = ", ".join(safe_files.quote_name(str(path.relative_to(self.path))) for path in left[:_MAX_NAMED])
+            notes += [f"left out, not a regular file of the JVM: {names}"] if left else []
+            _remove(folder)
+        return notes
+
+    def move_homes_from(self, other: RunFolder, nodes: int) -> None:
+        """Move the homes that the servers of another run left into the folders of this run's nodes."""
+        for own, theirs in zip(self.nodes(nodes), other.nodes(nodes), strict=True):
+            own.path.mkdir(parents=True, exist_ok=True)
+            _remove(own.home)
+            theirs.home.rename(own.home)
+            # Root writes there again, and a link or pipe of the server could lead it elsewhere.
+            try:
+                _, others = untrusted.take_ownership(own.home)
+            except OSError as error:
+                raise RunFailed(f"{own.home}: the servers' files cannot be reused ({error.strerror})") from None
+            for path in others:
+                path.unlink()
+
+    def _server_folders(self, name: str) -> Iterator[Path]:
+        """Yield the folders of that name of all servers of the run."""
+        for node in ("", "node-*/", "earlier/", "earlier/node-*/"):
+            yield from self.path.glob(f"{node}{name}")
 
 
 class Results:
@@ -38,67 +286,67 @@ class Results:
 
     @property
     def plan(self) -> Plan:
-        """The plan as it was written before anything ran; SpecError when the file cannot be one."""
+        """The plan as it was written before anything ran; SpecError if the file is damaged."""
         path = self.path / PLAN
-        plan = whole_files.record(Plan, whole_files.read_json(path), path)
+        plan = safe_files.parse_record(Plan, safe_files.read_json(path), path)
         check_names(plan, f"{path}: ")
         records.check(plan, str(path))
         return plan
 
     def replace_plan(self, plan: Plan) -> None:
-        """Write plan.json anew, whole or not at all: a search adds its next step."""
-        whole_files.write_json(self.path / PLAN, records.to_json(plan))
+        """Replace plan.json atomically: a search adds its next step."""
+        safe_files.write_json(self.path / PLAN, records.to_json(plan))
 
-    def run(self, run: Run) -> RunFolder:
-        """The folder of one run."""
-        return RunFolder(folder_names.below(self.path, run.id))
+    def run_folder(self, run: Run) -> RunFolder:
+        """Return the folder of one run."""
+        return RunFolder(safe_files.resolve_below(self.path, run.id))
 
-    def records(self) -> dict[str, RunRecord]:
-        """The records of all runs that were started, by run; SpecError when one is the record of another run."""
-        found = {}
+    def read_records(self) -> dict[str, RunRecord]:
+        """Return the records of all runs that were started, by run; raise SpecError if one belongs to another run."""
+        by_run = {}
         for run in self.plan.runs:
-            folder = self.run(run)
-            record = folder.record()
+            folder = self.run_folder(run)
+            record = folder.read_record()
             if record is None:
                 continue
             if (record.run, record.cell) != (run.id, run.cell.name):
                 raise SpecError(f"{folder.path / 'run.json'}: this file is of another run than {run.id} of the plan")
-            found[run.id] = record
-        return found
+            by_run[run.id] = record
+        return by_run
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else carries out its runs meanwhile; SpecError when somebody does. The kernel ends it with us."""
+    def lock(self) -> Iterator[None]:
+        """Lock the folder until the block or the process ends; raise SpecError if another process holds the lock."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise SpecError(f"{self.path}: another ingest-bench carries out these runs now; wait for its end") from None
+            raise SpecError(f"{self.path}: another ingest-bench executes these runs now; wait until it ends") from None
         try:
             yield
         finally:
             os.close(descriptor)
 
-    def write(self, files: Mapping[str, bytes]) -> None:
-        """Write what a report made: names relative to the folder, each whole or not at all."""
-        for name, content in files.items():
-            path = folder_names.below(self.path, name)
+    def write_files(self, contents: Mapping[str, bytes]) -> None:
+        """Write the files of a report, each atomically; names are relative to the folder."""
+        for name, content in contents.items():
+            path = safe_files.resolve_below(self.path, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole_files.replace(path, content)
+            safe_files.write_atomically(path, content)
 
 
-def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
-    """A new results folder with its plan and facts in it; SpecError when it cannot be written."""
+def create_results(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
+    """Create a results folder with its plan and facts; raise SpecError if it cannot be written."""
     check_names(plan)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     _check_trusted(base / plan.experiment / stamp)
     try:
-        path = _fresh(folder_names.below(base, plan.experiment), stamp)
-        # Another user may have been faster.
+        path = _create_folder(safe_files.resolve_below(base, plan.experiment), stamp)
+        # Checked again: another user may have replaced it meanwhile.
         _check_trusted(path)
-        whole_files.write_json(path / PLAN, records.to_json(plan))
-        whole_files.write_json(path / FACTS, dict(facts))
+        safe_files.write_json(path / PLAN, records.to_json(plan))
+        safe_files.write_json(path / FACTS, dict(facts))
     except OSError as error:
         raise SpecError(
             f"{base}: results cannot be written there ({error.strerror}); choose a folder by --out"
@@ -106,100 +354,103 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
     return Results(path)
 
 
+def check_writable(base: Path, *, by_jvm: bool = False) -> None:
+    """Raise SpecError if results cannot be written there, or (*by_jvm*) not by a JVM. Nothing is created."""
+    place = base.absolute()
+    if by_jvm and any(letter in safe_files.JVM_OPTION_SEPARATORS for letter in str(place)):
+        raise SpecError(
+            f"{place}: JVM options accept no path with a comma, colon, quote or space; choose another by --out"
+        )
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise SpecError(f"{base}: results cannot be written there ({place} is not a folder); choose a folder by --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise SpecError(f"{base}: results cannot be written there ({place} is not writable); choose a folder by --out")
+    _check_trusted(base / f".{os.getpid()}.new")
+
+
+def open_results(path: Path, *, to_write: bool = False) -> Results:
+    """Return the results of that folder; raise SpecError if there are none, or if a link in it leads out of it.
+
+    With `to_write`, also if we are root and another user can replace a folder of it.
+    """
+    is_strict = to_write and system.is_root()
+    if is_strict and (place := untrusted.find_writable_folder(path)):
+        raise _replaceable_error(place, path)
+    if not (path / PLAN).is_file():
+        raise SpecError(f"{path}: no results found (no plan.json); give results/<experiment>/<start>")
+    for folder, folders, names in os.walk(path):
+        if is_strict and not untrusted.is_own(Path(folder)):
+            raise _replaceable_error(Path(folder), path)
+        # Files of a server are neither read nor written again.
+        folders[:] = [name for name in folders if name not in ("home", "jvm")]
+        for place in (Path(folder) / name for name in (*folders, *names)):
+            if place.is_symlink():
+                safe_files.check_inside(place, path)
+            # A load leaves sockets, which are never read.
+            if place.exists() and not place.is_socket() and (problem := files.why_not_plain(place)):
+                raise SpecError(f"{place}: {problem}; remove it")
+    return Results(path)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of the machine of that results folder; empty for a summary.csv without its folder."""
+    file = path / FACTS
+    return safe_files.read_json(file) if file.is_file() else {}
+
+
+def read_fingerprints(path: Path) -> dict[str, str]:
+    """Return the checksums of the plan's files at the first run, by their paths; empty where the facts have none."""
+    return safe_files.parse_record(dict[str, str], read_facts(path).get("files", {}), path / FACTS)
+
+
+def check_names(plan: Plan, where: str = "") -> None:
+    """Raise SpecError for a plan whose experiment or runs cannot each have a folder of their own."""
+    safe_files.check_name(plan.experiment, f"{where}the experiment")
+    if not plan.runs:
+        raise SpecError(f"{where}the plan has no runs")
+    ids = set()
+    for run in plan.runs:
+        cell, _, replicate = run.id.partition("/")
+        subject = f"{where}the run {safe_files.quote_name(run.id)}"
+        safe_files.check_name(cell, f"{subject}: its cell")
+        safe_files.check_name(replicate, f"{subject}: its replicate")
+        if cell != run.cell.name:
+            raise SpecError(f"{subject} belongs to a cell with another name, {safe_files.quote_name(run.cell.name)}")
+        if run.id in ids:
+            raise SpecError(f"{where}there are two runs {safe_files.quote_name(run.id)}")
+        ids.add(run.id)
+
+
 def _check_trusted(path: Path) -> None:
     """Raise SpecError if we are root and another user can replace *path*, or a file created there later."""
-    if system.is_root() and (place := untrusted.swappable(path)):
+    if system.is_root() and (place := untrusted.find_writable_folder(path)):
         raise SpecError(
             f"{place}: another user can replace files here while root writes them; choose a folder of root's by --out, "
             "or do not run as root"
         )
 
 
-def check_writable(base: Path, *, by_jvm: bool = False) -> None:
-    """SpecError when results cannot be written there, or not by a JVM that is told where; nothing is made."""
-    place = base.absolute()
-    if by_jvm and any(letter in folder_names.NOT_IN_OPTIONS for letter in str(place)):
-        raise SpecError(
-            f"{place}: the JVM's options take no path with a comma, colon, quote or space; choose another by --out"
-        )
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise SpecError(f"{base}: results cannot be written there ({place} is no folder); choose a folder by --out")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise SpecError(f"{base}: results cannot be written there ({place} is closed); choose a folder by --out")
-    _check_trusted(base / f".{os.getpid()}.new")
-
-
-def open_results(path: Path, *, to_write: bool = False) -> Results:
-    """Return the results of that folder; SpecError when there are none, or when a link in it leads out of it.
-
-    With `to_write` also where we are root and another user can replace a folder of it.
-    """
-    refuses = to_write and system.is_root()
-    if refuses and (place := untrusted.swappable(path)):
-        raise _replaceable(place, path)
-    if not (path / PLAN).is_file():
-        raise SpecError(f"{path}: there are no results (no plan.json); give results/<experiment>/<start>")
-    for folder, folders, names in os.walk(path):
-        if refuses and not untrusted.is_own(Path(folder)):
-            raise _replaceable(Path(folder), path)
-        # What a server had there is neither read nor written again.
-        folders[:] = [name for name in folders if name not in ("home", "jvm")]
-        for place in (Path(folder) / name for name in (*folders, *names)):
-            if place.is_symlink():
-                folder_names.check_stays(place, path)
-            # A load leaves sockets, which nobody reads.
-            if place.exists() and not place.is_socket() and (trouble := files.trouble(place)):
-                raise SpecError(f"{place}: {trouble}; take it out")
-    return Results(path)
-
-
-def _replaceable(place: Path, path: Path) -> SpecError:
+def _replaceable_error(place: Path, path: Path) -> SpecError:
     return SpecError(
         f"{place}: another user can replace files here while root writes them; do not run this as root, or give the "
         f"results to root first: chown -R root: {path}; chmod -R go-w {path}"
     )
 
 
-def facts(path: Path) -> dict[str, Any]:
-    """The facts of the machine of that results folder; empty where there are none, as beside a summary.csv alone."""
-    file = path / FACTS
-    return whole_files.read_json(file) if file.is_file() else {}
-
-
-def fingerprints(path: Path) -> dict[str, str]:
-    """What the plan's files held when its first runs were made, by their paths; empty where the facts do not say it."""
-    return whole_files.record(dict[str, str], facts(path).get("files", {}), path / FACTS)
-
-
-def check_names(plan: Plan, where: str = "") -> None:
-    """SpecError for a plan whose experiment or runs cannot each have a folder of their own."""
-    folder_names.check(plan.experiment, f"{where}the experiment")
-    if not plan.runs:
-        raise SpecError(f"{where}the plan has no runs")
-    seen = set()
-    for run in plan.runs:
-        cell, _, replicate = run.id.partition("/")
-        folder_names.check(cell, f"{where}the run {folder_names.shown(run.id)}: its cell")
-        folder_names.check(replicate, f"{where}the run {folder_names.shown(run.id)}: its replicate")
-        if cell != run.cell.name:
-            raise SpecError(
-                f"{where}the run {folder_names.shown(run.id)} is of a cell with another name, "
-                f"{folder_names.shown(run.cell.name)}"
-            )
-        if run.id in seen:
-            raise SpecError(f"{where}there are two runs {folder_names.shown(run.id)}")
-        seen.add(run.id)
-
-
-def _fresh(base: Path, stamp: str) -> Path:
+def _create_folder(base: Path, stamp: str) -> Path:
     base.mkdir(parents=True, exist_ok=True)
-    for extra in ("", *(f"-{count}" for count in range(2, 100))):
-        path = base / f"{stamp}{extra}"
+    for suffix in ("", *(f"-{count}" for count in range(2, 100))):
+        path = base / f"{stamp}{suffix}"
         try:
             path.mkdir()
         except FileExistsError:
             continue
         return path
     raise FileExistsError(17, f"too many runs started at {stamp}")
+
+
+def _remove(folder: Path) -> None:
+    """Delete a server's folder of any depth; shutil.rmtree would exceed the recursion limit."""
+    system.run(("rm", "-rf", "--", str(folder)), check=False, timeout_s=_REMOVE_TIMEOUT_S)

@@ -1,8 +1,9 @@
-"""Questions to a server over HTTP, asked by a small child process inside the client's namespace."""
+"""HTTP requests and questions in other protocols to a server, sent by child processes in the client's namespace."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import threading
 import time
@@ -15,70 +16,78 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.target import Endpoint
+from ingest_bench.targets import counting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ingest_bench.model.load import AdminRequest
     from ingest_bench.model.target import Tls
 
-
 Enter = Callable[[Sequence[str]], tuple[str, ...]]
-# The asking process keeps the time itself; this is for one that is stopped.
-_LATE_S = 5.0
-# Of an answer, in an error.
-_SAID_BYTES = 200
+# A child enforces time limits itself; this is for one that is stopped.
+_CHILD_GRACE_S = 5.0
+_MAX_EXCERPT_BYTES = 200
+# How long to wait for a condition of a track, such as the end of all merges. Rally waits without a limit.
+CONDITION_LIMIT_S = 3600.0
+_CONDITION_POLL_S = 0.5
 
 
-class NoAnswer(RunFailed):
-    """The server did not answer at all: nobody listens, or it broke off."""
+class NoResponse(RunFailed):
+    """The server sent no complete response: nothing listens, or it closed the connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An HTTP answer."""
+class Response:
+    """An HTTP response."""
 
     status: int
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON; ValueError for anything else."""
+        """Return the body as JSON; ValueError for anything else."""
         try:
             return json.loads(self.body)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
 
-    def beginning(self) -> str:
-        """What it says first, in one line, for an error."""
-        return " ".join(self.body[:_SAID_BYTES].decode("utf-8", "replace").split()) or "nothing"
+    def excerpt(self) -> str:
+        """Return the beginning of the body in one line, for an error."""
+        return " ".join(self.body[:_MAX_EXCERPT_BYTES].decode("utf-8", "replace").split()) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """One server, asked over one kept connection."""
+    """One server, reached over one kept connection."""
 
     origin: str
     """Such as "http://198.18.2.1:9200", with the path prefix."""
-    asker: system.Child
+    child: system.Child
     headers: Mapping[str, str] = field(repr=False)
-    """Of each request. They go through a pipe: no file and no command line has them."""
+    """Headers of each request. They go through a pipe, never into a file or a command line."""
     endpoint: Endpoint
-    """Where it listens."""
     enter: Enter
-    """Leads a command to where it is asked from, for a question that is none of HTTP."""
+    """Returns the argv that runs a command in the client's namespace."""
     log: Path | None = None
-    """What it writes; None: nobody here knows where."""
+    """The server's output; None: unknown."""
     home: Path | None = None
-    """Its own folder, of a server of ours."""
+    """The home folder of a launched server."""
     deadline: float | None = None
-    """Of all questions together, on the monotonic clock; None: each has its own limit alone."""
+    """Of all requests together, on the monotonic clock; None: each has only its own limit."""
     path_prefix: str = ""
-    """Before the path of every request."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    """Held from a question to its answer: nodes that are started again are asked by several threads."""
+    """Held from a request to its response: several threads restart nodes."""
 
-    def within(self, limit_s: float) -> Http:
-        """The same server, which is asked nothing any more after that time."""
+    def with_deadline(self, limit_s: float) -> Http:
+        """Return the same server with a time limit for all further requests."""
         return replace(self, deadline=time.monotonic() + limit_s)
+
+    def remaining_s(self, limit_s: float, request: str) -> float:
+        """Return the seconds left for a request; NoResponse if the deadline has passed."""
+        remaining_s = limit_s if self.deadline is None else min(limit_s, self.deadline - time.monotonic())
+        if remaining_s <= 0:
+            raise NoResponse(f"{request}: not sent, the time limit has passed")
+        return remaining_s
 
     def request(
         self,
@@ -87,67 +96,104 @@ class Http:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 60,
-    ) -> Answer:
-        """The answer, whatever its status; NoAnswer when there is no whole one in time, from the connecting on.
+    ) -> Response:
+        """Return the response, whatever its status; NoResponse if it is not complete in time, connecting included.
 
-        A body is JSON unless `headers` says else.
+        A body is JSON unless `headers` has another Content-Type.
         """
-        left_s = timeout_s if self.deadline is None else min(timeout_s, self.deadline - time.monotonic())
-        if left_s <= 0:
-            raise NoAnswer(f"server: {method} {self.origin}{path} was not asked any more: the time for it was over")
-        sent = {"Content-Type": "application/json"} if body is not None else {}
-        question = {
+        name = f"{method} {self.origin}{path}"
+        remaining_s = self.remaining_s(timeout_s, f"server: {name}")
+        content_type = {"Content-Type": "application/json"} if body is not None else {}
+        request = {
             "method": method,
             "path": self.path_prefix + path,
             "body": None if body is None else base64.b64encode(body).decode(),
-            "headers": {**sent, **self.headers, **(headers or {})},
-            "timeout_s": left_s,
+            "headers": {**content_type, **self.headers, **(headers or {})},
+            "timeout_s": remaining_s,
         }
-        answer = self._ask(question, left_s + _LATE_S)
-        if "error" in answer:
-            # What is no HTTP is said as it is, with its end of line.
-            said = " ".join(answer["error"].split())
-            raise NoAnswer(f"server: no answer to {method} {self.origin}{path} ({said})")
-        return Answer(answer["status"], base64.b64decode(answer["body"]))
+        reply = self._ask_child(request, remaining_s)
+        if "error" in reply:
+            # A server that does not speak HTTP is quoted, and its text may have line ends.
+            raise NoResponse(f"server: no response to {name} ({' '.join(reply['error'].split())})")
+        return Response(reply["status"], base64.b64decode(reply["body"]))
 
     def connect(self, timeout_s: float = 5) -> None:
-        """Nothing, once its port has taken a connection; NoAnswer when it does not."""
-        left_s = timeout_s if self.deadline is None else min(timeout_s, self.deadline - time.monotonic())
-        if left_s <= 0:
-            raise NoAnswer(f"server: {self.endpoint} was not tried any more: the time for it was over")
-        answer = self._ask({"connect": True, "timeout_s": left_s}, left_s + _LATE_S)
-        if "error" in answer:
-            raise NoAnswer(f"server: no connection to {self.endpoint} ({answer['error']})")
+        """Open and close a TCP connection; NoResponse if the port refuses it."""
+        remaining_s = self.remaining_s(timeout_s, f"server: {self.endpoint}")
+        reply = self._ask_child({"connect": True, "timeout_s": remaining_s}, remaining_s)
+        if "error" in reply:
+            raise NoResponse(f"server: no connection to {self.endpoint} ({reply['error']})")
 
-    def elsewhere(self, port: int) -> AbstractContextManager[Http]:
-        """The same host over plain HTTP at another port, such as one for its metrics alone. No credentials go there."""
-        return ask(self.enter, Endpoint(self.endpoint.host, port), log=self.log)
+    def at_port(self, port: int) -> AbstractContextManager[Http]:
+        """Open plain HTTP to another port of the same host, such as one for metrics. No credentials are sent there."""
+        return open_http(self.enter, Endpoint(self.endpoint.host, port), log=self.log)
 
-    def expect(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60) -> Any:
-        """The JSON of a good answer; RunFailed with what the server said otherwise."""
-        answer = self.request(method, path, body, timeout_s=timeout_s)
-        if not 200 <= answer.status < 300:
-            said = answer.body[:1000].decode(errors="replace")
-            raise RunFailed(f"server: {method} {self.origin}{path} was answered {answer.status}: {said}")
+    def request_json(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60) -> Any:
+        """Return the JSON of a response with status 2xx; RunFailed quotes any other response."""
+        response = self.request(method, path, body, timeout_s=timeout_s)
+        if not 200 <= response.status < 300:
+            raise RunFailed(_describe_refusal(f"{method} {self.origin}{path}", response))
         try:
-            return answer.json()
+            return response.json()
         except ValueError:
             raise RunFailed(
-                f"server: {method} {self.origin}{path} was answered with what is not JSON: {answer.beginning()}"
+                f"server: the response to {method} {self.origin}{path} is not JSON: {response.excerpt()}"
             ) from None
 
-    def _ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    def execute(self, request: AdminRequest, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Send a request, repeatedly until its condition holds; RunFailed if it is refused or that takes too long."""
+        body = None if request.body is None else json.dumps(request.body).encode()
+        name = f"{request.method} {self.origin}{request.path}"
+        limit = time.monotonic() + CONDITION_LIMIT_S
+        while True:
+            response = self.request(request.method, request.path, body, timeout_s=request.timeout_ns / 1e9)
+            if response.status not in request.accepted_statuses:
+                raise RunFailed(_describe_refusal(name, response))
+            if not request.until_path:
+                return
+            value = None
+            with contextlib.suppress(ValueError):
+                value = counting.read_json_path(response.body, request.until_path)
+            if value == request.until_value:
+                return
+            if time.monotonic() > limit:
+                raise RunFailed(f"server: {name}: {request.until_path} was not {request.until_value!r} within an hour")
+            sleep(_CONDITION_POLL_S)
+
+    def ask_rpc(self, protocol: str, limit_s: float, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of an RPC child: it asks the question in the server's own protocol.
+
+        RunFailed for an answer with "error", NoResponse for one with "unanswered" and after the deadline.
+        """
+        name = f"{protocol}: {question['ask']} at {self.endpoint}"
+        remaining_s = self.remaining_s(limit_s, name)
+        program = Path(__file__).with_name("rpc_child.py")
+        host, port = self.endpoint.host, str(self.endpoint.port)
+        argv = self.enter(system.build_program_argv(program, protocol, host, port, f"{remaining_s:.3f}"))
+        output = system.run(argv, timeout_s=remaining_s + _CHILD_GRACE_S, stdin=json.dumps(question))
+        answer: dict[str, Any] = json.loads(output)
+        if "unanswered" in answer:
+            raise NoResponse(f"{name}: {answer['unanswered']}")
+        if "error" in answer:
+            raise RunFailed(f"{name}: {answer['error']}")
+        return answer
+
+    def _ask_child(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         with self.lock:
             try:
-                answer: dict[str, Any] = json.loads(self.asker.ask(json.dumps(question), limit_s))
+                reply: dict[str, Any] = json.loads(self.child.request(json.dumps(request), limit_s + _CHILD_GRACE_S))
             except RunFailed:
-                # Without its words: they may quote a header, which may be a password.
-                return {"error": "the asking process ended"}
-            return answer
+                # Without the error's text: it may quote a header, which may be a password.
+                return {"error": "the HTTP child exited"}
+            return reply
+
+
+def _describe_refusal(request: str, response: Response) -> str:
+    return f"server: {request} got status {response.status}: {response.body[:1000].decode(errors='replace')}"
 
 
 @contextmanager
-def ask(
+def open_http(
     enter: Enter,
     endpoint: Endpoint,
     *,
@@ -158,11 +204,10 @@ def ask(
     log: Path | None = None,
     home: Path | None = None,
 ) -> Iterator[Http]:
-    """Questions to the server at `endpoint`, asked where `enter` leads."""
-    program = Path(__file__).with_name("asker.py")
-    argv = enter(system.script(program, endpoint.host, str(endpoint.port)))
+    """Start an HTTP child for the server at `endpoint`, in the namespace that `enter` leads to."""
+    argv = enter(system.build_script_argv(Path(__file__).with_name("http_child.py"), endpoint.host, str(endpoint.port)))
     name = host_header or str(endpoint)
     origin = f"{'http' if tls is None else 'https'}://{name}{path_prefix}"
-    with system.Child(argv, name=origin) as asker:
-        asker.tell(json.dumps({"host": name, "tls": None if tls is None else asdict(tls)}))
-        yield Http(origin, asker, headers or {}, endpoint, enter, log, home, path_prefix=path_prefix)
+    with system.Child(argv, name=origin) as child:
+        child.write_line(json.dumps({"host": name, "tls": None if tls is None else asdict(tls)}))
+        yield Http(origin, child, headers or {}, endpoint, enter, log, home, path_prefix=path_prefix)

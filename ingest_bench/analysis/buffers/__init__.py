@@ -1,1 +1,1 @@
-"""What receive buffers of other sizes would have cost, and what was published about them."""
+"""Predicted cost of receive buffers, and published costs."""

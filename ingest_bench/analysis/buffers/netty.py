@@ -1,12 +1,12 @@
-"""Netty's receive buffers: which size it allocates for the next read, after the reads so far.
+"""Size of Netty's receive buffer for the next read, given the reads so far.
 
 From the sources of netty-transport: AdaptiveRecvByteBufAllocator, DefaultMaxMessagesRecvByteBufAllocator,
 DefaultChannelConfig and AbstractNioByteChannel of 4.1.13 to 4.2 (AdaptiveCalculator there).
 
-An allocator that a server sets by ChannelOption.RCVBUF_ALLOCATOR, as Elasticsearch, OpenSearch and our sink do, reads
-once for each event of the selector: 16 reads in a row (ChannelMetadata) are for Netty's own default only. So another
-read follows a filled buffer only when something is left, and an adaptive allocator takes a filled buffer in twice: it
-grows by four steps, and then finds that the same read would have fitted a smaller one.
+An allocator set by ChannelOption.RCVBUF_ALLOCATOR, as in Elasticsearch, OpenSearch and our sink, reads once per
+selector event: 16 reads in a row (ChannelMetadata) apply only to Netty's default. So another read follows a filled
+buffer only if data is left, and an adaptive allocator records a filled buffer twice: it grows by four steps, and then
+sees that the same read would have fitted a smaller one.
 Replayed against the sink's own count (4.1.94, loopback and ethernet, 64..65536 and 4096..524288): equal to the byte.
 """
 
@@ -24,17 +24,17 @@ _INCREMENT, _DECREMENT = 4, 1
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """FixedRecvByteBufAllocator: every buffer has this size."""
+    """FixedRecvByteBufAllocator: all buffers have this size."""
 
     size_bytes: int
 
     @property
     def largest_bytes(self) -> int:
-        """The largest buffer that it allocates."""
+        """Return the largest buffer that it allocates."""
         return self.size_bytes
 
     def predictor(self) -> Predictor:
-        """What one connection allocates, from its first read on."""
+        """Return the allocator of a new connection."""
         return Predictor(self.size_bytes, self.size_bytes, self.size_bytes)
 
     def __str__(self) -> str:
@@ -45,8 +45,8 @@ class Fixed:
 class Adaptive:
     """AdaptiveRecvByteBufAllocator. Netty's own default is 64, 2048, 65536; Elasticsearch 5 starts at its minimum.
 
-    `is_old`: before 4.1.43, such as Elasticsearch 5 and 6: it shrinks only when a read fits a buffer two steps smaller.
-    `grows_within`: since 4.1.18, later than Elasticsearch 5: a filled buffer counts at once and again at the end.
+    `is_old`: before 4.1.43, as in Elasticsearch 5 and 6: it shrinks only if a read fits a buffer two steps smaller.
+    `grows_within`: since 4.1.18, later than Elasticsearch 5: a filled buffer is recorded at once and again at the end.
     """
 
     minimum_bytes: int
@@ -57,11 +57,11 @@ class Adaptive:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest buffer that it allocates."""
+        """Return the largest buffer that it allocates."""
         return self.maximum_bytes
 
     def predictor(self) -> Predictor:
-        """What one connection allocates, from its first read on."""
+        """Return the allocator of a new connection."""
         return Predictor(
             self.minimum_bytes,
             self.initial_bytes,
@@ -78,7 +78,7 @@ Buffers = Fixed | Adaptive
 
 
 class Predictor:
-    """The state of one connection: the size of its next buffer."""
+    """Allocator state of one connection: the size of its next buffer."""
 
     def __init__(
         self, minimum: int, initial: int, maximum: int, *, is_old: bool = False, grows_within: bool = True
@@ -94,7 +94,7 @@ class Predictor:
         self.next_bytes = minimum if self._is_fixed else max(_SIZES[self._at], minimum)
 
     def read(self, got_bytes: int) -> bool:
-        """Take in what the next read got (-1: the stream has ended); whether it did not fill its buffer."""
+        """Record the bytes of the next read (-1: end of stream), and return whether it did not fill its buffer."""
         is_short = got_bytes < self.next_bytes
         if not is_short and self._grows_within:
             self._record(got_bytes)
@@ -102,7 +102,7 @@ class Predictor:
         return is_short
 
     def sizes(self, available_bytes: int) -> Iterator[int]:
-        """The size of each buffer that is allocated until so many bytes are read; one when there is nothing to read."""
+        """Yield the sizes of the buffers that are allocated to read *available_bytes*; one buffer without data."""
         left = available_bytes
         while True:
             size = self.next_bytes

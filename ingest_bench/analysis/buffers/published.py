@@ -1,4 +1,4 @@
-"""The published tables of Elasticsearch issue 23185 in this tool's units, to stand beside our own rows."""
+"""Published tables of Elasticsearch issue 23185 in the units of our columns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingest_bench.analysis.run import per_gb
+from ingest_bench.analysis.run.columns import per_gb_columns
 
-# Documents and bytes of the corpora that the issue indexed (the tracks pmc and nyc_taxis of Rally).
+# Documents and bytes of the indexed corpora (Rally's tracks pmc and nyc_taxis).
 CORPORA = {"pmc": (574_199, 23_256_051_757), "nyc_taxis": (165_346_692, 79_802_445_255)}
 _NUMBER = re.compile(r"([0-9][0-9.,]*) ?(bytes|kB|MB|GB|TB)?(/s)?")
 # Java Mission Control: 64,262,780 objects of 3.07 kB are its 188.15 GB only with powers of 1024.
@@ -33,28 +33,28 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """One row of the issue: what it was measured with, and its numbers by the names of our columns."""
+class PublishedRow:
+    """One row of the issue: its conditions, and its numbers by the names of our columns."""
 
     workload: str
     receive_predictor_bytes: int
     heap_bytes: int | None
-    """None: the issue does not say."""
+    """None: not stated in the issue."""
     network: str | None
     ran_out_of_memory: bool
     values: Mapping[str, float]
-    """Those for each GB (10^9 bytes) are of the corpus. One that ran out of memory took nobody knows how much of it."""
+    """Values per GB (10^9 bytes) refer to the corpus; a row that ran out of memory has none."""
 
 
-def rows(text: str, workload: str | None = None) -> list[Published]:
-    """The rows of one published CSV; the workload is a column of it or given."""
+def parse_rows(text: str, workload: str | None = None) -> list[PublishedRow]:
+    """Return the rows of one published CSV. *workload*: if the CSV has no such column."""
     return [_row(row, workload or row["workload"]) for row in csv.DictReader(text.splitlines())]
 
 
-def matching(
-    published: Sequence[Published], workload: str, predictor_bytes: int, heap_bytes: int, network: str
-) -> Published | None:
-    """The row of those conditions: the same heap where the issue names one, else the same network."""
+def find_row(
+    published: Sequence[PublishedRow], workload: str, predictor_bytes: int, heap_bytes: int, network: str
+) -> PublishedRow | None:
+    """Return the row with these conditions; heap and network must agree if the row states them."""
     for row in published:
         same = row.workload == workload and row.receive_predictor_bytes == predictor_bytes
         if same and row.heap_bytes in (None, heap_bytes) and row.network in (None, network):
@@ -62,25 +62,25 @@ def matching(
     return None
 
 
-def number(text: str) -> float | None:
-    """The number that "13.76 kB", "1.39 GB/s" or "42890" means, in bytes, bytes a second or as it is; None without."""
-    found = _NUMBER.fullmatch(text.strip())
-    return float(found[1].replace(",", "")) * _UNITS[found[2]] if found else None
+def parse_number(text: str) -> float | None:
+    """Return the number in "13.76 kB", "1.39 GB/s" or "42890", in bytes, bytes/s or as it is; None for other text."""
+    match = _NUMBER.fullmatch(text.strip())
+    return float(match[1].replace(",", "")) * _UNITS[match[2]] if match else None
 
 
-def _row(row: Mapping[str, str], workload: str) -> Published:
-    known = ((ours, number(row[theirs])) for theirs, ours in _COLUMNS.items() if theirs in row)
-    values = {ours: value for ours, value in known if value is not None}
-    # The table of nyc_taxis leaves the totals out; they are the count by the mean.
+def _row(row: Mapping[str, str], workload: str) -> PublishedRow:
+    numbers = {column: parse_number(row[name]) for name, column in _COLUMNS.items() if name in row}
+    values = {column: value for column, value in numbers.items() if value is not None}
+    # The table of nyc_taxis has no totals; they are count times mean.
     for kind in ("outside_tlab", "tlab"):
         count, mean = values.get(f"{kind}_count"), values.get(f"{kind}_mean_bytes")
         if count is not None and mean is not None:
             values.setdefault(f"{kind}_total_bytes", count * mean)
     ran_out_of_memory = row.get("median_docs_per_s", "").startswith("OOM")
     if not ran_out_of_memory:
-        shares = per_gb.shares({**values, "bytes_measured": CORPORA[workload][1]})
+        shares = per_gb_columns({**values, "bytes_measured": CORPORA[workload][1]})
         values |= {name: share for name, share in shares.items() if share is not None}
-    return Published(
+    return PublishedRow(
         workload=workload,
         receive_predictor_bytes=int(row["receive_predictor_kb"]) << 10,
         heap_bytes=int(row["heap_gb"]) << 30 if "heap_gb" in row else None,

@@ -1,28 +1,30 @@
-"""What other receive buffers would have cost, from the recorded reads alone.
+"""Prediction of the cost of other receive buffers from recorded reads alone, and the agreement of recordings.
 
 Netty allocates a buffer for every socket read, and a read that does not fill its buffer has emptied the socket. So the
-reads up to and including a short one, added up, are what lay in the socket, whatever the buffer was: that much would
-have met another buffer too.
+sum of the reads up to and including a short one is what was in the socket, whatever the buffer was: any other buffer
+would have found the same bytes.
 
-It is exact for the recorded size. For a smaller one it is a few percent low: more reads take a little longer, and more
-arrives meanwhile. For a larger one than a recorded buffer that was filled it is too high (`Cost.is_extrapolated`): that
-buffer hid what lay behind it, and a slower reader finds more. So record with a large buffer.
-Against the sink on loopback, bulks of 1.2 MB: recorded at 256 KiB to 1 MiB, predicted for 4 KiB up to the recorded
-size, 0.95 to 1.06 of the bytes that were really allocated; recorded at 64 KiB, predicted for 1 MiB, 2.1. On a shaped
-link on a busy machine two runs of the same cell differed by more than that, so predict from several runs.
-Rejected: to model the reader's speed too. It would need costs of the machine that no recording holds.
+The prediction is exact for the recorded size. For a smaller one it is a few percent low: more reads take a little
+longer, and more arrives meanwhile. For a larger one than a recorded buffer that was filled it is too high
+(`Cost.is_extrapolated`): that buffer hid the bytes behind it, and a slower reader finds more. So record with a large
+buffer. Compared with the sink on loopback, bulks of 1.2 MB: recorded at 256 KiB to 1 MiB, predicted for 4 KiB up to the
+recorded size, 0.95 to 1.06 of the allocated bytes; recorded at 64 KiB, predicted for 1 MiB, 2.1. On a shaped link of a
+busy machine two runs of the same cell differed by more, so predict from several runs.
+Rejected: modelling the reader's speed. It would need costs of the machine that no recording contains.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis.buffers.netty import Adaptive, Buffers, Fixed, Predictor
+from ingest_bench.analysis.buffers.netty import Adaptive, Buffers, Fixed
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.units import format_bytes
 
 Bytes = np.ndarray[Any, np.dtype[np.int64]]
 KIB = 1024
@@ -31,137 +33,171 @@ CANDIDATES: tuple[Buffers, ...] = (
     Adaptive(64, 2048, 64 * KIB),
     Adaptive(64 * KIB, 64 * KIB, 512 * KIB),
 )
-# A recommended buffer allocates at most this for each byte ingested.
-FRUGAL = 1.25
-# Of an array in the heap, in front of its bytes (HotSpot with compressed class pointers).
+# A recommended buffer allocates at most this many bytes for each ingested byte.
+MAX_SHARE = 1.25
+# Array header before the bytes (HotSpot with compressed class pointers).
 _HEADER_BYTES = 16
+# Two runs of one cell of the sink on loopback agree within a tenth.
+ALIKE = 1.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one kind of receive buffer costs for the recorded bytes."""
+    """Cost of one kind of receive buffer for the recorded bytes."""
 
     buffers: Buffers
     ingested_bytes: int
     allocations: int
     allocated_bytes: int
     over_tlab_bytes: int | None
-    """Of these, in buffers that are larger than a TLAB; None when nobody knows how large those are."""
+    """Bytes allocated in buffers larger than a TLAB; None if the size of TLABs is unknown."""
     humongous_bytes: int | None
-    """Of these, in humongous objects of G1; None when nobody knows its regions."""
+    """Bytes allocated in humongous objects of G1; None if the region size is unknown."""
     is_extrapolated: bool
-    """Larger than a recorded buffer that was filled: what is said here is probably too high."""
+    """Larger than a recorded buffer that was filled: the predicted cost is probably too high."""
 
     @property
     def wasted_bytes(self) -> int:
-        """Allocated and never filled."""
+        """Return the bytes that were allocated and never filled."""
         return self.allocated_bytes - self.ingested_bytes
 
     @property
     def share(self) -> float:
-        """Bytes allocated for each byte ingested: 1 wastes nothing."""
+        """Return the allocated bytes per ingested byte; 1 wastes nothing."""
         return self.allocated_bytes / self.ingested_bytes if self.ingested_bytes else 0.0
 
     def per_gb(self, value: float) -> float:
-        """A value of this cost for each GB (10^9 bytes) ingested."""
+        """Return *value* per GB (10^9 bytes) ingested."""
         return value * 1e9 / self.ingested_bytes if self.ingested_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Predicted cost of one cell from the reads of the cell `source`, and the share that its server counted."""
+
+    cell: str
+    source: str
+    cost: Cost
+    measured_share: float
+    """Allocated bytes per ingested byte."""
+
+    @property
+    def error(self) -> float:
+        """Return predicted / measured - 1: 0.05 is 5% too much."""
+        return self.cost.share / self.measured_share - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a buffer of the heap must be smaller than; None: nobody knows."""
+    """Sizes that a heap buffer must stay below; None: unknown."""
 
     tlab_bytes: float | None = None
-    """The mean TLAB of the threads that read: another thread's says nothing of theirs."""
+    """Mean TLAB size of the reading threads; other threads have other sizes."""
     region_bytes: int | None = None
-    """Of G1."""
+    """Region size of G1."""
 
     def over_tlab(self, size_bytes: int) -> bool:
-        """Whether a buffer of that size is allocated outside of TLABs."""
+        """Return whether a buffer of this size is allocated outside TLABs."""
         return self.tlab_bytes is not None and size_bytes > self.tlab_bytes
 
     def is_humongous(self, size_bytes: int) -> bool:
-        """Whether G1 gives a buffer of that size regions of its own: an array with its header is above half of one."""
+        """Return whether a buffer of this size, with its header, exceeds half a region of G1."""
         return self.region_bytes is not None and size_bytes + _HEADER_BYTES > self.region_bytes // 2
 
 
 NO_LIMITS = Limits()
 
 
-def sequences(reads: np.ndarray[Any, np.dtype[Any]]) -> list[Bytes]:
-    """The bytes of each read in order, for each connection, from records of `model.results.READ_FIELDS`."""
+def reads_by_connection(reads: np.ndarray[Any, np.dtype[Any]]) -> list[Bytes]:
+    """Return the bytes of each read in order, for each connection, from records of `model.results.READ_FIELDS`."""
     ordered = reads[np.argsort(reads["end_ns"], kind="stable")]
-    found = []
+    connections = []
     for port in np.unique(ordered["port"]):
-        sequence = ordered["bytes"][ordered["port"] == port].astype(np.int64)
-        # A port may serve one connection after another: the end of a stream (-1) keeps them apart.
-        found += np.split(sequence, np.flatnonzero(sequence < 0) + 1)
-    return [sequence for sequence in found if len(sequence)]
+        sizes = ordered["bytes"][ordered["port"] == port].astype(np.int64)
+        # A port may serve several connections in succession, separated by an end of stream (-1).
+        connections += np.split(sizes, np.flatnonzero(sizes < 0) + 1)
+    return [sizes for sizes in connections if len(sizes)]
 
 
-def recorded_size(reads: Iterable[Bytes]) -> int:
-    """The fixed buffer that these reads were made with, as far as the reads tell.
+def infer_buffer_size(reads: Iterable[Bytes]) -> int:
+    """Return the fixed buffer size that these reads were made with, as far as the reads show it.
 
-    Buffers are whole KiB: a largest read of that kind filled one. Another largest read never did, and the buffer was
-    larger: every read emptied the socket then. (The largest read alone does not tell: all requests may be of one size.)
+    Buffers are whole KiB: a largest read of whole KiB filled one. Any other largest read filled none: the buffer was
+    larger, and every read emptied the socket. (The largest read alone does not show it: all requests may be equal.)
     """
-    largest = max((int(sequence.max()) for sequence in reads if len(sequence)), default=0)
+    largest = max((int(sizes.max()) for sizes in reads if len(sizes)), default=0)
     return largest if largest % KIB == 0 else largest + 1
 
 
-def available(sequence: Bytes, recorded: Buffers) -> Bytes:
-    """What lay in the socket of one connection each time until it was empty, added up from its reads."""
+def available_bytes(sizes: Bytes, recorded: Buffers) -> Bytes:
+    """Return what was in the socket of one connection each time until it was empty: the sums of its reads."""
     if isinstance(recorded, Fixed):
-        short = sequence < recorded.size_bytes
+        is_short = sizes < recorded.size_bytes
     else:
-        short = _short_reads(sequence, recorded.predictor())
-    # A read that found nothing has a buffer of its own, whatever was left to find before it.
-    short[:-1] |= sequence[1:] <= 0
-    if len(short):
-        short[-1] = True
-    ends = np.flatnonzero(short)
-    added = np.concatenate([[0], np.cumsum(np.maximum(sequence, 0))])[ends + 1]
-    found: Bytes = np.diff(added, prepend=0)
-    return found
+        predictor = recorded.predictor()
+        is_short = np.array([predictor.read(size) for size in sizes.tolist()], dtype=bool)
+    # A read without data has its own buffer, so the read before it emptied the socket.
+    is_short[:-1] |= sizes[1:] <= 0
+    if len(is_short):
+        is_short[-1] = True
+    ends = np.flatnonzero(is_short)
+    sums = np.concatenate([[0], np.cumsum(np.maximum(sizes, 0))])[ends + 1]
+    available: Bytes = np.diff(sums, prepend=0)
+    return available
 
 
-def cost(
-    drained: Sequence[Bytes], buffers: Buffers, *, limits: Limits = NO_LIMITS, is_extrapolated: bool = False
+def compute_cost(
+    available: Sequence[Bytes], buffers: Buffers, *, limits: Limits = NO_LIMITS, is_extrapolated: bool = False
 ) -> Cost:
-    """What these buffers cost for what lay in the sockets (`available`), connection by connection."""
-    ingested = sum(int(found.sum()) for found in drained)
-    sizes = _fixed(drained, buffers.size_bytes) if isinstance(buffers, Fixed) else _replayed(drained, buffers)
-    over = sum(size * number for size, number in sizes.items() if limits.over_tlab(size))
+    """Return the cost of *buffers* for what was in the sockets (`available_bytes` of each connection)."""
+    sizes = _count_fixed(available, buffers.size_bytes) if isinstance(buffers, Fixed) else _replay(available, buffers)
+    over_tlab = sum(size * number for size, number in sizes.items() if limits.over_tlab(size))
     humongous = sum(size * number for size, number in sizes.items() if limits.is_humongous(size))
     return Cost(
         buffers=buffers,
-        ingested_bytes=ingested,
+        ingested_bytes=sum(int(socket.sum()) for socket in available),
         allocations=sum(sizes.values()),
         allocated_bytes=sum(size * number for size, number in sizes.items()),
-        over_tlab_bytes=None if limits.tlab_bytes is None else over,
+        over_tlab_bytes=None if limits.tlab_bytes is None else over_tlab,
         humongous_bytes=None if limits.region_bytes is None else humongous,
         is_extrapolated=is_extrapolated,
     )
 
 
-def made_with(target: TargetOptions) -> Buffers | None:
-    """The receive buffers that a server was told to use; None for its default, which the reads must tell.
+def _count_fixed(available: Sequence[Bytes], size: int) -> dict[int, int]:
+    """Return the number of buffers of one size; an end of stream takes one, too."""
+    return {size: sum(int(np.maximum(-(-socket // size), 1).sum()) for socket in available)}
 
-    Every default is a fixed buffer of 64 KiB, that of Elasticsearch 5.6.16 too (_cluster/settings?include_defaults: its
-    http.netty.receive_predictor_min and _max are both 64kb). A server of somebody else's may have any other.
+
+def _replay(available: Sequence[Bytes], buffers: Buffers) -> dict[int, int]:
+    """Return the number of buffers by size, replaying Netty's allocator for each connection."""
+    counts: dict[int, int] = {}
+    for socket in available:
+        predictor = buffers.predictor()
+        for number in socket.tolist():
+            for size in predictor.sizes(number):
+                counts[size] = counts.get(size, 0) + 1
+    return counts
+
+
+def configured_buffers(target: TargetOptions) -> Buffers | None:
+    """Return the receive buffers that a server was configured with; None for its default, to be inferred from reads.
+
+    Every default is a fixed buffer of 64 KiB, also in Elasticsearch 5.6.16 (_cluster/settings?include_defaults: its
+    http.netty.receive_predictor_min and _max are both 64kb). A custom target may have any other.
     """
     sizes = target.receive_predictor_bytes
     if len(sizes) == 1:
         return Fixed(sizes[0])
     if not sizes:
         return None
-    # Elasticsearch 5 has Netty 4.1.13, and 6 had up to 4.1.32; both start at the minimum.
+    # Elasticsearch 5 has Netty 4.1.13, and 6 up to 4.1.32; both start at the minimum.
     version = int((target.version or "99").split(".")[0]) if target.name == "elasticsearch" else 99
     return Adaptive(sizes[0], sizes[0], sizes[1], is_old=version <= 6, grows_within=version > 5)
 
 
-def together(runs: Iterable[Sequence[Cost]]) -> list[Cost]:
-    """The costs of several runs added up, candidate by candidate; all runs have the same candidates."""
+def sum_costs(runs: Iterable[Sequence[Cost]]) -> list[Cost]:
+    """Return the summed costs of several runs by candidate; all runs have the same candidates."""
     return [
         Cost(
             buffers=costs[0].buffers,
@@ -177,45 +213,46 @@ def together(runs: Iterable[Sequence[Cost]]) -> list[Cost]:
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
-def what_if(
+def predict_costs(
     reads: np.ndarray[Any, np.dtype[Any]],
     recorded: Buffers | None = None,
     *,
     candidates: Sequence[Buffers] = CANDIDATES,
     limits: Limits = NO_LIMITS,
 ) -> list[Cost]:
-    """The cost of each candidate. `recorded` is what the reads were made with; None: fixed, found from the reads."""
-    connections = sequences(reads)
-    buffers = recorded or Fixed(recorded_size(connections))
-    drained = [available(sequence, buffers) for sequence in connections]
-    filled = any((sequence >= buffers.largest_bytes).any() for sequence in connections)
+    """Return the cost of each candidate. *recorded*: the buffers of the recording; None: fixed, inferred from reads."""
+    connections = reads_by_connection(reads)
+    buffers = recorded or Fixed(infer_buffer_size(connections))
+    available = [available_bytes(sizes, buffers) for sizes in connections]
+    was_filled = any((sizes >= buffers.largest_bytes).any() for sizes in connections)
     return [
-        cost(
-            drained,
-            item,
+        compute_cost(
+            available,
+            candidate,
             limits=limits,
-            is_extrapolated=filled and item.largest_bytes > buffers.largest_bytes,
+            is_extrapolated=was_filled and candidate.largest_bytes > buffers.largest_bytes,
         )
-        for item in candidates
+        for candidate in candidates
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The buffers to use, and why."""
+    """The recommended buffers and the reason."""
 
     best: Cost
     reason: str
 
 
-def recommend(costs: Sequence[Cost], *, frugal: float = FRUGAL) -> Recommendation | None:
-    """The fewest reads among the fixed buffers that waste little, fit a TLAB and are not humongous; None without reads.
+def recommend(costs: Sequence[Cost], *, max_share: float = MAX_SHARE) -> Recommendation | None:
+    """Return the fixed buffers with the fewest reads that waste little, fit a TLAB and are not humongous.
 
-    A smaller buffer always wastes less and always costs more reads, so "the least waste" would always be the smallest.
+    A smaller buffer always wastes less and costs more reads: the least waste would always be the smallest buffer. None
+    without reads.
     """
     fixed = [
         item for item in costs if isinstance(item.buffers, Fixed) and item.ingested_bytes and not item.is_extrapolated
@@ -223,42 +260,91 @@ def recommend(costs: Sequence[Cost], *, frugal: float = FRUGAL) -> Recommendatio
     if not fixed:
         return None
     fitting = [item for item in fixed if not item.over_tlab_bytes and not item.humongous_bytes] or fixed
-    thrifty = [item for item in fitting if item.share <= frugal]
-    if thrifty:
-        best = min(thrifty, key=lambda item: (item.allocations, item.allocated_bytes))
+    economical = [item for item in fitting if item.share <= max_share]
+    if economical:
+        best = min(economical, key=lambda item: (item.allocations, item.allocated_bytes))
     else:
         best = min(fitting, key=lambda item: item.allocated_bytes)
-    reason = f"{_said(best)}, in {best.per_gb(best.allocations):,.0f} reads a GB"
+    reason = f"{_describe_cost(best)}, in {best.per_gb(best.allocations):,.0f} reads a GB"
     larger = [item for item in fixed if item.buffers.largest_bytes > best.buffers.largest_bytes]
     if larger:
-        reason += f"; {_said(min(larger, key=lambda item: item.buffers.largest_bytes))}"
-    if not thrifty:
-        reason += f"; no size stays within {frugal:.3g}, this one wastes least"
+        reason += f"; {_describe_cost(min(larger, key=lambda item: item.buffers.largest_bytes))}"
+    if not economical:
+        reason += f"; no size stays within {max_share:.3g}, this one wastes least"
     return Recommendation(best=best, reason=reason)
 
 
-def _said(item: Cost) -> str:
-    beyond = " and is larger than a TLAB" if item.over_tlab_bytes else ""
-    beyond += " and is a humongous object" if item.humongous_bytes else ""
-    return f"{item.buffers} allocates {item.share:.2f} bytes for each byte ingested{beyond}"
+def _describe_cost(item: Cost) -> str:
+    flaws = " and is larger than a TLAB" if item.over_tlab_bytes else ""
+    flaws += " and is a humongous object" if item.humongous_bytes else ""
+    return f"{item.buffers} allocates {item.share:.2f} bytes for each byte ingested{flaws}"
 
 
-def _fixed(drained: Sequence[Bytes], size: int) -> dict[int, int]:
-    """How many buffers of that one size: an end of a stream takes one too."""
-    return {size: sum(int(np.maximum(-(-found // size), 1).sum()) for found in drained)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """The reads of one run, and the predicted cost of each candidate."""
+
+    run: str
+    costs: Sequence[Cost]
+    available_bytes: Bytes
+    """What was in a socket each time that the server read it until it was empty, over all connections."""
+    largest_bytes: int
+    """The largest buffer of the recording."""
+    filled: int
+    """Number of reads that filled it."""
+    reads: int
+    length_s: float
+    """From the first read to the last one."""
+
+    @property
+    def mean_available_bytes(self) -> float:
+        """Return the mean of `available_bytes`; 0 without reads."""
+        return float(self.available_bytes.mean()) if len(self.available_bytes) else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return the rate at which the server read."""
+        return float(self.available_bytes.sum()) / self.length_s if self.length_s else 0.0
 
 
-def _replayed(drained: Sequence[Bytes], buffers: Buffers) -> dict[int, int]:
-    """How many buffers of each size, by doing what Netty's allocator does; each connection has its own."""
-    sizes: dict[int, int] = {}
-    for found in drained:
-        predictor = buffers.predictor()
-        for bytes_available in found.tolist():
-            for size in predictor.sizes(bytes_available):
-                sizes[size] = sizes.get(size, 0) + 1
-    return sizes
+def find_disagreement(recordings: Sequence[Recording]) -> str:
+    """Return which two recordings differ most on a fixed buffer up to their own size, and why; "" if all agree.
+
+    For a larger buffer than a recorded one that was filled the cost is a guess.
+    """
+    worst, text = ALIKE, ""
+    for first, second in itertools.combinations(recordings, 2):
+        for cost, other in zip(first.costs, second.costs, strict=True):
+            smaller = min(first.largest_bytes, second.largest_bytes)
+            if not isinstance(cost.buffers, Fixed) or cost.buffers.size_bytes > smaller:
+                continue
+            if not (cost.ingested_bytes and other.ingested_bytes):
+                continue
+            ratio = max(cost.share, other.share) / min(cost.share, other.share)
+            if ratio > worst:
+                worst = ratio
+                text = (
+                    f"{first.run} and {second.run} disagree: {cost.buffers} allocate {cost.share:.2f} bytes for each"
+                    f" byte ingested by the first, {other.share:.2f} by the second;"
+                    f" {_explain_difference(first, second)}"
+                )
+    return text
 
 
-def _short_reads(sequence: Bytes, predictor: Predictor) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which reads did not fill the buffer that Netty must have had for them."""
-    return np.array([predictor.read(read) for read in sequence.tolist()], dtype=bool)
+def _explain_difference(first: Recording, second: Recording) -> str:
+    means = [format_bytes(round(item.mean_available_bytes)) for item in (first, second)]
+    text = f"a socket held {means[0]} on average, and {means[1]}"
+    causes = []
+    rates = [item.bytes_per_s for item in (first, second)]
+    if min(rates) > 0 and max(rates) > ALIKE * min(rates):
+        causes.append(f"the server read {rates[0] / 1e6:,.1f} and {rates[1] / 1e6:,.1f} MB/s")
+    for item in (first, second):
+        if item.filled > (ALIKE - 1) * item.reads:
+            filled, size = f"{item.filled / item.reads:.0%}", format_bytes(item.largest_bytes)
+            causes.append(f"{filled} of the reads of {item.run} filled their {size}, which hid the bytes behind")
+    if causes:
+        return f"{text}: {'; '.join(causes)}"
+    if means[0] == means[1]:
+        spread = [float(np.std(item.available_bytes)) / (item.mean_available_bytes or 1) for item in (first, second)]
+        return f"{text}, but with different spread ({spread[0]:.1f} and {spread[1]:.1f} times the mean)"
+    return f"{text}: the requests that arrived together differed; record more runs"

@@ -1,1 +1,1 @@
-"""Cells and results compared by one number a run."""
+"""Comparison of cells, results and histories by one number a run."""

@@ -1,4 +1,4 @@
-"""Runs grouped by their cell: what a table or a picture shows as one row."""
+"""Runs grouped by cell: one row of a table or one point of a plot."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ingest_bench.analysis.numbers import histogram
+from ingest_bench.analysis import quantiles
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.experiment import Factor
 from ingest_bench.model.results import Summary
 
-# Nothing that is measured is larger, and squares of shares of it stay finite.
-_MOST = 1e30
-# What costly probes change: how fast the server is.
-SLOWED = frozenset(
+# No measured value is larger, and squares of ratios of such values stay finite.
+_MAX_VALUE = 1e30
+# Columns that costly probes affect, because they slow the server.
+AFFECTED_BY_PROBES = frozenset(
     column.name
     for column in COLUMNS
     if column.name.startswith(("docs_per_s", "response_", "service_ms"))
-    or column.name in ("stalled_s", "silent_s", "recovery_s")
+    or column.name in ("stalled_s", "zero_throughput_s", "recovery_s")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CellRuns:
-    """All runs of one cell. Only `valid` ones have numbers; the others stay to be counted and named."""
+    """All runs of one cell. Only `valid` runs have numbers; the others are counted and named."""
 
     name: str
     levels: Mapping[str, str]
@@ -32,57 +32,56 @@ class CellRuns:
 
     @property
     def valid(self) -> tuple[Summary, ...]:
-        """The runs whose numbers may be shown. One that ended out of memory is a result, not a measurement."""
+        """Return the measured runs. A run that ended out of memory is a result, but not a measurement."""
         return tuple(run for run in self.runs if run.state == "measured")
 
     @property
-    def out_of_memory(self) -> int:
-        """How many runs ended in an OutOfMemoryError."""
+    def oom_runs(self) -> int:
+        """Return the number of runs that ended in an OutOfMemoryError."""
         return sum(run.state == "oom" for run in self.runs)
 
     @property
-    def ran_out_of(self) -> str:
-        """What they ran out of: "heap", "direct"; empty when no run did, or nobody knows."""
-        return ", ".join(
-            sorted({str(run.values["out_of_memory"]) for run in self.runs if run.values.get("out_of_memory")})
-        )
+    def exhausted_memory(self) -> str:
+        """Return the kinds of memory that ran out: "heap", "direct"; "" for none or unknown."""
+        return ", ".join(sorted({str(kind) for run in self.runs if (kind := run.values.get("out_of_memory"))}))
 
     @property
     def measured_or_oom(self) -> CellRuns:
-        """For a table that says OOM in its row: without any valid run, what was measured until memory ran out."""
+        """Return the cell for a table that marks OOM: without valid runs, those measured until memory ran out."""
         if self.valid:
             return self
-        ended = (replace(run, state="measured") for run in self.runs if run.state == "oom")
-        return replace(self, runs=tuple(ended))
+        return replace(self, runs=tuple(replace(run, state="measured") for run in self.runs if run.state == "oom"))
 
     def by_replicate(self, column: str) -> dict[int, float]:
-        """The column's value of each valid run that has one, by replicate.
+        """Return the column's value of each valid run that has one, by replicate.
 
-        A run under costly probes gives only what no other run can: never a rate or a time.
+        Runs with costly probes provide only columns that no other run has, and never a rate or a time.
         """
         plain = _values(column, (run for run in self.valid if not run.instrumented))
-        return plain if plain or column in SLOWED else _values(column, self.valid)
+        return plain if plain or column in AFFECTED_BY_PROBES else _values(column, self.valid)
 
-    def unknown(self, column: str) -> list[str]:
-        """The runs without that number, where others that are watched by the same probes have it."""
-        known = [run for run in self.valid if _number(run, column) is not None]
-        instrumented = all(run.instrumented for run in known)
-        return [run.run for run in self.valid if known and run.instrumented == instrumented and run not in known]
+    def runs_without(self, column: str) -> list[str]:
+        """Return the runs that lack the number although other runs with the same probes have it."""
+        with_value = [run for run in self.valid if _number(run, column) is not None]
+        instrumented = all(run.instrumented for run in with_value)
+        return [
+            run.run for run in self.valid if with_value and run.instrumented == instrumented and run not in with_value
+        ]
 
     def numbers(self, column: str) -> list[float]:
-        """These values alone."""
+        """Return the values of `by_replicate`."""
         return list(self.by_replicate(column).values())
 
-    def typical(self, column: str) -> float | None:
-        """The median over the replicates; None without any."""
+    def median(self, column: str) -> float | None:
+        """Return the median over the replicates; None without values."""
         numbers = self.numbers(column)
         return median(numbers) if numbers else None
 
     def counts(self, name: str) -> dict[int, int]:
-        """A histogram over all valid runs, without those under costly probes when there are others."""
+        """Return a histogram over all valid runs, without instrumented runs if there are others."""
         runs = [run for run in self.valid if name in run.histograms]
         plain = [run for run in runs if not run.instrumented]
-        return histogram.merge(run.histograms[name] for run in plain or runs)
+        return quantiles.merge_counts(run.histograms[name] for run in plain or runs)
 
 
 def _values(column: str, runs: Iterable[Summary]) -> dict[int, float]:
@@ -91,24 +90,24 @@ def _values(column: str, runs: Iterable[Summary]) -> dict[int, float]:
 
 
 def _number(run: Summary, column: str) -> float | None:
-    """None for what is no number, also to arithmetic."""
+    """Return the value as a number; None for text, NaN and infinity."""
     value = run.values.get(column)
-    return float(value) if isinstance(value, (int, float)) and abs(value) <= _MOST else None
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= _MAX_VALUE else None
 
 
-def group(summaries: Iterable[Summary]) -> list[CellRuns]:
-    """One entry a cell, in the order in which the cells come first."""
-    found: dict[str, list[Summary]] = {}
+def group_by_cell(summaries: Iterable[Summary]) -> list[CellRuns]:
+    """Return one entry per cell, in order of first appearance."""
+    groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        found.setdefault(summary.cell, []).append(summary)
+        groups.setdefault(summary.cell, []).append(summary)
     return [
         CellRuns(name, runs[0].levels, tuple(sorted(runs, key=lambda run: run.replicate)))
-        for name, runs in found.items()
+        for name, runs in groups.items()
     ]
 
 
-def in_order(summaries: Iterable[Summary], factors: Sequence[Factor]) -> list[Summary]:
-    """The summaries as the experiment lists its levels, not as the runs were shuffled."""
+def in_factor_order(summaries: Iterable[Summary], factors: Sequence[Factor]) -> list[Summary]:
+    """Return the summaries in the order of the experiment's levels instead of the shuffled order of the runs."""
 
     def place(summary: Summary) -> tuple[tuple[int, ...], int]:
         levels = (
@@ -120,15 +119,15 @@ def in_order(summaries: Iterable[Summary], factors: Sequence[Factor]) -> list[Su
     return sorted(summaries, key=place)
 
 
-def varying(summaries: Iterable[Summary]) -> list[str]:
-    """The keys of the factors that have more than one level among these runs."""
-    seen: dict[str, set[str]] = {}
+def varying_keys(summaries: Iterable[Summary]) -> list[str]:
+    """Return the factor keys with more than one level among these runs."""
+    levels_by_key: dict[str, set[str]] = {}
     for summary in summaries:
         for key, level in summary.levels.items():
-            seen.setdefault(key, set()).add(level)
-    return [key for key, levels in seen.items() if len(levels) > 1]
+            levels_by_key.setdefault(key, set()).add(level)
+    return [key for key, levels in levels_by_key.items() if len(levels) > 1]
 
 
-def left_out(summaries: Iterable[Summary]) -> list[Summary]:
-    """The runs without numbers to show, each with its reason: invalid, failed, or not finished."""
+def excluded_runs(summaries: Iterable[Summary]) -> list[Summary]:
+    """Return the runs without numbers: invalid, failed, or unfinished."""
     return [summary for summary in summaries if summary.state not in ("measured", "oom")]

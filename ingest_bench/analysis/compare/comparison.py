@@ -1,24 +1,26 @@
-"""Cells compared by one number a run.
+"""Comparison of cells by one number a run, and the noise between runs of one cell.
 
-Requests of different runs are never pooled: inside a run they are not independent, and thousands of them would make
-any two runs of the same cell look different.
+Requests of different runs are never pooled: within a run they are not independent, and thousands of them would make any
+two runs of the same cell look different.
 
-The method is Welch's t interval on the runs' numbers, or, where both cells ran in the same blocks, the t interval on
-the differences within each block: a drift of the machine meets both and cancels. With three replicates the interval
-is wide (t = 4.3 at 2 degrees of freedom), as it should be. Rejected: a permutation test, whose smallest possible
-p value with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for so few runs.
+The method is Welch's t interval on the runs' numbers. If both cells ran in the same blocks, it is the t interval on the
+differences within each block: a drift of the machine affects both and cancels. With three replicates the interval is
+wide (t = 4.3 at 2 degrees of freedom), as it should be. Rejected: a permutation test, whose smallest possible p value
+with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for few runs.
 
 A relative change is a ratio of two means, and the first is as uncertain as the second. Its interval is Fieller's, with
-the same t at each ratio: it leaves "no change" out exactly where that t says so. 94 to 97% of such intervals hold the
-truth, for factors of 0.2 to 10 and 3, 5 or 10 runs. Rejected: Welch on logarithms, which has the same coverage, but no
-logarithm of a run without a pause; and dividing the interval of the difference by the first mean, which reached -164%.
+the same t at each ratio: it excludes "no change" exactly if that t does. 94 to 97% of such intervals contain the truth,
+for factors of 0.2 to 10 and 3, 5 or 10 runs. Rejected: Welch on logarithms, which has the same coverage, but a run
+without a pause has no logarithm; and dividing the interval of the difference by the first mean, which reached -164%.
 
-What counts events has at least the variance of as many events that come independently (Poisson's): two runs that happen
-to have 22 collections each would otherwise be certain of 22. What requests or pauses add up to has at least that of the
-one which each end of a measurement cuts: three pairs that differ by a third of a request each were called distinct, 4
-times in 100. Each interval stands for itself. What is called distinct
-is so in its whole table, after Holm (1979, "A simple sequentially rejective multiple test procedure"): of all tables in
-which nothing differs, at most one in twenty calls anything distinct.
+A count of events has at least the variance of as many independent events (Poisson): two runs that happen to have 22
+collections each would otherwise be certain of 22. A sum over requests or pauses has at least the variance of the one
+that each end of a measurement cuts: three pairs that differed by a third of a request each were called distinct, 4
+times in 100. Each interval stands for itself. "Distinct" is judged over a whole table after Holm (1979, "A simple
+sequentially rejective multiple test procedure"): of all tables without differences, at most 1 in 20 has a distinct one.
+
+The noise is measured by an A/A test, in which each cell ran on two sides (`order.against_itself`). A smaller change is
+not distinguishable from the machine's noise with that number of replicates.
 """
 
 from __future__ import annotations
@@ -31,36 +33,39 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, variance
 
+from ingest_bench.analysis import student
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
-from ingest_bench.analysis.numbers import student
-from ingest_bench.analysis.run.columns import COUNTS
+from ingest_bench.analysis.run.columns import EVENT_COUNTS
+from ingest_bench.model.experiment import SIDES
 from ingest_bench.model.results import Summary
 
 CONFIDENCE = 0.95
 _POWER = 0.8
-_FEWEST_RUNS = 3
-# What a table compares where nobody says else: the rate, the wait, the reads, and what a GB costs.
-COMPARED = (
+_MIN_RUNS = 3
+# Columns that a table compares by default: throughput, response time, reads, and costs per GB.
+DEFAULT_COLUMNS = (
     "docs_per_s_mean",
     "response_ms_p99",
     "read_bytes_mean",
     "gc_pause_ms_total_per_gb",
     "outside_tlab_network_bytes_per_gb",
 )
-_MOST_RUNS = 1000
-# Beyond that the first mean is a rounding of 0.
-_MOST_RATIO = 1e12
-# What adds up pieces, and the column that counts these.
+_MAX_RUNS = 1000
+# Beyond this ratio the first mean is a rounding error of 0.
+_MAX_RATIO = 1e12
+# Sums over requests or pauses, and the column that counts these.
 _PIECES = {"docs_per_s_mean": "requests_answered", "gc_pause_ms_total": "gc_pauses"}
+# Changes for which an A/A test reports the necessary replicates.
+WANTED_CHANGES = (0.10, 0.05, 0.03)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """The least variance of the number of a run, as far as events make it: `event * mean + constant`."""
+class VarianceFloor:
+    """Lower limit of the variance of a run's number, as caused by events: `event * mean + constant`."""
 
     event: float = 0.0
-    """Amount that one event adds to a count; its variance is as many of these as its mean (Poisson)."""
+    """Amount that one event adds to the number: the variance of a count is its mean (Poisson)."""
     constant: float = 0.0
 
 
@@ -68,37 +73,37 @@ class Floor:
 class Sides:
     """The numbers of the runs of two cells."""
 
-    ones: tuple[float, ...]
-    others: tuple[float, ...]
+    first: tuple[float, ...]
+    second: tuple[float, ...]
     paired: bool
-    floor: Floor
+    floor: VarianceFloor
 
     def error(self, ratio: float = 1.0) -> tuple[float, float | None]:
         """Return the standard error of `second - ratio * first` and its degrees of freedom; None with one run."""
         if self.paired:
             sample_variance = variance(
-                [second - ratio * first for first, second in zip(self.ones, self.others, strict=True)]
+                [after - ratio * before for before, after in zip(self.first, self.second, strict=True)]
             )
             # The difference of two runs has the variance of both.
-            return (max(sample_variance, sum(self._floors(ratio))) / len(self.ones)) ** 0.5, len(self.ones) - 1
-        if len(self.ones) < 2 or len(self.others) < 2:
+            return (max(sample_variance, sum(self._floors(ratio))) / len(self.first)) ** 0.5, len(self.first) - 1
+        if len(self.first) < 2 or len(self.second) < 2:
             return 0.0, None
-        runs = len(self.ones), len(self.others)
+        runs = len(self.first), len(self.second)
         parts = [(part / count, count - 1) for part, count in zip(self.variances(ratio), runs, strict=True)]
         spread = sum(part for part, _ in parts)
         # Welch and Satterthwaite's degrees of freedom, at least those of the smaller side.
-        weighed = sum(part**2 / freedom for part, freedom in parts)
-        return spread**0.5, spread**2 / weighed if weighed else min(freedom for _, freedom in parts)
+        weighted = sum(part**2 / freedom for part, freedom in parts)
+        return spread**0.5, spread**2 / weighted if weighted else min(freedom for _, freedom in parts)
 
     def variances(self, ratio: float) -> tuple[float, float]:
         """Return the variance that a run of each side adds to that of `second - ratio * first`."""
         first, second = self._floors(ratio)
-        return max(ratio**2 * _variance(self.ones), first), max(_variance(self.others), second)
+        return max(ratio**2 * _variance(self.first), first), max(_variance(self.second), second)
 
     def relative_interval(self) -> tuple[float, float] | None:
         """Return the interval of the relative change; None with one run, a negative mean, or a first one near 0."""
-        first, second = fmean(self.ones), fmean(self.others)
-        if first <= 0 or second < 0 or second > first * _MOST_RATIO or self.error()[1] is None:
+        first, second = fmean(self.first), fmean(self.second)
+        if first <= 0 or second < 0 or second > first * _MAX_RATIO or self.error()[1] is None:
             return None
 
         def deviation(ratio: float) -> tuple[float, float]:
@@ -111,16 +116,16 @@ class Sides:
         return low - 1, high - 1
 
     def _floors(self, ratio: float) -> tuple[float, float]:
-        """Return the least variances of both parts, if the second mean is that multiple of the first."""
-        runs = len(self.ones) + ratio * len(self.others)
-        mean = (math.fsum(self.ones) + math.fsum(self.others)) / runs
+        """Return the lower limits of both variances, if the second mean is *ratio* times the first."""
+        runs = len(self.first) + ratio * len(self.second)
+        mean = (math.fsum(self.first) + math.fsum(self.second)) / runs
         event, constant = self.floor.event * mean, self.floor.constant
         return ratio**2 * (event + constant), ratio * event + constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What changes from the first cell to the second, in the mean of one column over runs."""
+    """Change from the first cell to the second in the mean of one column over runs."""
 
     column: str
     first: str
@@ -131,32 +136,32 @@ class Comparison:
     second_mean: float
     paired: bool
     error: float = 0.0
-    """The standard error of the difference."""
+    """Standard error of the difference."""
     freedom: float | None = None
-    """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
+    """Its degrees of freedom; None with fewer than two runs on a side: the error is unknown then."""
     relative_interval: tuple[float, float] | None = None
     """95% interval of the relative change. None without an interval, with a negative mean, or without a first mean
-    above 0; the upper end is infinite where the first mean cannot be told from 0."""
+    above 0. The upper end is infinite if the first mean is not distinguishable from 0."""
     sides: Sides | None = None
-    """The numbers that it was computed from; None for a step of a history."""
+    """The numbers behind it; None for a step of a history."""
     is_distinct: bool | None = None
-    """Whether runs of one cell would hardly do this, as one of all comparisons of a table; None where nobody knows."""
+    """Whether chance is an unlikely explanation, judged with all comparisons of a table; None if unknown."""
 
     @property
     def difference(self) -> float:
-        """Second minus first."""
+        """Return second minus first."""
         return self.second_mean - self.first_mean
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of the first; None when that is 0 and the second is not."""
+        """Return the difference as a share of the first mean; None if only that is 0."""
         if self.first_mean:
             return self.difference / abs(self.first_mean)
         return None if self.difference else 0.0
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the difference, at 95%; None where its error is not known."""
+        """Return the 95% interval of the difference; None if its error is unknown."""
         if self.freedom is None:
             return None
         half = t_quantile(self.freedom) * self.error
@@ -164,7 +169,7 @@ class Comparison:
 
     @property
     def p_value(self) -> float | None:
-        """How often runs of one cell would differ so much, by Student's t."""
+        """Return the probability that runs of one cell differ this much, by Student's t."""
         if self.freedom is None:
             return None
         if not self.error:
@@ -173,90 +178,87 @@ class Comparison:
 
 
 def t_quantile(freedom: float) -> float:
-    """The t that |T| stays below with 95%: 4.303 for 2 degrees of freedom."""
+    """Return the t that |T| stays below with 95%: 4.303 for 2 degrees of freedom."""
     return student.quantile(freedom, (1 + CONFIDENCE) / 2)
 
 
-def of_cells(column: str, one: CellRuns, other: CellRuns, *, paired: bool) -> Comparison | None:
-    """The comparison of two cells in that column; None when one of them has no number.
-
-    It is judged by itself, as the only one of its table.
-    """
-    sides = [(side.name, side.by_replicate(column)) for side in (one, other)]
-    return numbers(column, *sides, paired=paired, floor=floor_of(column, (one, other)))
+def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: bool) -> Comparison | None:
+    """Return the comparison of two cells, judged as the only one of its table; None if one has no number."""
+    sides = [(row.name, row.by_replicate(column)) for row in (first, second)]
+    return compare_numbers(column, *sides, paired=paired, floor=variance_floor(column, (first, second)))
 
 
-def numbers(
+def compare_numbers(
     column: str,
     first: tuple[str, Mapping[int, float]],
     second: tuple[str, Mapping[int, float]],
     *,
     paired: bool,
-    floor: Floor = Floor(),
+    floor: VarianceFloor = VarianceFloor(),
 ) -> Comparison | None:
-    """The same of two cells that are (name, {replicate: number}), whose runs vary at least so much."""
-    (first_name, ones), (second_name, others) = first, second
-    if not ones or not others:
+    """Return the same for cells given as (name, {replicate: number}), with a lower limit of their variance."""
+    numbers = [first[1], second[1]]
+    if not all(numbers):
         return None
-    blocks = sorted(ones.keys() & others.keys())
+    blocks = sorted(first[1].keys() & second[1].keys())
     paired = paired and len(blocks) >= 2
     if paired:
-        ones, others = ({block: side[block] for block in blocks} for side in (ones, others))
-    sides = Sides(ones=tuple(ones.values()), others=tuple(others.values()), paired=paired, floor=floor)
+        numbers = [{block: side[block] for block in blocks} for side in numbers]
+    sides = Sides(first=tuple(numbers[0].values()), second=tuple(numbers[1].values()), paired=paired, floor=floor)
     error, freedom = sides.error()
-    found = Comparison(
+    comparison = Comparison(
         column=column,
-        first=first_name,
-        second=second_name,
-        first_runs=len(ones),
-        second_runs=len(others),
-        first_mean=fmean(sides.ones),
-        second_mean=fmean(sides.others),
+        first=first[0],
+        second=second[0],
+        first_runs=len(sides.first),
+        second_runs=len(sides.second),
+        first_mean=fmean(sides.first),
+        second_mean=fmean(sides.second),
         paired=paired,
         error=error,
         freedom=freedom,
         relative_interval=sides.relative_interval(),
         sides=sides,
     )
-    return judged([found])[0]
+    return mark_distinct([comparison])[0]
 
 
-def table(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparison]:
-    """Every two cells of one experiment that differ in exactly one factor, the first of its levels first, by column.
+def compare_pairs(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparison]:
+    """Return the comparisons of all pairs of cells that differ in exactly one factor, by column, judged together.
 
-    All of them are judged together.
+    The cell with the earlier level of the factor is the first of a pair.
     """
-    rows = cells.group(summaries)
-    couples = [(one, other) for one, other in itertools.combinations(rows, 2) if len(_differing(one, other)) == 1]
-    found = (of_cells(column, *couple, paired=True) for column in columns for couple in couples)
-    return judged([each for each in found if each is not None])
+    rows = cells.group_by_cell(summaries)
+    pairs = [pair for pair in itertools.combinations(rows, 2) if len(_differing_keys(*pair)) == 1]
+    unjudged = (compare_cells(column, *pair, paired=True) for column in columns for pair in pairs)
+    return mark_distinct([comparison for comparison in unjudged if comparison is not None])
 
 
-def detectable(spread: float, runs: int, comparisons: int) -> float:
-    """Return the least difference that *runs* a side show four times of five, as one of *comparisons*.
+def detectable_difference(spread: float, runs: int, comparisons: int) -> float:
+    """Return the smallest difference that *runs* per side detect with 80% probability, as one of *comparisons*.
 
-    *spread* is the standard deviation of a run, as two sides of *runs* show it.
+    *spread* is the standard deviation of a run, estimated from two sides of *runs*.
     """
-    return student.least_effect(_planned(runs, comparisons, 2 * runs - 2), _POWER) * spread * math.sqrt(2)
+    return student.min_effect(_planned(runs, comparisons, 2 * runs - 2), _POWER) * spread * math.sqrt(2)
 
 
-def replicates_for(spread: float, runs: int, comparisons: int, difference: float) -> int | None:
-    """Return how many runs a side make that difference detectable, 3 at least; None where that is more than 1,000.
+def replicates_for_difference(spread: float, runs: int, comparisons: int, difference: float) -> int | None:
+    """Return the runs per side (at least 3) that make *difference* detectable; None if above 1,000.
 
-    *spread* is the standard deviation of a run, as two sides of *runs* show it.
+    *spread* is the standard deviation of a run, estimated from two sides of *runs*.
     """
 
     def is_enough(count: int) -> bool:
-        effect = student.least_effect(_planned(count, comparisons, 2 * runs - 2), _POWER)
+        effect = student.min_effect(_planned(count, comparisons, 2 * runs - 2), _POWER)
         return effect * spread * math.sqrt(2) <= difference
 
     return _fewest(is_enough)
 
 
-def replicates(change: Comparison, limits: Sequence[float]) -> int | None:
-    """Return how many runs a side tell four times of five whether the relative change keeps these limits.
+def replicates_for_verdict(change: Comparison, limits: Sequence[float]) -> int | None:
+    """Return the runs per side that decide with 80% probability whether the change keeps these limits.
 
-    The change is taken to be as it is here, and the noise as these runs show it. None where that is more than 1,000.
+    Change and noise are assumed to be as in these runs. None if above 1,000.
     """
     sides = change.sides
     if sides is None:
@@ -276,52 +278,110 @@ def replicates(change: Comparison, limits: Sequence[float]) -> int | None:
 
 
 def _planned(runs: int, comparisons: int, noise_freedom: int, first_share: float = 0.5) -> student.WelchTest:
-    """Return the test of one of *comparisons*, when none of the others is distinct (Holm)."""
+    """Return the test of one of *comparisons* if none of the others is distinct (Holm)."""
     level = (1 - CONFIDENCE) / comparisons
     return student.WelchTest(runs=runs, level=level, noise_freedom=noise_freedom, first_share=first_share)
 
 
 def _fewest(is_enough: Callable[[int], bool]) -> int | None:
-    counts = range(_FEWEST_RUNS, _MOST_RUNS + 1)
+    counts = range(_MIN_RUNS, _MAX_RUNS + 1)
     place = bisect.bisect_left(counts, True, key=is_enough)
     return counts[place] if place < len(counts) else None
 
 
-def judged(family: Sequence[Comparison]) -> list[Comparison]:
-    """Which of them are distinct, by Holm: the k-th smallest p value is held to 5% divided by all from it on."""
-    known = sorted((each.p_value, place) for place, each in enumerate(family) if each.p_value is not None)
+def mark_distinct(family: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with `is_distinct` by Holm: the k-th of n p values is compared with 5% / (n - k + 1)."""
+    ranked = sorted((item.p_value, place) for place, item in enumerate(family) if item.p_value is not None)
     distinct: set[int] = set()
-    for done, (p_value, place) in enumerate(known):
-        if p_value > (1 - CONFIDENCE) / (len(known) - done):
+    for done, (p_value, place) in enumerate(ranked):
+        if p_value > (1 - CONFIDENCE) / (len(ranked) - done):
             break
         distinct.add(place)
     return [
-        replace(each, is_distinct=None if each.p_value is None else place in distinct)
-        for place, each in enumerate(family)
+        replace(comparison, is_distinct=None if comparison.p_value is None else place in distinct)
+        for place, comparison in enumerate(family)
     ]
 
 
-def _differing(one: CellRuns, other: CellRuns) -> list[str]:
-    return [key for key in {**one.levels, **other.levels} if one.levels.get(key) != other.levels.get(key)]
+def _differing_keys(first: CellRuns, second: CellRuns) -> list[str]:
+    keys = {**first.levels, **second.levels}
+    return [key for key in keys if first.levels.get(key) != second.levels.get(key)]
 
 
-def floor_of(column: str, rows: Sequence[CellRuns]) -> Floor:
-    """Return the least variance of that column's number of a run of these cells, as far as it is made of events."""
+def variance_floor(column: str, rows: Sequence[CellRuns]) -> VarianceFloor:
+    """Return the lower limit of the variance of a column of these cells, as caused by events."""
     total = column.removesuffix("_per_gb")
     value = _mean(column, rows)
-    if total in COUNTS and (count := _mean(total, rows)):
-        return Floor(event=value / count)
+    if total in EVENT_COUNTS and (count := _mean(total, rows)):
+        return VarianceFloor(event=value / count)
     if total in _PIECES and (count := _mean(_PIECES[total], rows)):
-        # Two ends, each anywhere within a piece.
-        return Floor(constant=2 * (value / count) ** 2 / 12)
-    return Floor()
+        # Each of the two ends is uniformly distributed within a request or pause.
+        return VarianceFloor(constant=2 * (value / count) ** 2 / 12)
+    return VarianceFloor()
 
 
-# Of equal numbers it is exactly 0, and that takes long; an interval asks for the same ones many times.
+# Exact (0 for equal numbers) and therefore slow; an interval needs the same variances many times.
 _variance = lru_cache(maxsize=64)(variance)
 
 
 def _mean(column: str, rows: Sequence[CellRuns]) -> float:
-    """Return the mean of all runs of these cells; 0 without any."""
+    """Return the mean over all runs of these cells; 0 without any."""
     numbers = [number for row in rows for number in row.numbers(column)]
     return fmean(numbers) if numbers else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Noise of one column of one cell."""
+
+    levels: Mapping[str, str]
+    """Levels of the cell, without the side."""
+    sides: Comparison
+    """Side B compared with A: a distinct difference is chance, or the machine drifts."""
+    comparisons: int = 1
+    """Number of comparisons that `compare` makes of such results: a change must be distinct among these."""
+
+    @property
+    def runs(self) -> int:
+        """Return the runs of the smaller side."""
+        return min(self.sides.first_runs, self.sides.second_runs)
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of both sides."""
+        return (self.sides.first_mean + self.sides.second_mean) / 2
+
+    @property
+    def spread(self) -> float | None:
+        """Return the standard deviation of a side's runs as a share of the mean; None if unknown."""
+        if self.sides.freedom is None or not self.mean:
+            return None
+        return self.sides.error / math.sqrt(1 / self.sides.first_runs + 1 / self.sides.second_runs) / abs(self.mean)
+
+    @property
+    def detectable(self) -> float | None:
+        """Return the smallest relative change that this number of replicates detects with 80% probability."""
+        return None if self.spread is None else detectable_difference(self.spread, self.runs, self.comparisons)
+
+    def replicates(self, change: float) -> int | None:
+        """Return the runs per side that detect a relative change with 80% probability; None if above 1,000."""
+        if self.spread is None:
+            return None
+        return replicates_for_difference(self.spread, self.runs, self.comparisons, change)
+
+
+def measure_noise(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Noise]:
+    """Return the noise of every column that both sides of a cell have; empty if no cell has two sides."""
+    by_levels: dict[tuple[tuple[str, str], ...], dict[str, CellRuns]] = {}
+    for row in cells.group_by_cell(summaries):
+        levels = tuple((key, level) for key, level in row.levels.items() if key != "side")
+        by_levels.setdefault(levels, {})[row.levels.get("side", "")] = row
+    noises = []
+    for levels, by_side in by_levels.items():
+        if set(by_side) == set(SIDES):
+            first, second = (by_side[side] for side in SIDES)
+            compared = (compare_cells(column, first, second, paired=False) for column in columns)
+            noises += [Noise(levels=dict(levels), sides=sides) for sides in compared if sides is not None]
+    judged = mark_distinct([noise.sides for noise in noises])
+    comparisons = sum(noise.sides.column in DEFAULT_COLUMNS for noise in noises) or len(noises)
+    return [replace(noise, sides=sides, comparisons=comparisons) for noise, sides in zip(noises, judged, strict=True)]

@@ -1,8 +1,8 @@
-"""What changed over nights: each column of each cell as a history, its steps, and which facts changed with them. Pure.
+"""Trend of repeated results: histories of each column of each cell, level changes, and facts that changed with them.
 
-A night is one result, or several of one day whose facts agree: runs of one day share what the machine was that day.
-Its number is the median over the runs. The histories of a table share the 5% (Bonferroni): of all tables in which
-nothing changed, about one in twenty says that something did. A step is known when it is three nights old.
+A point of a history is one result, or several of one day whose facts agree, because the machine was the same that day.
+Its number is the median over the runs. The histories of a table share the 5% level (Bonferroni): of all tables without
+any change, about 1 in 20 reports one. A step is detectable three results after it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from ingest_bench.analysis.compare import cells, comparable, comparison
+from ingest_bench.analysis import level_changes
+from ingest_bench.analysis.compare import cells, changes, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
-from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.analysis.compare.comparison import Comparison
-from ingest_bench.analysis.numbers import level_changes
-from ingest_bench.analysis.run import per_gb
-from ingest_bench.inputs.visible import one_line
+from ingest_bench.analysis.run.columns import compared_column
+from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import Summary
-from ingest_bench.units import count_of
+from ingest_bench.units import format_count
 
-# What a row says of its server. Workload and network are what a history is of.
-_OF_SERVER = ("target", "java", "gc_collector", "heap_bytes", "receive_predictor_bytes")
+# Columns that describe the server. Workload and network identify a history.
+_SERVER_COLUMNS = ("target", "java", "gc_collector", "heap_bytes", "receive_predictor_bytes")
+# Experiment, cell, workload, network.
 _Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
-    """What one experiment gave at one time."""
+class DatedResult:
+    """The results of one experiment at one time."""
 
     start: str
-    """Such as 2026-11-22T04-00-00Z; the first one's, of several."""
+    """Such as 2026-11-22T04-00-00Z; the earliest if there are several."""
     experiment: str
     results: tuple[Results, ...]
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Of all of them: they agree."""
+        """Return the facts of the machine, on which all results agree."""
         return self.results[0].facts
 
 
@@ -49,34 +50,34 @@ class Change:
     """A step of a history."""
 
     place: int
-    """Of the first night that has the new level, among those of the history."""
+    """Index of the first point with the new level."""
     compared: Comparison
-    """The level before and after it, as of that night, and the interval of the difference."""
+    """The levels before and after it, and the interval of the difference."""
     facts: tuple[str, ...]
-    """What else changed then, or one night earlier or later."""
+    """Facts that changed at the same point, or one point earlier or later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """One column of one cell, night by night."""
+    """One column of one cell over time."""
 
     experiment: str
     cell: str
     column: str
-    nights: tuple[str, ...]
+    dates: tuple[str, ...]
     values: tuple[float, ...]
     line: tuple[float, ...]
-    """The same without its noise."""
-    odd: tuple[int, ...]
-    """Places of nights that lie alone, far from it."""
+    """The values without noise."""
+    outliers: tuple[int, ...]
+    """Indices of ignored points."""
     changes: tuple[Change, ...]
     gaps: tuple[str, ...] = ()
-    """The nights since its first that have no number, each with the reason."""
+    """Results since the first point that have no number, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """All histories, judged together, and why others are not there."""
+    """All histories, judged together, and why others are missing."""
 
     histories: tuple[History, ...]
     notes: tuple[str, ...]
@@ -84,119 +85,113 @@ class Trend:
 
 @dataclass(slots=True)
 class _Points:
-    """A history before it is judged."""
+    """The points of a history."""
 
-    nights: list[Night] = field(default_factory=list)
-    runs: list[tuple[CellRuns, ...]] = field(default_factory=list)
+    results: list[DatedResult] = field(default_factory=list)
+    rows: list[tuple[CellRuns, ...]] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
 
 
-def trend(nights: Iterable[Night], columns: Sequence[str] = comparison.COMPARED) -> Trend:
-    """The histories of these columns in every cell that has 6 nights of them, in the order of the columns."""
-    found: dict[tuple[str, _Key], _Points] = {}
-    columns = list(dict.fromkeys(map(per_gb.compared, columns)))
-    ordered = together(nights)
-    for column in columns:
-        for night in ordered:
-            _add(found, column, night)
-    enough = {key: points for key, points in found.items() if len(points.values) >= level_changes.FEWEST_NIGHTS}
-    level = level_changes.LEVEL / max(1, len(enough))
-    histories = tuple(_history(column, key, points, level) for (column, key), points in enough.items())
-    few = [
-        f"{key[1]}: {column}: {count_of(len(points.values), 'night')}; it takes {level_changes.FEWEST_NIGHTS}"
-        for (column, key), points in found.items()
-        if len(points.values) < level_changes.FEWEST_NIGHTS
+def find_trend(results: Iterable[DatedResult], columns: Sequence[str] = comparison.DEFAULT_COLUMNS) -> Trend:
+    """Return the histories of these columns for all cells with at least 6 points, in the order of the columns."""
+    by_history: dict[tuple[str, _Key], _Points] = {}
+    columns = list(dict.fromkeys(map(compared_column, columns)))
+    merged = merge_same_day(results)
+    for column, result in itertools.product(columns, merged):
+        _add_result(by_history, column, result)
+    minimum = level_changes.MIN_RESULTS
+    long_enough = {key: points for key, points in by_history.items() if len(points.values) >= minimum}
+    level = level_changes.LEVEL / max(1, len(long_enough))
+    histories = tuple(_build_history(column, key, points, level) for (column, key), points in long_enough.items())
+    too_short = [
+        f"{key[1]}: {column}: {format_count(len(points.values), 'result')}; at least {minimum} are required"
+        for (column, key), points in by_history.items()
+        if len(points.values) < minimum
     ]
-    has = {column for column, _ in found}
-    notes = [*few, *(f"{column} was not measured" for column in columns if column not in has), *_gaps(histories)]
-    return Trend(histories=histories, notes=tuple(dict.fromkeys(notes)))
+    measured = {column for column, _ in by_history}
+    missing = [f"{column} was not measured" for column in columns if column not in measured]
+    return Trend(histories=histories, notes=tuple(dict.fromkeys([*too_short, *missing, *_describe_gaps(histories)])))
 
 
-def together(nights: Iterable[Night]) -> list[Night]:
-    """In their order, those of one experiment and one day as one night, where their facts agree."""
-    found: list[Night] = []
-    last: dict[str, int] = {}
-    for night in sorted(nights, key=lambda each: each.start):
-        place = last.get(night.experiment)
-        if place is not None and _is_same(found[place], night):
-            before = found[place]
-            merged = (*before.results, *night.results)
-            found[place] = Night(start=before.start, experiment=before.experiment, results=merged)
+def merge_same_day(results: Iterable[DatedResult]) -> list[DatedResult]:
+    """Return the results in order; those of one experiment and day are merged if their facts agree."""
+    merged: list[DatedResult] = []
+    latest: dict[str, int] = {}
+    for result in sorted(results, key=lambda item: item.start):
+        place = latest.get(result.experiment)
+        if place is not None and _is_same_day(merged[place], result):
+            before = merged[place]
+            both = (*before.results, *result.results)
+            merged[place] = DatedResult(start=before.start, experiment=before.experiment, results=both)
         else:
-            last[night.experiment] = len(found)
-            found.append(night)
-    return found
+            latest[result.experiment] = len(merged)
+            merged.append(result)
+    return merged
 
 
-def _is_same(one: Night, other: Night) -> bool:
-    return one.start[:10] == other.start[:10] and not any(comparable.machines(one.facts, other.facts))
+def _is_same_day(first: DatedResult, second: DatedResult) -> bool:
+    return first.start[:10] == second.start[:10] and not any(changes.compare_facts(first.facts, second.facts))
 
 
-def _add(found: dict[tuple[str, _Key], _Points], column: str, night: Night) -> None:
-    """The night's point in each history that it has, and a gap in those that it should have."""
-    rows: dict[_Key, list[CellRuns]] = {}
-    for row in itertools.chain.from_iterable(cells.group(result.summaries) for result in night.results):
-        rows.setdefault(_key(night.experiment, row.runs), []).append(row)
-    for key, of_cell in rows.items():
-        numbers = [number for row in of_cell for number in row.numbers(column)]
-        if numbers:
-            points = found.setdefault((column, key), _Points())
-            points.nights.append(night)
-            points.runs.append(tuple(of_cell))
+def _add_result(by_history: dict[tuple[str, _Key], _Points], column: str, result: DatedResult) -> None:
+    """Add a point to each history that the result has a number for, and a gap to those that it lacks."""
+    rows_by_key: dict[_Key, list[CellRuns]] = {}
+    for row in itertools.chain.from_iterable(cells.group_by_cell(part.summaries) for part in result.results):
+        rows_by_key.setdefault(_history_key(result.experiment, row.runs), []).append(row)
+    for key, rows in rows_by_key.items():
+        if numbers := [number for row in rows for number in row.numbers(column)]:
+            points = by_history.setdefault((column, key), _Points())
+            points.results.append(result)
+            points.rows.append(tuple(rows))
             points.values.append(median(numbers))
-    for (of_column, key), points in found.items():
-        if of_column == column and key[0] == night.experiment and points.nights[-1] is not night:
-            points.gaps.append(f"{night.start}: {_why_not(rows.get(key) or _of_name(rows, key[1]))}")
+    for (of_column, key), points in by_history.items():
+        if of_column == column and key[0] == result.experiment and points.results[-1] is not result:
+            of_name = next((rows for other, rows in rows_by_key.items() if other[1] == key[1]), [])
+            points.gaps.append(f"{result.start}: {_describe_gap(rows_by_key.get(key) or of_name)}")
 
 
-def _key(experiment: str, runs: Sequence[Summary]) -> _Key:
-    """What a history is of: experiment, cell, workload, network."""
-    known = next((run for run in runs if run.state == "measured"), runs[0])
-    return experiment, known.cell, str(known.values.get("workload") or ""), str(known.values.get("network") or "")
+def _history_key(experiment: str, runs: Sequence[Summary]) -> _Key:
+    run = next((run for run in runs if run.state == "measured"), runs[0])
+    return experiment, run.cell, str(run.values.get("workload") or ""), str(run.values.get("network") or "")
 
 
-def _of_name(rows: Mapping[_Key, list[CellRuns]], cell: str) -> list[CellRuns]:
-    return next((several for key, several in rows.items() if key[1] == cell), [])
-
-
-def _why_not(rows: Sequence[CellRuns]) -> str:
+def _describe_gap(rows: Sequence[CellRuns]) -> str:
     runs = [run for row in rows for run in row.runs]
     if not runs:
         return "it has no such cell"
-    broken = next((run for run in runs if run.state != "measured"), None)
-    if broken is None:
-        return "it was not measured, or of another workload or network"
-    return f"{broken.run} is {broken.state}{': ' + broken.reason if broken.reason else ''}"
+    unmeasured = next((run for run in runs if run.state != "measured"), None)
+    if unmeasured is None:
+        return "the column was not measured, or workload or network differ"
+    return f"{unmeasured.run} is {unmeasured.state}{': ' + unmeasured.reason if unmeasured.reason else ''}"
 
 
-def _history(column: str, key: _Key, points: _Points, level: float) -> History:
-    found = level_changes.find(points.values, level=level, least_spread=_least_spread(column, points))
-    changes = tuple(_change(column, key[1], points, step) for step in found.steps)
+def _build_history(column: str, key: _Key, points: _Points, level: float) -> History:
+    levels = level_changes.find_level_changes(points.values, level=level, least_spread=_min_spread(column, points))
     return History(
         experiment=key[0],
         cell=key[1],
         column=column,
-        nights=tuple(night.start for night in points.nights),
+        dates=tuple(result.start for result in points.results),
         values=tuple(points.values),
-        line=found.line,
-        odd=found.odd,
-        changes=changes,
+        line=levels.line,
+        outliers=levels.outliers,
+        changes=tuple(_build_change(column, key[1], points, step) for step in levels.steps),
         gaps=tuple(points.gaps),
     )
 
 
-def _least_spread(column: str, points: _Points) -> float:
-    """Return the least standard deviation of a night's number, as far as the numbers of its runs are made of events."""
-    floor = comparison.floor_of(column, list(itertools.chain.from_iterable(points.runs)))
-    runs = median(sum(len(row.numbers(column)) for row in rows) for rows in points.runs)
-    # The variance of a median (Chu and Hotelling 1955), here 0.44 of a run's for 3 runs; a mean of 3 has 0.33.
+def _min_spread(column: str, points: _Points) -> float:
+    """Return the lower limit of a point's standard deviation, as caused by events."""
+    floor = comparison.variance_floor(column, list(itertools.chain.from_iterable(points.rows)))
+    runs = median(sum(len(row.numbers(column)) for row in rows) for rows in points.rows)
+    # Variance of a median relative to a run's (Chu and Hotelling 1955): 0.44 for 3 runs; of a mean of 3 it is 0.33.
     share = math.pi / (2 * (runs - 1) + math.pi)
     return math.sqrt(share * (floor.event * max(fmean(points.values), 0.0) + floor.constant))
 
 
-def _change(column: str, cell: str, points: _Points, step: level_changes.Step) -> Change:
-    name = f"{cell} from {points.nights[step.place].start}"
+def _build_change(column: str, cell: str, points: _Points, step: level_changes.Step) -> Change:
+    name = f"{cell} from {points.results[step.place].start}"
     compared = Comparison(
         column=column,
         first=name,
@@ -211,37 +206,32 @@ def _change(column: str, cell: str, points: _Points, step: level_changes.Step) -
         relative_interval=step.relative,
         is_distinct=True,
     )
-    return Change(place=step.place, compared=compared, facts=_facts(points, step.place))
+    return Change(place=step.place, compared=compared, facts=_changed_facts(points, step.place))
 
 
-def _facts(points: _Points, place: int) -> tuple[str, ...]:
-    """What differs there from the night before; the same one night earlier and later, as the place may be one off."""
-    found = list(_differing(points, place))
-    for near, word in ((place - 1, "one night earlier"), (place + 1, "one night later")):
-        if 0 < near < len(points.nights):
-            found += [f"{word}: {text}" for text in _differing(points, near)]
-    return tuple(found)
+def _changed_facts(points: _Points, place: int) -> tuple[str, ...]:
+    """Return the facts that changed at *place*, and one point earlier and later: the place may be off by one."""
+    facts = []
+    for index, prefix in ((place, ""), (place - 1, "one result earlier: "), (place + 1, "one result later: ")):
+        if 0 < index < len(points.results):
+            before, now = points.results[index - 1].facts, points.results[index].facts
+            servers = (_server_facts(points.rows[number]) for number in (index - 1, index))
+            texts = [*itertools.chain(*changes.compare_facts(before, now)), *changes.compare_facts(*servers)[1]]
+            facts += [f"{prefix}{escape_line(text)}" for text in texts]
+    return tuple(facts)
 
 
-def _differing(points: _Points, place: int) -> Iterable[str]:
-    before, now = points.nights[place - 1].facts, points.nights[place].facts
-    texts = itertools.chain(*comparable.machines(before, now))
-    of_server = (_of_server(points.runs[each]) for each in (place - 1, place))
-    texts = itertools.chain(texts, comparable.machines(*of_server)[1])
-    return [one_line(text) for text in texts]
-
-
-def _of_server(rows: Sequence[CellRuns]) -> dict[str, str]:
-    """What the rows of a night say of the server."""
+def _server_facts(rows: Sequence[CellRuns]) -> dict[str, str]:
+    """Return what the rows of a point say about the server."""
     runs = [run for row in rows for run in row.valid]
-    told = {name: sorted({str(run.values.get(name) or "") for run in runs} - {""}) for name in _OF_SERVER}
-    return {name: " and ".join(values) for name, values in told.items() if values}
+    values = {name: sorted({str(run.values.get(name) or "") for run in runs} - {""}) for name in _SERVER_COLUMNS}
+    return {name: " and ".join(texts) for name, texts in values.items() if texts}
 
 
-def _gaps(histories: Iterable[History]) -> list[str]:
+def _describe_gaps(histories: Iterable[History]) -> list[str]:
     return [
-        f"{each.cell}: no number in {len(each.gaps)} of {len(each.gaps) + len(each.nights)} nights, the last of them"
-        f" {each.gaps[-1]}"
-        for each in histories
-        if each.gaps
+        f"{history.cell}: no number in {len(history.gaps)} of {len(history.gaps) + len(history.dates)} results,"
+        f" the last of them {history.gaps[-1]}"
+        for history in histories
+        if history.gaps
     ]

@@ -1,1 +1,1 @@
-"""One run: from its samples and readings to one summary."""
+"""Columns of one run: what its load, server, probes and nodes give."""

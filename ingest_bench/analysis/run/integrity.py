@@ -1,150 +1,182 @@
-"""Whether a run's numbers may be believed: bytes and documents counted at both ends, promises of the link kept."""
+"""Integrity of a run: bytes and documents counted at both ends, link checks, losses and recovery after faults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from ingest_bench.analysis.run import delivery
 from ingest_bench.analysis.run import sample_columns as load
-from ingest_bench.analysis.run.sample_columns import Samples, Tickets
-from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Reason, RunRecord, Value
+from ingest_bench.analysis.run.sample_columns import SECOND_NS, Samples, SampleSource
+from ingest_bench.model.results import ColumnValue, FaultRecord, InvalidReason, RunRecord, Series
+from ingest_bench.model.samples import WorkerReport
 
-# The numbers that must be what the load sent, each with who took it.
+# Columns that must equal the bytes that the load sent, and who counted them.
 _READERS = {"bytes_read": "the JVM read", "sink_bytes_read": "the sink counted", "kernel_bytes_read": "the kernel gave"}
+# Throughput has recovered at this share of the median before the first fault; seconds of a steady run differ, too.
+BACK_SHARE = 0.9
 
 
-def verdict(
+def find_invalid_reasons(
     record: RunRecord,
-    samples: Tickets,
+    samples: SampleSource,
     report: WorkerReport | None,
-    values: Mapping[str, Value],
-    queries: Tickets | None = None,
-) -> list[Reason]:
-    """The reasons why this run is invalid; none for a valid one.
+    values: Mapping[str, ColumnValue],
+    queries: SampleSource | None = None,
+) -> list[InvalidReason]:
+    """Return the reasons why this run is invalid; empty for a valid run.
 
-    Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
-    the last byte of the last one, heads included, queries included and warm-up included, is what the JVM read from
-    those connections. What the sink counted itself, and what the kernel gave to reads, is held to the same.
-    Answers are not part of it. Only attempts that got no answer (a reset, a timeout, the end of the run), one from a
-    broken server, or a refusal that ended the connection or was the last answer on it, may miss, each at most its own
-    bytes.
+    Bytes: what the senders gave to the kernel on the load's connections, headers, queries and warm-up included, must
+    equal what the JVM read from these connections. The sink's count and the kernel's reads must equal it, too.
+    Responses are not counted. Bytes may be missing only from attempts without a response (reset, timeout, end of the
+    run), with a 5xx response, or with a rejection that closed the connection or was its last response; at most the
+    bytes of these attempts.
 
-    Documents: what the server acknowledged, without those that replaced one with the same id, is what it counts in the
-    index. Only those of which nobody said what became of them may be there in addition: of an attempt without an
-    answer, or with one of a broken server, whatever came of a later attempt. Acknowledged ones must all be there,
-    whatever the network did. A server that takes documents before they are where they belong counts what it took; what
-    it then lost is a result (`delivery`), as long as its own account holds: what it took is delivered, dropped, or
-    inside.
+    Documents: the acknowledged documents, without those that replaced one with the same id, must equal the documents in
+    the index. The index may have more only if the outcome of documents is unknown: of an attempt without a response or
+    with a 5xx response, whatever later attempts did. Acknowledged documents must all be there, whatever happened.
+    A server that accepts documents before it delivers them counts the accepted ones. What it then loses is a result
+    (`delivery`), provided its own account balances: accepted documents are delivered, dropped or pending.
 
-    A number that nobody could take (None) is not compared.
+    Unknown numbers (None) are not compared.
     """
     reasons = [
-        Reason(
-            "promise",
-            f"promise broken: {promise.name} was promised as {promise.promised} ({promise.tolerance}), "
-            f"measured {promise.measured}",
+        InvalidReason(
+            "link check",
+            f"link check failed: {check.name}: expected {check.expected} ({check.tolerance}), "
+            f"measured {check.measured}",
         )
-        for promise in record.promises
-        if promise.kept is False
+        for check in record.link_checks
+        if check.passed is False
     ]
     if report is None:
-        return [*reasons, Reason("no report", "the load worker left no report")]
+        return [*reasons, InvalidReason("no report", "the load worker left no report")]
     if not len(samples):
-        return [*reasons, Reason("nothing sent", "no request was sent")]
-    may_miss = load.total(samples, _unanswered) + report.bytes_unread
-    if queries is not None:
-        may_miss += load.total(queries, _unanswered)
-    read = [text for column, who in _READERS.items() for text in _bytes(values, column, who, may_miss)]
-    reasons += (Reason("bytes", text) for text in (*read, *_own_reads(values)))
-    reasons += (Reason("probe", text) for text in own_allocations(values))
-    full = any(fault.kind == "full-disk" for fault in record.faults)
-    counted = _documents(values, load.total(samples, _not_acknowledged if full else _undecided))
-    reasons += (Reason("documents", text) for text in (*delivery.complaints(record.counters), *counted))
-    window = load.window_of(report)
-    if not _is_answered(samples, window, "ok", "partial", "rejected"):
-        reasons.append(Reason("no answer", "no request was answered within the measurement"))
-    if queries is not None and not _is_answered(queries, window, "ok"):
-        reasons.append(Reason("no answer", "no query was answered within the measurement"))
+        return [*reasons, InvalidReason("nothing sent", "no request was sent")]
+    reasons += _check_bytes(samples, queries, report, values)
+    reasons += (InvalidReason("probe", text) for text in find_allocation_mismatch(values))
+    has_full_disk = any(fault.kind == "full-disk" for fault in record.faults)
+    may_be_more = load.sum_over(samples, _unacknowledged if has_full_disk else _undecided)
+    counted = _check_documents(values, may_be_more)
+    reasons += (InvalidReason("documents", text) for text in (*delivery.find_account_errors(record.counters), *counted))
+    window = load.measurement_window(report)
+    if not _has_response(samples, window, "ok", "partial", "rejected"):
+        reasons.append(InvalidReason("no response", "no request was answered within the measurement"))
+    if queries is not None and not _has_response(queries, window, "ok"):
+        reasons.append(InvalidReason("no response", "no query was answered within the measurement"))
     return reasons
 
 
-def _unanswered(samples: Samples) -> Samples:
-    bytes_unanswered: Samples = samples["bytes_unanswered"]
-    return bytes_unanswered
-
-
-def _undecided(samples: Samples) -> Samples:
-    """Documents of which nobody said what became of them."""
-    undecided: Samples = samples["documents"] - samples["documents_acked"] - samples["documents_failed"]
+def _undecided(batch: Samples) -> Samples:
+    """Return the number of documents with unknown outcome."""
+    undecided: Samples = batch["documents"] - batch["documents_acked"] - batch["documents_failed"]
     return undecided
 
 
-def _not_acknowledged(samples: Samples) -> Samples:
-    """The same of a server whose disk was full: what it said to have failed it may find in its log of writes.
+def _unacknowledged(batch: Samples) -> Samples:
+    """Return the same for a server whose disk was full: failed documents may reappear from its translog.
 
-    OpenSearch 2.19.6 refused a bulk of 200 documents with its shard, and had 199 of them after it had opened that anew.
+    OpenSearch 2.19.6 failed a bulk of 200 documents with its shard, and had 199 of them after reopening it.
     """
-    open_ones: Samples = samples["documents"] - samples["documents_acked"]
-    return open_ones
+    unacknowledged: Samples = batch["documents"] - batch["documents_acked"]
+    return unacknowledged
 
 
-def _is_answered(tickets: Tickets, window: load.Window, *outcomes: str) -> bool:
-    """Whether any of them ended so within the measurement."""
+def _has_response(samples: SampleSource, window: load.Window, *outcomes: str) -> bool:
+    """Return whether any sample ended with one of *outcomes* within the measurement."""
     return any(
-        (load.within(samples["done_ns"], window) & load.outcome(samples, *outcomes)).any()
-        for samples, _ in load.pieces(tickets)
+        (load.is_within(batch["done_ns"], window) & load.has_outcome(batch, *outcomes)).any()
+        for batch, _ in load.iterate_batches(samples)
     )
 
 
-def _bytes(values: Mapping[str, Value], column: str, who: str, may_miss: int) -> list[str]:
-    sent, read = values.get("bytes_sent"), values.get(column)
-    if not isinstance(sent, int) or not isinstance(read, int):
-        return []
-    if sent - may_miss <= read <= sent:
-        return []
-    without = f" (requests without an answer: at most {may_miss:,} bytes)" if may_miss else ""
-    return [f"bytes: the load wrote {sent:,}, {who} {read:,}, {read - sent:+,}{without}"]
-
-
-def _own_reads(values: Mapping[str, Value]) -> list[str]:
-    """The sink's own counts beside the recording's. Fewer bytes: it was asked before the last ones came."""
+def _check_bytes(
+    samples: SampleSource, queries: SampleSource | None, report: WorkerReport, values: Mapping[str, ColumnValue]
+) -> Iterator[InvalidReason]:
+    sent, may_miss = values.get("bytes_sent"), report.bytes_unread
+    for source in (samples, queries):
+        may_miss += 0 if source is None else load.sum_over(source, lambda batch: batch["bytes_unanswered"])
+    unanswered = f" (requests without a response: at most {may_miss:,} bytes)" if may_miss else ""
+    for column, reader in _READERS.items():
+        read = values.get(column)
+        if isinstance(sent, int) and isinstance(read, int) and not sent - may_miss <= read <= sent:
+            text = f"bytes: the load wrote {sent:,}, {reader} {read:,}, {read - sent:+,}{unanswered}"
+            yield InvalidReason("bytes", text)
+    # The sink's own counts next to the recording's. It may have fewer bytes, if it was asked before the last ones.
     names = ("sink_reads", "reads_recorded", "sink_bytes_read", "bytes_read")
-    found = [value for value in map(values.get, names) if isinstance(value, int)]
-    if len(found) < len(names):
+    counts = [value for value in map(values.get, names) if isinstance(value, int)]
+    if len(counts) == len(names):
+        reads, recorded, read_bytes, recorded_bytes = counts
+        if read_bytes >= recorded_bytes and (reads, read_bytes) != (recorded, recorded_bytes):
+            text = f"reads: the sink made {reads:,} of {read_bytes:,} bytes"
+            yield InvalidReason("bytes", f"{text}, {recorded:,} of {recorded_bytes:,} were recorded")
+
+
+def find_allocation_mismatch(values: Mapping[str, ColumnValue]) -> list[str]:
+    """Return a message if the server counted more or fewer direct buffers than were recorded."""
+    counted, recorded = (values.get(name) for name in ("server_direct_allocations", "direct_allocations_recorded"))
+    if counted is None or recorded is None or counted == recorded:
         return []
-    own, recorded, own_bytes, recorded_bytes = found
-    if own_bytes < recorded_bytes or (own, own_bytes) == (recorded, recorded_bytes):
-        return []
-    return [f"reads: the sink made {own:,} of {own_bytes:,} bytes, {recorded:,} of {recorded_bytes:,} were recorded"]
+    return [f"direct buffers: the server allocated {counted:,}, and {recorded:,} were recorded"]
 
 
-def own_allocations(values: Mapping[str, Value]) -> list[str]:
-    """Each direct buffer that the server counted is one that was recorded."""
-    own, recorded = (values.get(name) for name in ("server_direct_allocations", "direct_allocations_recorded"))
-    if own is None or recorded is None or own == recorded:
-        return []
-    return [f"direct buffers: the server allocated {own:,}, and {recorded:,} were recorded"]
-
-
-def documents_expected(values: Mapping[str, Value]) -> int | None:
-    """Acknowledged documents without those that replaced one: so many must be counted. None: nobody knows."""
+def expected_documents(values: Mapping[str, ColumnValue]) -> int | None:
+    """Return the acknowledged documents without those that replaced one; None if unknown."""
     acked, repeated = values.get("documents_acked"), values.get("documents_repeated")
     if not isinstance(acked, int):
         return None
     return acked - (repeated if isinstance(repeated, int) else 0)
 
 
-def _documents(values: Mapping[str, Value], may_be_more: int) -> list[str]:
+def _check_documents(values: Mapping[str, ColumnValue], may_be_more: int) -> list[str]:
     acked, counted = values.get("documents_acked"), values.get("documents_counted")
-    expected = documents_expected(values)
+    expected = expected_documents(values)
     if not isinstance(acked, int) or not isinstance(counted, int) or expected is None:
         return []
-    # By their numbers it is known which are lost, and that some are there more than once.
+    # A server whose documents were read back by number: lost and duplicated documents are known.
     lost, twice = values.get("lost_documents"), values.get("delivered_twice")
-    least = expected - (lost if isinstance(lost, int) else 0)
-    if least <= counted and (twice or counted <= expected + may_be_more):
+    minimum = expected - (lost if isinstance(lost, int) else 0)
+    if minimum <= counted and (twice or counted <= expected + may_be_more):
         return []
-    without = f" (requests without an answer: at most {may_be_more:,} more)" if may_be_more else ""
+    unanswered = f" (requests without a response: at most {may_be_more:,} more)" if may_be_more else ""
     again = f" ({acked - expected:,} of them again)" if acked != expected else ""
-    return [f"documents: {acked:,} acknowledged{again}, {counted:,} counted, {counted - expected:+,}{without}"]
+    return [f"documents: {acked:,} acknowledged{again}, {counted:,} counted, {counted - expected:+,}{unanswered}"]
+
+
+def recovery_s(docs_per_s: Series, faults: Sequence[FaultRecord], start_ns: int, end_ns: int) -> float | None:
+    """Return the seconds from the end of the last fault to the end of the first second at the earlier throughput.
+
+    None without a fault or without throughput before it, and if throughput did not recover within the measurement
+    (`zero_throughput_s` and the plot show that).
+    """
+    if not faults:
+        return None
+    earlier = throughput_before(docs_per_s, faults, start_ns)
+    if not earlier or not (wanted := BACK_SHARE * median(earlier)):
+        return None
+    last_ns = max(fault.end_ns or fault.start_ns for fault in faults)
+    seconds = zip(docs_per_s.at_ns, docs_per_s.values, strict=True)
+    recovered = (
+        at for at, value in seconds if at + SECOND_NS > last_ns and at + SECOND_NS <= end_ns and value >= wanted
+    )
+    back_ns = next(recovered, None)
+    return None if back_ns is None else (back_ns + SECOND_NS - last_ns) / 1e9
+
+
+def throughput_before(docs_per_s: Series, faults: Sequence[FaultRecord], start_ns: int) -> list[float]:
+    """Return the throughput of the full seconds before the first fault."""
+    first_ns = min(fault.start_ns for fault in faults)
+    seconds = zip(docs_per_s.at_ns, docs_per_s.values, strict=True)
+    return [value for at, value in seconds if start_ns <= at and at + SECOND_NS <= first_ns]
+
+
+def lost_documents(faults: Sequence[FaultRecord], values: Mapping[str, ColumnValue]) -> dict[str, ColumnValue]:
+    """Return a lower limit of the acknowledged documents that a killed server lost.
+
+    Documents of requests without a response may have been stored and hide a loss. Without a `kill` a missing document
+    makes the run invalid; with it the loss is the result.
+    """
+    expected, counted = expected_documents(values), values.get("documents_counted")
+    if not any(fault.kind == "kill" for fault in faults) or expected is None or not isinstance(counted, int):
+        return {}
+    return {"lost_documents": max(0, expected - counted)}

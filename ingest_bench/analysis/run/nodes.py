@@ -1,4 +1,4 @@
-"""The nodes of a run: what each one's probes, link and address saw, and all of them as one."""
+"""Results of several nodes: the columns of each node, and their combination in the run's row."""
 
 from __future__ import annotations
 
@@ -8,42 +8,53 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
-from ingest_bench.analysis.numbers import histogram
+from ingest_bench.analysis import quantiles
 from ingest_bench.analysis.run import sample_columns as load
-from ingest_bench.analysis.run.column import Together
-from ingest_bench.analysis.run.columns import COLUMNS
-from ingest_bench.analysis.run.sample_columns import Samples, Tickets
-from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series, Stacks, Value, Watched
+from ingest_bench.analysis.run.columns import COLUMNS, NodeRule
+from ingest_bench.analysis.run.sample_columns import Samples, SampleSource
+from ingest_bench.model.results import (
+    CauseIntervals,
+    ColumnValue,
+    Histogram,
+    Note,
+    ProbeOutput,
+    Reading,
+    Series,
+    Stacks,
+)
+from ingest_bench.model.samples import WorkerReport
 
-_RULES: Mapping[str, Together] = {column.name: column.together for column in COLUMNS}
-
-
-# What is of the load's connections alone: a node that the load does not go to has none of it.
+_RULES: Mapping[str, NodeRule] = {column.name: column.node_rule for column in COLUMNS}
+# Values about the load's connections; a node that the load does not use has none.
 _OF_THE_LOAD = {
     *("bytes_read", "reads_recorded", "reads_empty", "read_bytes", "wire_bytes"),
     *("kernel_bytes_read", "kernel_reads", "kernel_read_bytes"),
 }
 
 
-def loaded(
-    nodes: Sequence[Sequence[Measured]], samples: Tickets, report: WorkerReport | None, only: int | None
+def loaded_nodes(
+    nodes: Sequence[Sequence[ProbeOutput]], samples: SampleSource, report: WorkerReport | None, only: int | None
 ) -> frozenset[int]:
-    """The numbers of the nodes that any request went to. `only` as in `values`.
+    """Return the numbers of the nodes that received requests. *only* as in `node_columns`.
 
-    Where a library picked the nodes, those that read anything: that no other one did, the count of all bytes shows.
+    If a library chose the nodes, these are the nodes that read bytes; the comparison of all bytes shows that no other
+    node did.
     """
     if report is not None and not report.addresses:
-        return frozenset(number for number, measured in enumerate(nodes, 1) if any(map(_is_read, measured)))
-    found = {int(one) for piece, _ in load.pieces(samples) for one in np.unique(piece["address"])}
-    return frozenset(only or address + 1 for address in found if address >= 0)
+        return frozenset(number for number, outputs in enumerate(nodes, 1) if any(map(_has_read, outputs)))
+    addresses = {int(address) for batch, _ in load.iterate_batches(samples) for address in np.unique(batch["address"])}
+    return frozenset(only or address + 1 for address in addresses if address >= 0)
 
 
-def together(nodes: Sequence[Sequence[Measured]], to: Collection[int] = ()) -> list[Measured]:
-    """What the probes of all nodes saw, as if they were one: a number where one is that of all, histograms added up.
+def _has_read(item: ProbeOutput) -> bool:
+    return isinstance(item, Reading) and item.name == "bytes_read" and bool(item.value)
 
-    One that is unknown of a node is unknown of all, but what only those have that the load goes `to` (by default to
-    all). The series of a node carry its number, those of the first do not.
+
+def merge_nodes(nodes: Sequence[Sequence[ProbeOutput]], to: Collection[int] = ()) -> list[ProbeOutput]:
+    """Return the probe outputs of all nodes combined: readings by their column's rule, histograms added.
+
+    A value that is unknown for one node is unknown for all. Values about the load's connections are required only from
+    the nodes *to* which the load goes (default: all). Series of all nodes but the first carry the node's number.
     """
     if len(nodes) == 1:
         return list(nodes[0])
@@ -51,96 +62,98 @@ def together(nodes: Sequence[Sequence[Measured]], to: Collection[int] = ()) -> l
     def has(name: str, number: int) -> bool:
         return not to or number in to or name not in _OF_THE_LOAD
 
-    def asked(name: str) -> int:
+    def expected_nodes(name: str) -> int:
         return sum(has(name, number) for number in range(1, len(nodes) + 1))
 
-    readings: dict[str, list[Value]] = {}
+    readings: dict[str, list[ColumnValue]] = {}
     histograms: dict[str, list[dict[int, int]]] = {}
-    rest: list[Measured] = []
-    for number, measured in enumerate(nodes, 1):
-        for item in measured:
-            if isinstance(item, Reading):
-                readings.setdefault(item.name, []).extend([item.value] if has(item.name, number) else [])
-            elif isinstance(item, Histogram):
-                histograms.setdefault(item.name, []).extend([item.counts] if has(item.name, number) else [])
-            elif isinstance(item, Series):
-                rest.append(item if number == 1 else dataclasses.replace(item, name=f"{item.name} of node {number}"))
-            elif isinstance(item, Watched):
-                rest.append(dataclasses.replace(item, node=number))
-            elif isinstance(item, Remark):
-                rest.append(dataclasses.replace(item, text=f"node {number}: {item.text}"))
-    known = [Reading(name, _one(name, values, asked(name))) for name, values in readings.items()]
-    whole = {name: each for name, each in histograms.items() if len(each) == asked(name)}
-    rest.extend(_stacks_of_all(nodes))
-    return [*known, *(Histogram(name, histogram.merge(each)) for name, each in whole.items()), *rest]
+    unmerged: list[ProbeOutput] = []
+    for number, outputs in enumerate(nodes, 1):
+        for item in outputs:
+            match item:
+                case Reading():
+                    readings.setdefault(item.name, []).extend([item.value] if has(item.name, number) else [])
+                case Histogram():
+                    histograms.setdefault(item.name, []).extend([item.counts] if has(item.name, number) else [])
+                case Series():
+                    name = item.name if number == 1 else f"{item.name} of node {number}"
+                    unmerged.append(dataclasses.replace(item, name=name))
+                case CauseIntervals():
+                    unmerged.append(dataclasses.replace(item, node=number))
+                case Note():
+                    unmerged.append(dataclasses.replace(item, text=f"node {number}: {item.text}"))
+    return [
+        *(Reading(name, _combine(name, values, expected_nodes(name))) for name, values in readings.items()),
+        *(
+            Histogram(name, quantiles.merge_counts(counts))
+            for name, counts in histograms.items()
+            if len(counts) == expected_nodes(name)
+        ),
+        *unmerged,
+        *_merge_stacks(nodes),
+    ]
 
 
-def stacks(measured: Iterable[Measured]) -> dict[str, int] | None:
-    """What was allocated by stack, None where that is unknown; several probes see the same."""
-    return next((item.folded for item in measured if isinstance(item, Stacks)), None)
+def find_stacks(outputs: Iterable[ProbeOutput]) -> dict[str, int] | None:
+    """Return the allocated bytes by stack; None if unknown. If several probes have them, they are equal."""
+    return next((item.folded for item in outputs if isinstance(item, Stacks)), None)
 
 
-def _stacks_of_all(nodes: Sequence[Sequence[Measured]]) -> list[Stacks]:
-    added: Counter[str] = Counter()
-    for measured in nodes:
-        found = stacks(measured)
-        if found is None:
-            # One that is unknown of a node is unknown of all.
+def _merge_stacks(nodes: Sequence[Sequence[ProbeOutput]]) -> list[Stacks]:
+    total: Counter[str] = Counter()
+    for outputs in nodes:
+        folded = find_stacks(outputs)
+        if folded is None:
             return []
-        added.update(found)
-    return [Stacks(dict(added))]
+        total.update(folded)
+    return [Stacks(dict(total))]
 
 
-def _is_read(item: Measured) -> bool:
-    return isinstance(item, Reading) and item.name == "bytes_read" and bool(item.value)
-
-
-def _one(name: str, values: Sequence[Value], nodes: int) -> Value:
+def _combine(name: str, values: Sequence[ColumnValue], nodes: int) -> ColumnValue:
     rule = _RULES.get(name, "")
     if len(values) < nodes or None in values:
         return None
     if rule == "machine" or (rule == "same" and len(set(values)) == 1):
         return values[0]
     numbers = [value for value in values if isinstance(value, (int, float))]
-    rules: dict[Together, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max, "min": min}
-    return rules[rule](numbers) if rule in rules and len(numbers) == nodes else None
+    functions: dict[NodeRule, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max, "min": min}
+    return functions[rule](numbers) if rule in functions and len(numbers) == nodes else None
 
 
-def values(
-    nodes: Sequence[Sequence[Measured]],
-    links: Sequence[Mapping[str, Value]],
-    samples: Tickets,
+def node_columns(
+    nodes: Sequence[Sequence[ProbeOutput]],
+    links: Sequence[Mapping[str, ColumnValue]],
+    samples: SampleSource,
     report: WorkerReport | None,
     only: int | None,
-) -> tuple[dict[str, Value], ...]:
-    """What is known of each node, by column: what its probes and its link saw, and the requests that went to it.
+) -> tuple[dict[str, ColumnValue], ...]:
+    """Return the columns of each node: from its probes, its link, and the requests that went to it.
 
-    `only` is the node of the load's only address; None: its addresses are those of the nodes in their order. Without
-    addresses nobody knows which requests went to which node.
+    *only* is the node of the load's only address; None: addresses are those of the nodes in their order. Without
+    addresses it is unknown which requests went to which node.
     """
-    found = []
-    for number, (measured, link) in enumerate(zip(nodes, links, strict=True), 1):
-        row: dict[str, Value] = dict(link)
-        row |= histogram.sizes({item.name: item.counts for item in measured if isinstance(item, Histogram)})
-        row |= {item.name: item.value for item in measured if isinstance(item, Reading)}
+    rows = []
+    for number, (outputs, link) in enumerate(zip(nodes, links, strict=True), 1):
+        row: dict[str, ColumnValue] = dict(link)
+        row |= quantiles.size_columns({item.name: item.counts for item in outputs if isinstance(item, Histogram)})
+        row |= {item.name: item.value for item in outputs if isinstance(item, Reading)}
         if report is not None and report.addresses and only in (None, number):
-            sent = AtAddress(samples, 0 if only else number - 1)
-            row |= {**load.totals(sent), **load.measured(sent, load.window_of(report))}
-        found.append(row)
-    return tuple(found)
+            sent = _AtAddress(samples, 0 if only else number - 1)
+            row |= {**load.document_totals(sent), **load.load_columns(sent, load.measurement_window(report))}
+        rows.append(row)
+    return tuple(rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AtAddress:
-    """The tickets that went to one address of the server."""
+class _AtAddress:
+    """The samples that went to one server address, as `SampleBatches`."""
 
-    tickets: Tickets
+    samples: SampleSource
     address: int
 
     def __len__(self) -> int:
-        return sum(len(samples) for samples, _ in self.pieces())
+        return sum(len(batch) for batch, _ in self.batches())
 
-    def pieces(self) -> Iterator[tuple[Samples, int | None]]:
-        """As `sample_columns.InPieces`."""
-        for samples, settled_ns in load.pieces(self.tickets):
-            yield samples[samples["address"] == self.address], settled_ns
+    def batches(self) -> Iterator[tuple[Samples, int | None]]:
+        for batch, settled_ns in load.iterate_batches(self.samples):
+            yield batch[batch["address"] == self.address], settled_ns

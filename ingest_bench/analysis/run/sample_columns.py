@@ -1,4 +1,4 @@
-"""Numbers from the load's samples: throughput, response and service time, what was acknowledged."""
+"""Columns and series computed from load samples: throughput, response and service time, acknowledged documents."""
 
 from __future__ import annotations
 
@@ -9,150 +9,183 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ingest_bench.analysis.numbers import quantiles
-from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Remark, Value
-from ingest_bench.model.samples import OUTCOMES, response_times_ns, service_times_ns
-from ingest_bench.nearest_rank import rank
+from ingest_bench.analysis import quantiles
+from ingest_bench.model.results import ColumnValue, Note, Series, nearest_rank
+from ingest_bench.model.samples import OUTCOMES, WorkerReport, response_times_ns, service_times_ns
 
 Samples = np.ndarray[Any, np.dtype[Any]]
 
-# What became of the documents of the last attempt of such a ticket is not known to the sender.
-_UNKNOWN = ("connection-error", "timeout", "cut-off", "broken-answer")
-# Medians of two addresses that are less apart are alike.
+SECOND_NS = 10**9
+# After these outcomes the sender does not know what the server did with the documents of the last attempt.
+_UNKNOWN = ("connection-error", "timeout", "cut-off", "invalid-response")
+# Addresses differ if their medians differ by more than this factor.
 _ALIKE = 1.5
+# Unsent arrivals are written after the drain of a load and its cut-off (load.worker), with a margin.
+_LATE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measurement, on the clock of the samples (CLOCK_MONOTONIC of the worker), end excluded."""
+    """The measurement on the clock of the samples (CLOCK_MONOTONIC of the worker), end excluded."""
 
     start_ns: int
     end_ns: int
 
     @property
     def seconds(self) -> int:
-        """Its full seconds: so many points has a series. One of "1s" may end just before its first is full."""
-        return max(0, self.end_ns - self.start_ns) // 10**9
+        """Return the number of full seconds. A measurement of "1s" may end just before its first second is full."""
+        return max(0, self.end_ns - self.start_ns) // SECOND_NS
 
     @property
     def length_s(self) -> float:
-        """How long it is."""
+        """Return the length."""
         return max(0, self.end_ns - self.start_ns) / 1e9
 
 
-def window_of(report: WorkerReport) -> Window:
-    """The measurement as the worker saw it."""
-    return Window(report.warm_up_end_ns, report.measure_end_ns)
-
-
-def outcome(samples: Samples, *names: str) -> Samples:
-    """Which samples ended in one of these outcomes, as booleans."""
-    return np.isin(samples["outcome"], [OUTCOMES.index(name) for name in names])
-
-
-class InPieces(Protocol):
-    """More samples than memory may hold (`sample_files`)."""
+class SampleBatches(Protocol):
+    """Samples that may exceed memory (`results.sample_files`)."""
 
     def __len__(self) -> int: ...
 
-    def pieces(self) -> Iterator[tuple[Samples, int | None]]:
-        """Samples, and the moment before which no later piece has one that ended; None: there is no later piece."""
+    def batches(self) -> Iterator[tuple[Samples, int | None]]:
+        """Yield samples, and the time before which no later batch has a sample that ended; None: the last batch."""
         ...
 
 
-Tickets = Samples | InPieces
+SampleSource = Samples | SampleBatches
 
 
-def pieces(tickets: Tickets) -> Iterator[tuple[Samples, int | None]]:
-    """All samples, a piece after the other: those of an array are one."""
-    if isinstance(tickets, np.ndarray):
-        yield tickets, None
+def measurement_window(report: WorkerReport) -> Window:
+    """Return the measurement of the worker."""
+    return Window(report.warm_up_end_ns, report.measure_end_ns)
+
+
+def iterate_batches(samples: SampleSource) -> Iterator[tuple[Samples, int | None]]:
+    """Yield all samples in batches, as `SampleBatches.batches`; an array is one batch."""
+    if isinstance(samples, np.ndarray):
+        yield samples, None
     else:
-        yield from tickets.pieces()
+        yield from samples.batches()
 
 
-def total(tickets: Tickets, of: Callable[[Samples], Any]) -> int:
-    """The sum of what each sample has of it."""
-    return sum(int(of(samples).sum(dtype=np.int64)) for samples, _ in pieces(tickets))
+def has_outcome(samples: Samples, *names: str) -> Samples:
+    """Return a mask of the samples with one of these outcomes."""
+    return np.isin(samples["outcome"], [OUTCOMES.index(name) for name in names])
 
 
-def totals(tickets: Tickets) -> dict[str, Value]:
-    """What was acknowledged and refused from start to end, warm-up included."""
-    return {name: total(tickets, itemgetter(name)) for name in ("documents_acked", "documents_failed")}
+def is_within(times_ns: Samples, window: Window) -> Samples:
+    """Return a mask of the times inside *window*."""
+    inside: Samples = (times_ns >= window.start_ns) & (times_ns < window.end_ns)
+    return inside
 
 
-def acked_per_second(tickets: Tickets, start_ns: int, seconds: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the documents acknowledged in each second: those of a request in the second of its answer.
+def is_in_flight(samples: Samples, window: Window) -> Samples:
+    """Return a mask of the samples that were due before the end of *window* and not done before its beginning.
 
-    Rejected: to spread them from sending to answer. A server with a queue was then credited with documents that it had
-    not answered yet: one that answered 500/s had 545/s at 595/s due.
+    Rejected: the samples scheduled within the window. A request that hung since the warm-up was in no number then: one
+    of four users hung for all 3 s and was reset, yet the longest response time was 11 ms and no request had failed. The
+    price is one additional sample for each user that was busy at the beginning.
+    """
+    in_flight: Samples = (samples["scheduled_ns"] < window.end_ns) & (samples["done_ns"] >= window.start_ns)
+    return in_flight
+
+
+def sum_over(samples: SampleSource, value_of: Callable[[Samples], Any]) -> int:
+    """Return the sum of *value_of* over all samples."""
+    return sum(int(value_of(batch).sum(dtype=np.int64)) for batch, _ in iterate_batches(samples))
+
+
+def document_totals(samples: SampleSource) -> dict[str, ColumnValue]:
+    """Return the documents acknowledged and failed from start to end, warm-up included."""
+    return {name: sum_over(samples, itemgetter(name)) for name in ("documents_acked", "documents_failed")}
+
+
+def acked_per_second(samples: SampleSource, start_ns: int, seconds: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the documents acknowledged in each second, by the time of the response.
+
+    Rejected: spreading them from sending to response. A server with a queue was credited with documents that it had not
+    acknowledged yet: one that acknowledged 500/s had 545/s at 595/s due.
     """
     documents = np.zeros(seconds)
-    for samples, _ in pieces(tickets):
-        second = (samples["done_ns"] - start_ns) // 10**9
+    for batch, _ in iterate_batches(samples):
+        second = (batch["done_ns"] - start_ns) // SECOND_NS
         inside = (second >= 0) & (second < seconds)
-        documents += np.bincount(second[inside], weights=samples["documents_acked"][inside], minlength=seconds)
+        documents += np.bincount(second[inside], weights=batch["documents_acked"][inside], minlength=seconds)
     return documents
 
 
-def spread_acked(tickets: Tickets, start_ns: int, slots: int, slot_ns: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the acknowledged documents of each slot, those of a request spread evenly from its sending to its answer.
+def spread_acked(
+    samples: SampleSource, start_ns: int, slots: int, slot_ns: int
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the acknowledged documents of each slot, spread evenly from sending to response of their request.
 
-    A smooth curve to find a change in, never a number to report: documents of a queue count before they are answered.
-    Bulks of 10,000 documents leave seconds without an answer, which are no fall of the rate.
+    A smooth curve for change detection, never a reported number: queued documents count before their acknowledgement.
+    Bulks of 10,000 documents leave seconds without a response, which are not drops in throughput.
     """
-    found = np.zeros(slots)
-    for samples, _ in pieces(tickets):
-        _add_acked(found, samples, start_ns, slot_ns)
-    return found
+    documents = np.zeros(slots)
+    for batch, _ in iterate_batches(samples):
+        _spread_batch(documents, batch, start_ns, slot_ns)
+    return documents
 
 
-def _add_acked(found: np.ndarray[Any, np.dtype[np.float64]], samples: Samples, start_ns: int, slot_ns: int) -> None:
-    slots, acked = len(found), np.flatnonzero(samples["documents_acked"] > 0)
-    end_ns = samples["done_ns"][acked] - start_ns
-    took_ns = np.maximum(end_ns - (samples["sent_ns"][acked] - start_ns), 1)
-    begin_ns, documents = end_ns - took_ns, samples["documents_acked"][acked]
+def _spread_batch(total: np.ndarray[Any, np.dtype[np.float64]], batch: Samples, start_ns: int, slot_ns: int) -> None:
+    slots, acked = len(total), np.flatnonzero(batch["documents_acked"] > 0)
+    end_ns = batch["done_ns"][acked] - start_ns
+    duration_ns = np.maximum(end_ns - (batch["sent_ns"][acked] - start_ns), 1)
+    begin_ns, documents = end_ns - duration_ns, batch["documents_acked"][acked]
     slot = np.maximum(begin_ns // slot_ns, 0)
     # One round for each slot that the longest request lasted.
-    while len(going := np.flatnonzero((slot < slots) & (slot * slot_ns < end_ns))):
-        if len(going) < len(slot):
-            begin_ns, end_ns, took_ns = begin_ns[going], end_ns[going], took_ns[going]
-            documents, slot = documents[going], slot[going]
+    while len(active := np.flatnonzero((slot < slots) & (slot * slot_ns < end_ns))):
+        if len(active) < len(slot):
+            begin_ns, end_ns, duration_ns = begin_ns[active], end_ns[active], duration_ns[active]
+            documents, slot = documents[active], slot[active]
         inside_ns = np.minimum(end_ns, (slot + 1) * slot_ns) - np.maximum(begin_ns, slot * slot_ns)
-        found += np.bincount(slot, weights=documents * (inside_ns / took_ns), minlength=slots)
+        total += np.bincount(slot, weights=documents * (inside_ns / duration_ns), minlength=slots)
         slot = slot + 1
 
 
-def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
-    """The numbers of the measurement; None where nothing was there to measure.
+def load_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnValue]:
+    """Return the columns of the measurement; None for what cannot be computed.
 
-    Times are of the tickets that were *under way* within the window (`under_way`). Each of them has a response time
-    (done - planned), whatever became of it: one that had to wait counts with its wait, one that hung and was reset with
-    the time that it hung, one that was sent again after a 429 until its last answer, one that was never sent until the
-    end of the load. Rejected: to leave out what got no answer. What went worst was then in no percentile. A refusal
-    that comes at once makes the times of all shorter; those of the acknowledged ones (`response_ok_ms`) stand beside
-    them.
+    Times are of the requests *in flight* within the window (`is_in_flight`). All of them have a response time
+    (done - scheduled), whatever their outcome: a request that waited counts its wait, one that hung and was reset the
+    time that it hung, a retried one until its last response, an unsent one until the end of the load. Rejected: leaving
+    out requests without a response. The worst requests were in no percentile then. An immediate rejection shortens the
+    times of all requests; therefore the times of acknowledged requests are separate columns (`response_ok_ms`).
 
-    Service time (done - sent) is of the ones that were sent: from the first byte of the first attempt to the end of
-    the last one, the pauses between them included.
+    The service time (done - sent) is of sent requests: from the first byte of the first attempt to the end of the last
+    attempt, pauses between them included.
     """
-    counts = _counts(tickets, window)
-    acked = acked_per_second(tickets, window.start_ns, window.seconds)
+    counts = _count_requests(samples, window)
+    acked = acked_per_second(samples, window.start_ns, window.seconds)
     percents = {kind: {"p50": 50, "p99": 99, "p999": 99.9, "max": 100} for kind in ("response", "response_ok")}
+    bytes_measured = counts.pop("bytes")
     return {
-        "docs_per_s_mean": _per_s(total(tickets, lambda samples: _acked_within(samples, window)), window),
-        **{f"docs_per_s_p{percent}": _of_seconds(acked, percent) for percent in (10, 90)},
+        "docs_per_s_mean": _per_s(sum_over(samples, lambda batch: _acked_within(batch, window)), window),
+        **{f"docs_per_s_p{percent}": _percentile_of_seconds(acked, percent) for percent in (10, 90)},
         "measured_seconds": window.seconds,
-        "bytes_measured": counts["bytes"],
-        **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
-        **{name: count for name, count in counts.items() if name != "bytes"},
-        "silent_s": int((acked == 0).sum()) if window.seconds else None,
+        "bytes_measured": bytes_measured,
+        **_time_percentiles(samples, window, {**percents, "service": {"p50": 50, "p99": 99}}),
+        **counts,
+        "zero_throughput_s": int((acked == 0).sum()) if window.seconds else None,
     }
 
 
-def _acked_within(samples: Samples, window: Window) -> Samples:
-    acked: Samples = samples["documents_acked"][within(samples["done_ns"], window)]
+def query_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnValue]:
+    """Return the columns of the queries sent during indexing, within the measurement; times as in `load_columns`."""
+    counts = _count_requests(samples, window)
+    answered = sum_over(samples, lambda batch: has_outcome(batch, "ok") & is_within(batch["done_ns"], window))
+    return {
+        "queries_per_s_mean": _per_s(answered, window),
+        **_time_percentiles(samples, window, {kind: {"p50": 50, "p99": 99} for kind in ("query", "query_ok")}),
+        "queries": counts["requests"],
+        "queries_failed": counts["requests_failed"],
+        "queries_ok": counts["requests_ok"],
+    }
+
+
+def _acked_within(batch: Samples, window: Window) -> Samples:
+    acked: Samples = batch["documents_acked"][is_within(batch["done_ns"], window)]
     return acked
 
 
@@ -160,123 +193,188 @@ def _per_s(count: int, window: Window) -> float | None:
     return count / window.length_s if window.length_s else None
 
 
-def _of_seconds(acked: Samples, percent: int) -> float | None:
-    place = rank(percent, len(acked))
+def _percentile_of_seconds(acked: Samples, percent: int) -> float | None:
+    place = nearest_rank(percent, len(acked))
     return None if place is None else float(np.sort(acked)[place])
 
 
-def _counts(tickets: Tickets, window: Window) -> dict[str, int]:
-    counts = ("bytes", "requests", "requests_answered", "requests_failed", "requests_ok", "requests_sent", "attempts")
-    totals = dict.fromkeys(counts, 0)
-    for samples, _ in pieces(tickets):
-        counted, done = under_way(samples, window), within(samples["done_ns"], window)
-        answered = done & ~outcome(samples, *_UNKNOWN)
-        totals["bytes"] += int(samples["bytes_sent"][answered].sum())
-        totals["requests_answered"] += int(answered.sum())
-        totals["requests"] += int(counted.sum())
-        totals["requests_failed"] += int((counted & ~outcome(samples, "ok")).sum())
-        totals["requests_ok"] += int((counted & outcome(samples, "ok")).sum())
-        totals["requests_sent"] += int((counted & (samples["bytes_sent"] > 0)).sum())
-        totals["attempts"] += int(samples["attempts"][counted].sum())
-    return totals
+def _count_requests(samples: SampleSource, window: Window) -> dict[str, int]:
+    names = ("bytes", "requests", "requests_answered", "requests_failed", "requests_ok", "requests_sent", "attempts")
+    counts = dict.fromkeys(names, 0)
+    for batch, _ in iterate_batches(samples):
+        in_flight, is_ok = is_in_flight(batch, window), has_outcome(batch, "ok")
+        answered = is_within(batch["done_ns"], window) & ~has_outcome(batch, *_UNKNOWN)
+        counts["bytes"] += int(batch["bytes_sent"][answered].sum())
+        counts["requests_answered"] += int(answered.sum())
+        counts["requests"] += int(in_flight.sum())
+        counts["requests_failed"] += int((in_flight & ~is_ok).sum())
+        counts["requests_ok"] += int((in_flight & is_ok).sum())
+        counts["requests_sent"] += int((in_flight & (batch["bytes_sent"] > 0)).sum())
+        counts["attempts"] += int(batch["attempts"][in_flight].sum())
+    return counts
 
 
-def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Remark]:
-    """What each address of the server did within the measurement, where they did not do alike."""
+def _time_percentiles(
+    samples: SampleSource, window: Window, percents: Mapping[str, Mapping[str, float]]
+) -> dict[str, float | None]:
+    """Return exact percentiles in milliseconds of requests in flight; None for too few requests.
+
+    Kind "service" is the service time of sent requests. All other kinds are response times: of acknowledged requests if
+    the name ends with "_ok", else of all.
+    """
+
+    def times_by_kind() -> Iterator[Mapping[str, Samples]]:
+        for batch, _ in iterate_batches(samples):
+            in_flight = is_in_flight(batch, window)
+            response_ns = response_times_ns(batch)
+            times = {}
+            for kind in percents:
+                if kind == "service":
+                    times[kind] = service_times_ns(batch)[in_flight & (batch["bytes_sent"] > 0)]
+                else:
+                    times[kind] = response_ns[
+                        in_flight & has_outcome(batch, "ok") if kind.endswith("_ok") else in_flight
+                    ]
+            yield times
+
+    times_ns = quantiles.percentiles(times_by_kind, {kind: tuple(names.values()) for kind, names in percents.items()})
+    return {
+        f"{kind}_ms_{name}": times_ns[kind, percent] / 1e6 if (kind, percent) in times_ns else None
+        for kind, names in percents.items()
+        for name, percent in names.items()
+    }
+
+
+def note_differing_addresses(samples: SampleSource, report: WorkerReport) -> Iterator[Note]:
+    """Yield a note with the results of each server address if they differ within the measurement."""
     names = report.addresses
     if len(names) < 2:
         return
-    window = window_of(report)
+    window = measurement_window(report)
     documents, requests, failed = (np.zeros(len(names), dtype=np.int64) for _ in range(3))
 
-    def times() -> Iterator[Mapping[str, Samples]]:
-        for done in _sent_pieces(tickets, window):
-            sent = done[done["bytes_sent"] > 0]
+    def batches_with_address() -> Iterator[Samples]:
+        for batch, _ in iterate_batches(samples):
+            yield batch[is_in_flight(batch, window) & (batch["address"] >= 0)]
+
+    def times_by_address() -> Iterator[Mapping[str, Samples]]:
+        for batch in batches_with_address():
+            sent = batch[batch["bytes_sent"] > 0]
             service_ns = service_times_ns(sent)
             yield {name: service_ns[sent["address"] == index] for index, name in enumerate(names)}
 
-    for done in _sent_pieces(tickets, window):
-        for of, each in ((documents, done["documents_acked"]), (requests, 1), (failed, ~outcome(done, "ok"))):
-            np.add.at(of, done["address"], each)
-    known = quantiles.percentiles(times, dict.fromkeys(names, (50, 99)))
-    medians = [known[name, 50] for name in names if (name, 50) in known]
-    all_answer = len(medians) == len(names) and not failed.any()
-    if all_answer and max(medians) <= _ALIKE * min(medians):
+    for batch in batches_with_address():
+        for total, values in (
+            (documents, batch["documents_acked"]),
+            (requests, 1),
+            (failed, ~has_outcome(batch, "ok")),
+        ):
+            np.add.at(total, batch["address"], values)
+    times_ns = quantiles.percentiles(times_by_address, dict.fromkeys(names, (50, 99)))
+    medians = [times_ns[name, 50] for name in names if (name, 50) in times_ns]
+    have_medians = len(medians) == len(names)
+    if have_medians and not failed.any() and max(medians) <= _ALIKE * min(medians):
         return
-    # Of a few requests nobody knows a median: the addresses are taken in turn.
-    if len(medians) < len(names) and not failed.any() and np.ptp(requests) <= 1:
+    # Too few requests for medians: compare the numbers of requests, because addresses are used in turn.
+    if not have_medians and not failed.any() and np.ptp(requests) <= 1:
         return
-    told = []
+    texts = []
     for index, name in enumerate(names):
-        said = f"{name}: {documents[index]:,} documents in {requests[index]:,} requests"
-        known_ms = {percent: known[name, percent] / 1e6 for percent in (50, 99) if (name, percent) in known}
-        if known_ms:
-            said += f", service time {', '.join(f'p{percent} {time:.1f} ms' for percent, time in known_ms.items())}"
-        told.append(said + (f", {failed[index]:,} failed" if failed[index] else ""))
-    yield Remark(probe="load", text=f"the addresses of the server differ: {'; '.join(told)}")
+        text = f"{name}: {documents[index]:,} documents in {requests[index]:,} requests"
+        times_ms = {percent: times_ns[name, percent] / 1e6 for percent in (50, 99) if (name, percent) in times_ns}
+        if times_ms:
+            text += f", service time {', '.join(f'p{percent} {time:.1f} ms' for percent, time in times_ms.items())}"
+        texts.append(text + (f", {failed[index]:,} failed" if failed[index] else ""))
+    yield Note(source="load", text=f"the addresses of the server differ: {'; '.join(texts)}")
 
 
-def _sent_pieces(tickets: Tickets, window: Window) -> Iterator[Samples]:
-    """What was under way within the window and went to an address, or was to."""
-    for samples, _ in pieces(tickets):
-        yield samples[under_way(samples, window) & (samples["address"] >= 0)]
+def load_series(samples: SampleSource, report: WorkerReport) -> dict[str, Series]:
+    """Return throughput and response times of each second from the load's start, warm-up included.
 
-
-def queried(tickets: Tickets, window: Window) -> Mapping[str, Value]:
-    """The numbers of the queries that were sent beside the indexing, within the measurement; times as of requests."""
-    counts = _counts(tickets, window)
-    answered = total(tickets, lambda queries: outcome(queries, "ok") & within(queries["done_ns"], window))
-    return {
-        "queries_per_s_mean": _per_s(answered, window),
-        **_percentiles(tickets, window, {kind: {"p50": 50, "p99": 99} for kind in ("query", "query_ok")}),
-        "queries": counts["requests"],
-        "queries_failed": counts["requests_failed"],
-        "queries_ok": counts["requests_ok"],
-    }
-
-
-def within(moments_ns: Samples, window: Window) -> Samples:
-    """Which of these moments are within it, as booleans."""
-    inside: Samples = (moments_ns >= window.start_ns) & (moments_ns < window.end_ns)
-    return inside
-
-
-def under_way(samples: Samples, window: Window) -> Samples:
-    """Which tickets were due before its end and had not ended before its beginning, as booleans.
-
-    Rejected: those that were planned within it. A request that hung from the warm-up on was then in no number: one of
-    four users hung for all 3 s and was reset, yet the longest response time was 11 ms and no request had failed. The
-    price is one ticket more for each user that was busy at the beginning.
+    A second's median response time is of the requests that ended in it. Its longest one is of all requests that waited
+    in it: a wait of 3 s is in each of these seconds. Rejected: assigning it to the second of the response. A stall was
+    then drawn after its end.
     """
-    found: Samples = (samples["planned_ns"] < window.end_ns) & (samples["done_ns"] >= window.start_ns)
-    return found
+    if not len(samples):
+        return {}
+    start_ns, seconds = _series_seconds(report)
+    starts = _second_starts(report, start_ns, seconds)
+    acked = acked_per_second(samples, start_ns, seconds)
+    series = {"docs_per_s": Series("docs_per_s", starts, tuple(acked.tolist()))}
+    for kind in ("response", "response_ok"):
+        only_ok = kind == "response_ok"
+        parts = list(_medians(samples, start_ns, seconds, only_ok=only_ok))
+        for name, (present, times_ns) in (
+            ("p50", [np.concatenate(column) for column in zip(*parts, strict=True)]),
+            ("max", _longest(samples, start_ns, seconds, only_ok=only_ok)),
+        ):
+            times = tuple(starts[number] for number in present.tolist())
+            series[f"{kind}_ms_{name}"] = Series(f"{kind}_ms_{name}", times, tuple((times_ns / 1e6).tolist()))
+    return series
 
 
-def _percentiles(
-    tickets: Tickets, window: Window, percents: Mapping[str, Mapping[str, float]]
-) -> dict[str, float | None]:
-    """Percentiles in milliseconds of the times of what was under way within the window, exact; None of too few.
+def smooth_docs_per_s(samples: SampleSource, report: WorkerReport) -> Series:
+    """Return the throughput of the same seconds for change detection (`spread_acked`)."""
+    start_ns, seconds = _series_seconds(report)
+    documents = spread_acked(samples, start_ns, seconds, SECOND_NS)
+    return Series("docs_per_s", _second_starts(report, start_ns, seconds), tuple(documents.tolist()))
 
-    "service" is the service time of what was sent, anything else the response time: of the acknowledged ones where its
-    name ends with "_ok", else of all.
+
+def _series_seconds(report: WorkerReport) -> tuple[int, int]:
+    """Return start and number of the seconds: those of the measurement, continued backwards over the warm-up."""
+    window = measurement_window(report)
+    before = -(-(window.start_ns - report.started_monotonic_ns) // SECOND_NS)
+    return window.start_ns - before * SECOND_NS, before + window.seconds
+
+
+def _second_starts(report: WorkerReport, start_ns: int, seconds: int) -> tuple[int, ...]:
+    first_ns = start_ns + report.realtime_minus_monotonic_ns
+    return tuple(first_ns + second * SECOND_NS for second in range(seconds))
+
+
+def _end_seconds(batch: Samples, start_ns: int, seconds: int, *, only_ok: bool) -> tuple[Samples, Samples]:
+    """Return the second in which each sample ended, and a mask of the samples due before the end.
+
+    Samples that ended later belong to the last second, because the response times of the window include them.
     """
+    second = np.minimum((batch["done_ns"] - start_ns) // SECOND_NS, seconds - 1)
+    inside: Samples = (second >= 0) & (batch["scheduled_ns"] < start_ns + seconds * SECOND_NS)
+    if only_ok:
+        inside &= has_outcome(batch, "ok")
+    return second, inside
 
-    def times() -> Iterator[Mapping[str, Samples]]:
-        for samples, _ in pieces(tickets):
-            counted = under_way(samples, window)
-            response_ns = response_times_ns(samples)
-            found = {}
-            for kind in percents:
-                if kind == "service":
-                    sent = counted & (samples["bytes_sent"] > 0)
-                    found[kind] = service_times_ns(samples)[sent]
-                else:
-                    found[kind] = response_ns[counted & outcome(samples, "ok") if kind.endswith("_ok") else counted]
-            yield found
 
-    known = quantiles.percentiles(times, {kind: tuple(wanted.values()) for kind, wanted in percents.items()})
-    return {
-        f"{kind}_ms_{short}": known[kind, percent] / 1e6 if (kind, percent) in known else None
-        for kind, wanted in percents.items()
-        for short, percent in wanted.items()
-    }
+def _longest(samples: SampleSource, start_ns: int, seconds: int, *, only_ok: bool) -> tuple[Samples, Samples]:
+    """Return the seconds in which a request waited, and the longest response time of each."""
+    longest_ns = np.full(seconds, -1, dtype=np.int64)
+    for batch, _ in iterate_batches(samples):
+        last, inside = _end_seconds(batch, start_ns, seconds, only_ok=only_ok)
+        last, scheduled_ns, done_ns = last[inside], batch["scheduled_ns"][inside], batch["done_ns"][inside]
+        second = np.minimum(np.maximum((scheduled_ns - start_ns) // SECOND_NS, 0), last)
+        response_ns = done_ns - scheduled_ns
+        # One round for each second that the longest request waited.
+        while len(second):
+            np.maximum.at(longest_ns, second, response_ns)
+            active = second < last
+            second, last, response_ns = second[active] + 1, last[active], response_ns[active]
+    present = np.flatnonzero(longest_ns >= 0)
+    return present, longest_ns[present]
+
+
+def _medians(samples: SampleSource, start_ns: int, seconds: int, *, only_ok: bool) -> Iterator[tuple[Samples, Samples]]:
+    """Yield the seconds in which a request ended, and the median response time of each.
+
+    The times of a second are kept until no later batch has a sample of it.
+    """
+    response_ns = second = np.empty(0, dtype=np.int64)
+    for batch, settled_ns in iterate_batches(samples):
+        new, inside = _end_seconds(batch, start_ns, seconds, only_ok=only_ok)
+        second = np.concatenate((second, new[inside]))
+        response_ns = np.concatenate((response_ns, response_times_ns(batch)[inside]))
+        # Unsent arrivals ended with the load and were written after the last responses (load.worker).
+        complete = seconds
+        if settled_ns is not None:
+            complete = min(seconds - 1, (settled_ns - start_ns) // SECOND_NS - _LATE_S)
+        settled = second < complete
+        yield quantiles.medians_by_second(second[settled], response_ns[settled])
+        second, response_ns = second[~settled], response_ns[~settled]

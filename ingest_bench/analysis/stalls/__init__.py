@@ -1,1 +1,1 @@
-"""When requests waited far longer than usual, and what explains it."""
+"""Stalls of a load and their causes."""

@@ -1,137 +1,115 @@
-"""Where a request was: in the client, on the wire, read, worked on or answered. Pure.
+"""Phases of a request: in the client, on the wire, read, processed, received.
 
 | phase | from | to |
 |---|---|---|
-| client | planned | the first byte is given to the kernel |
-| wire | there | the server's first read of it |
-| reading | there | the server's last read: what is still on the wire meanwhile is in it |
-| working | there | the answer's first byte |
-| answer | there | the answer's last byte |
+| client | scheduled | the first byte is given to the kernel |
+| wire | end of `client` | the server's first read of it |
+| reading | end of `wire` | the server's last read, including what is still on the wire meanwhile |
+| processing | end of `reading` | the response's first byte |
+| receiving | end of `processing` | the response's last byte |
 
-`writing` lies across them: from the first byte to the moment at which the kernel had taken the last one. It is long
-where neither the wire nor the server took the bytes. Without the server's reads (probe `reads`) wire, reading and
-working are one: `wire, reading and working`.
+`sending` overlaps them: from the first byte until the kernel has accepted the last one. It is long if neither the wire
+nor the server accepts the bytes. Without the server's reads (probe `reads`) wire, reading and processing are one phase.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from ingest_bench.analysis.run import sample_columns as load
-from ingest_bench.analysis.run.column import Column
-from ingest_bench.analysis.run.sample_columns import Samples, Tickets
-from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Value
-from ingest_bench.model.samples import response_times_ns
+from ingest_bench.analysis.run.sample_columns import Samples, SampleSource
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.samples import WorkerReport, response_times_ns
 
-PHASES = ("client", "wire", "reading", "working", "answer")
-UNSEEN = "wire, reading and working"
-# The slowest requests of a measurement, by their share, and at least so many of them.
-_SLOWEST, _LEAST = 0.01, 5
-_WHERE = {
-    "client": "before its first byte was given to the kernel",
-    "writing": "until the kernel had taken its last byte",
-    "wire": "from its first byte to the server's first read of it",
-    "reading": "from the server's first read of it to the last",
-    "working": "from the server's last read of it to the first byte of the answer",
-    "answer": "from the first byte of the answer to the last",
-}
-COLUMNS = tuple(
-    Column(f"slowest_{name}_ms", f"the slowest hundredth of all requests: how long one was in the mean {where}")
-    for name, where in _WHERE.items()
-)
+PHASES = ("client", "wire", "reading", "processing", "receiving")
+UNSPLIT = "wire, reading and processing"
+# The share of a measurement's requests that counts as the slowest, and their minimum number.
+_SLOWEST, _MIN_SLOWEST = 0.01, 5
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """The server's reads of one connection that gave bytes: when each was over, on the clock of the samples."""
+def reads_by_port(reads: Samples | None, realtime_minus_monotonic_ns: int) -> Mapping[int, Samples]:
+    """Return the end times of the server's non-empty reads (`READ_FIELDS`) for each connection, in order.
 
-    end_ns: Samples
-
-
-def by_port(reads: Samples | None, realtime_minus_monotonic_ns: int) -> Mapping[int, Reads]:
-    """The reads of each connection of the load (`READ_FIELDS`), in their order; none where nobody saw them."""
+    Times are on the clock of the samples. Empty without recorded reads.
+    """
     if reads is None or not len(reads):
         return {}
-    full = reads[reads["bytes"] > 0]
-    if not len(full):
+    with_data = reads[reads["bytes"] > 0]
+    if not len(with_data):
         return {}
-    full = full[np.lexsort((full["end_ns"], full["port"]))]
-    ports, starts = np.unique(full["port"], return_index=True)
-    ends = np.split(full["end_ns"] - realtime_minus_monotonic_ns, starts[1:])
-    return {int(port): Reads(end) for port, end in zip(ports, ends, strict=True)}
+    with_data = with_data[np.lexsort((with_data["end_ns"], with_data["port"]))]
+    ports, starts = np.unique(with_data["port"], return_index=True)
+    ends = np.split(with_data["end_ns"] - realtime_minus_monotonic_ns, starts[1:])
+    return {int(port): end_ns for port, end_ns in zip(ports, ends, strict=True)}
 
 
-def split_ns(samples: Samples, reads: Mapping[int, Reads]) -> dict[str, Samples]:
-    """How long each of these requests was in each phase; -1 where nobody knows."""
-    planned, sent, first, done = (samples[f"{name}_ns"] for name in ("planned", "sent", "first_byte", "done"))
-    begun, over = (np.full(len(samples), -1, dtype=np.int64) for _ in range(2))
+def phase_times_ns(samples: Samples, reads: Mapping[int, Samples]) -> dict[str, Samples]:
+    """Return how long each request was in each phase; -1 if unknown."""
+    scheduled, sent, first, done = (samples[f"{name}_ns"] for name in ("scheduled", "sent", "first_byte", "done"))
+    first_read, last_read = (np.full(len(samples), -1, dtype=np.int64) for _ in range(2))
     for port in np.unique(samples["local_port"]).tolist():
         if port not in reads:
             continue
-        of = np.flatnonzero(samples["local_port"] == port)
-        ends = reads[port].end_ns
-        left, right = np.searchsorted(ends, sent[of]), np.searchsorted(ends, first[of], side="right") - 1
-        known = right >= left
-        begun[of[known]], over[of[known]] = ends[left[known]], ends[right[known]]
-    unknown = begun < 0
-    parts = {
-        "client": sent - planned,
-        "writing": samples["written_ns"] - sent,
-        "wire": np.where(unknown, -1, begun - sent),
-        "reading": np.where(unknown, -1, over - begun),
-        "working": np.where(unknown, -1, first - over),
-        "answer": done - first,
+        of_port = np.flatnonzero(samples["local_port"] == port)
+        ends = reads[port]
+        left = np.searchsorted(ends, sent[of_port])
+        right = np.searchsorted(ends, first[of_port], side="right") - 1
+        has_reads = right >= left
+        first_read[of_port[has_reads]] = ends[left[has_reads]]
+        last_read[of_port[has_reads]] = ends[right[has_reads]]
+    unknown = first_read < 0
+    times_ns = {
+        "client": sent - scheduled,
+        "sending": samples["written_ns"] - sent,
+        "wire": np.where(unknown, -1, first_read - sent),
+        "reading": np.where(unknown, -1, last_read - first_read),
+        "processing": np.where(unknown, -1, first - last_read),
+        "receiving": done - first,
     }
-    # Of a request that was never sent, or of several attempts, there is nothing to be divided.
-    plain = (samples["attempts"] == 1) & (samples["bytes_sent"] > 0)
-    return {name: np.where(plain, part, -1) for name, part in parts.items()}
+    # A request without or with several attempts cannot be split.
+    is_single = (samples["attempts"] == 1) & (samples["bytes_sent"] > 0)
+    return {name: np.where(is_single, time_ns, -1) for name, time_ns in times_ns.items()}
 
 
-def of_longest(slow: Samples, reads: Mapping[int, Reads]) -> tuple[tuple[str, int], ...]:
-    """The phases of the longest of these requests; none where it was not sent once."""
+def longest_phases(slow: Samples, reads: Mapping[int, Samples]) -> tuple[tuple[str, int], ...]:
+    """Return the phases of the longest of these requests; empty unless it had exactly one attempt."""
     if not len(slow):
         return ()
     place = int(np.argmax(response_times_ns(slow)))
-    found = {name: int(part[0]) for name, part in split_ns(slow[place : place + 1], reads).items()}
-    if found["client"] < 0:
+    times_ns = {name: int(time_ns[0]) for name, time_ns in phase_times_ns(slow[place : place + 1], reads).items()}
+    if times_ns["client"] < 0:
         return ()
-    if found["wire"] >= 0:
-        return tuple((name, found[name]) for name in PHASES)
-    one = slow[place]
-    return (
-        ("client", found["client"]),
-        (UNSEEN, int(one["first_byte_ns"] - one["sent_ns"])),
-        ("answer", found["answer"]),
-    )
+    if times_ns["wire"] >= 0:
+        return tuple((name, times_ns[name]) for name in PHASES)
+    unsplit_ns = int(slow[place]["first_byte_ns"] - slow[place]["sent_ns"])
+    return (("client", times_ns["client"]), (UNSPLIT, unsplit_ns), ("receiving", times_ns["receiving"]))
 
 
-def values(tickets: Tickets, report: WorkerReport, reads: Samples | None) -> dict[str, Value]:
-    """The columns about the slowest requests that were under way within the measurement and were answered."""
-    window = load.window_of(report)
+def phase_columns(samples: SampleSource, report: WorkerReport, reads: Samples | None) -> dict[str, ColumnValue]:
+    """Return the columns about the slowest requests in flight within the measurement that got a response."""
+    window = load.measurement_window(report)
     slowest, total = np.empty(0), 0
-    for samples, _ in load.pieces(tickets):
-        counted = samples[load.under_way(samples, window) & (samples["status"] > 0)]
-        total += len(counted)
-        slowest = counted if not len(slowest) else np.concatenate((slowest, counted))
-        slowest = _slowest(slowest, max(_LEAST, -(-len(tickets) // 100)))
-    if total < _LEAST:
-        return dict.fromkeys(column.name for column in COLUMNS)
-    slowest = _slowest(slowest, max(_LEAST, int(total * _SLOWEST)))
-    parts = split_ns(slowest, by_port(reads, report.realtime_minus_monotonic_ns))
-    return {f"slowest_{name}_ms": _mean_ms(part) for name, part in parts.items()}
+    for batch, _ in load.iterate_batches(samples):
+        answered = batch[load.is_in_flight(batch, window) & (batch["status"] > 0)]
+        total += len(answered)
+        slowest = answered if not len(slowest) else np.concatenate((slowest, answered))
+        slowest = _slowest(slowest, max(_MIN_SLOWEST, -(-len(samples) // 100)))
+    if total < _MIN_SLOWEST:
+        return {f"slowest_{name}_ms": None for name in (*PHASES, "sending")}
+    slowest = _slowest(slowest, max(_MIN_SLOWEST, int(total * _SLOWEST)))
+    times_ns = phase_times_ns(slowest, reads_by_port(reads, report.realtime_minus_monotonic_ns))
+    return {f"slowest_{name}_ms": _mean_ms(time_ns) for name, time_ns in times_ns.items()}
 
 
-def _slowest(samples: Samples, most: int) -> Samples:
-    if len(samples) <= most:
+def _slowest(samples: Samples, count: int) -> Samples:
+    if len(samples) <= count:
         return samples
-    return samples[np.argpartition(samples["planned_ns"] - samples["done_ns"], most)[:most]]
+    return samples[np.argpartition(samples["scheduled_ns"] - samples["done_ns"], count)[:count]]
 
 
-def _mean_ms(part: Samples) -> float | None:
-    known = part[part >= 0]
-    # Of most of them, or the mean is of those that happen to be known.
-    return float(np.mean(known)) / 1e6 if len(known) > len(part) / 2 else None
+def _mean_ms(times_ns: Samples) -> float | None:
+    """Return the mean of the known times; None if most are unknown, because the known ones are then a biased part."""
+    valid = times_ns[times_ns >= 0]
+    return float(np.mean(valid)) / 1e6 if len(valid) > len(times_ns) / 2 else None

@@ -1,7 +1,15 @@
-"""What may have caused a stall, each with all its spans, and what speaks against it whatever it may cover. Pure."""
+"""Suspected causes of stalls: their intervals, the evidence against them, and which of them explain waiting requests.
+
+A cause that covers a part of the waiting is no explanation: some intervals of a bystander lie in a stall by chance. An
+explanation has to begin when the first of its requests began to wait, and to end when the last of them got its
+response; several causes may follow one another. A cause that began earlier did not delay requests then, so it does not
+explain later ones; likewise a cause that continued. A cause of connections, such as lost packets, is one cause for all
+connections: each connection's requests are compared with its own intervals, and matching connections count together.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,67 +17,147 @@ import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.stalls.waiting import Span, Waiting
-from ingest_bench.model.results import Interval, Watched
-from ingest_bench.model.samples import service_times_ns
+from ingest_bench.model.results import CauseIntervals, FaultRecord, Interval, ProbeOutput
+from ingest_bench.model.samples import WorkerReport, service_times_ns
 
-# Spans that are nearer to each other are one: a thread is looked at 20 to 50 times a second.
+GENERATOR = "the load generator's event loop stalled"
+# Timing error of an event-loop stall: it is detected by a timer of 50 ms (load.health).
+_TIMER_NS = 60_000_000
+# Timing error of a fault: some start programs (tc, jcmd) after the recorded time.
+_FAULT_NS = 150_000_000
+# A shorter fault, such as a reset, has no duration of its own; only its effect has.
+_INSTANT_NS = 100_000_000
+# During these faults nothing of the node responds; during the others its threads get no CPU.
+_BLOCKING, _STARVING = frozenset(("pause",)), frozenset(("cpu",))
+
+# Intervals closer than this are merged: threads are sampled 20 to 50 times a second.
 _BRIDGE_NS = 60_000_000
-# Answers that were given all the same, as a share of what is usual: fewer may have been on their way.
+# Responses during a blocking cause, as a share of the usual number; fewer may have been in transit.
 _STRAY = 0.25
-# A span is like another one from this share of its length on.
+# Another interval is comparable from this share of the length on.
 _ALIKE = 0.8
-# Of the time that a request took on its connection a cause covers at least so much.
+# Minimum share of a request's service time that a cause of it covers.
 _HELD = 0.15
-# Of what is not always as strong so many times as many spans may make nobody wait.
+# A cause of varying strength may have this many times as many harmless intervals as harmful ones.
 _VARIES = 3
+
+# A request's usual time in medians, with limits: the tolerance for scheduling and for rare requests.
+_LEAD, _MIN_LEAD_NS, _MAX_LEAD_NS = 4, 20_000_000, 250_000_000
+# After a stall its requests are finished one after the other: tolerated share of the stall, and maximum.
+_AFTER, _MAX_AFTER_NS = 0.15, 500_000_000
+# Minimum share of a request's time that its causes cover.
+_COVERED = 0.5
+# Each of several causes must be necessary: without it this much less is covered.
+_NEEDED = 0.1
+# Explanations within this factor of the best one are equally good.
+_AS_GOOD = 0.95
+# Maximum causes of one explanation; of more suspects those that cover most are tried.
+_MAX_CAUSES, _MAX_TRIED = 3, 12
+
+
+def collect_causes(
+    outputs: Iterable[ProbeOutput],
+    faults: Sequence[FaultRecord],
+    loop_stalls: Sequence[Samples],
+    report: WorkerReport,
+) -> list[CauseIntervals]:
+    """Return all causes that were watched for: faults of the run, causes from probes, and the generator's stalls."""
+    end_ns = report.measure_end_ns + report.realtime_minus_monotonic_ns
+    from_probes = (item for item in outputs if isinstance(item, CauseIntervals))
+    return [*fault_causes(faults, end_ns), *from_probes, *generator_causes(loop_stalls, report)]
+
+
+def fault_causes(faults: Sequence[FaultRecord], end_ns: int) -> list[CauseIntervals]:
+    """Return the intervals of each kind of fault on each node."""
+    by_kind: dict[tuple[str, int | None], list[FaultRecord]] = {}
+    for fault in faults:
+        by_kind.setdefault((fault.kind, fault.node), []).append(fault)
+    causes = []
+    for (kind, node), records in by_kind.items():
+        name = f"fault {kind}"
+        intervals = tuple(Interval(name, fault.start_ns, fault.end_ns or end_ns) for fault in records)
+        causes.append(
+            CauseIntervals(
+                name,
+                intervals,
+                node,
+                blocks_responses=kind in _BLOCKING,
+                is_instant=all(interval.end_ns - interval.start_ns < _INSTANT_NS for interval in intervals),
+                varies_in_strength=True,
+                starves_cpu=kind in _STARVING,
+                timing_error_ns=_FAULT_NS,
+            )
+        )
+    return causes
+
+
+def generator_causes(loop_stalls: Sequence[Samples], report: WorkerReport) -> list[CauseIntervals]:
+    """Return the event-loop stalls of the load's processes; empty if none was recorded."""
+    if not loop_stalls:
+        return []
+    offset_ns = report.realtime_minus_monotonic_ns
+    intervals = tuple(
+        Interval(GENERATOR, start_ns + offset_ns, end_ns + offset_ns)
+        for process in loop_stalls
+        for start_ns, end_ns in zip(process["start_ns"].tolist(), process["end_ns"].tolist(), strict=True)
+    )
+    is_only_process = len(loop_stalls) == 1
+    return [
+        CauseIntervals(
+            GENERATOR, intervals, blocks_responses=is_only_process, delays_sending=True, timing_error_ns=_TIMER_NS
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One cause of one thread, connection or node: its spans on the clock of the samples, without overlaps."""
+    """One cause on one thread, connection or node, with disjoint spans on the clock of the samples.
+
+    The flags are those of `CauseIntervals`.
+    """
 
     cause: str
     thread: str
     node: int | None
     port: int
-    stops: bool
-    sudden: bool
-    before_sending: bool
-    varies: bool
-    starves: bool
+    blocks_responses: bool
+    is_instant: bool
+    delays_sending: bool
+    varies_in_strength: bool
+    starves_cpu: bool
     error_ns: int
     starts_ns: Samples
     ends_ns: Samples
 
-    def covered_ns(self, moments_ns: Samples) -> Samples:
-        """How long it lasted in all before each of these moments."""
-        return covered_ns(self.starts_ns, self.ends_ns, moments_ns)
+    def covered_ns(self, times_ns: Samples) -> Samples:
+        """Return its total duration before each time."""
+        return covered_ns(self.starts_ns, self.ends_ns, times_ns)
 
-    def lasted_ns(self, start_ns: int, end_ns: int) -> int:
-        """How long it lasted between two moments."""
+    def duration_ns(self, start_ns: int, end_ns: int) -> int:
+        """Return its duration between two times."""
         before, after = self.covered_ns(np.array([start_ns, end_ns]))
         return int(after - before)
 
     def within(self, start_ns: int, end_ns: int) -> tuple[Samples, Samples]:
-        """Its spans that have a part between two moments, whole."""
+        """Return its complete spans that overlap the time between *start_ns* and *end_ns*."""
         first = int(np.searchsorted(self.ends_ns, start_ns, side="right"))
         last = int(np.searchsorted(self.starts_ns, end_ns, side="left"))
         return self.starts_ns[first:last], self.ends_ns[first:last]
 
 
-def covered_ns(starts_ns: Samples, ends_ns: Samples, moments_ns: Samples) -> Samples:
-    """How long spans without overlaps lasted in all before each of these moments."""
+def covered_ns(starts_ns: Samples, ends_ns: Samples, times_ns: Samples) -> Samples:
+    """Return the total duration of disjoint spans before each time."""
     lengths = ends_ns - starts_ns
     before = np.concatenate(([0], np.cumsum(lengths)))
-    place = np.searchsorted(starts_ns, moments_ns, side="right")
+    place = np.searchsorted(starts_ns, times_ns, side="right")
     last = np.maximum(place - 1, 0)
-    inside = np.minimum(moments_ns - starts_ns[last], lengths[last]) if len(lengths) else np.zeros_like(moments_ns)
-    found: Samples = np.where(place > 0, before[last] + inside, 0)
-    return found
+    inside = np.minimum(times_ns - starts_ns[last], lengths[last]) if len(lengths) else np.zeros_like(times_ns)
+    total_ns: Samples = np.where(place > 0, before[last] + inside, 0)
+    return total_ns
 
 
-def joined(starts_ns: Samples, ends_ns: Samples, gap_ns: int = 0) -> tuple[Samples, Samples]:
-    """The spans in their order, those that overlap or have no more than such a gap as one."""
+def merge_spans(starts_ns: Samples, ends_ns: Samples, gap_ns: int = 0) -> tuple[Samples, Samples]:
+    """Return the spans in order; those that overlap, or are at most *gap_ns* apart, are merged."""
     if not len(starts_ns):
         return starts_ns, ends_ns
     order = np.argsort(starts_ns, kind="stable")
@@ -79,75 +167,276 @@ def joined(starts_ns: Samples, ends_ns: Samples, gap_ns: int = 0) -> tuple[Sampl
     return starts_ns[begins], reached[ends]
 
 
-def suspects(watched: Iterable[Watched], offset_ns: int) -> list[Suspect]:
-    """Of each cause one suspect for each node, thread and connection; one without spans where it was found nowhere.
+def build_suspects(causes: Iterable[CauseIntervals], offset_ns: int) -> list[Suspect]:
+    """Return a suspect for each cause, node, thread and connection; one without spans if the cause never occurred.
 
-    `offset_ns` is by how much CLOCK_REALTIME, which the watched spans are on, is ahead of the clock of the samples.
+    *offset_ns*: CLOCK_REALTIME, which the intervals are on, minus the clock of the samples.
     """
-    spans: dict[tuple[str, int | None, str, int], list[Interval]] = {}
-    limits: dict[tuple[str, int | None], tuple[bool, bool, bool, bool, bool, int]] = {}
-    for one in watched:
-        spans.setdefault((one.cause, one.node, "", 0), [])
-        stops, sudden, before, varies, starves, error_ns = limits.get(
-            (one.cause, one.node), (True, True, True, False, True, 0)
+    intervals: dict[tuple[str, int | None, str, int], list[Interval]] = {}
+    flags: dict[tuple[str, int | None], tuple[bool, bool, bool, bool, bool, int]] = {}
+    for item in causes:
+        intervals.setdefault((item.cause, item.node, "", 0), [])
+        blocks, is_instant, delays, varies, starves, error_ns = flags.get(
+            (item.cause, item.node), (True, True, True, False, True, 0)
         )
-        limits[one.cause, one.node] = (
-            *(stops and one.stops, sudden and one.sudden, before and one.before_sending),
-            *(varies or one.varies, starves and one.starves),
-            max(error_ns, one.error_ns),
+        flags[item.cause, item.node] = (
+            *(blocks and item.blocks_responses, is_instant and item.is_instant, delays and item.delays_sending),
+            *(varies or item.varies_in_strength, starves and item.starves_cpu),
+            max(error_ns, item.timing_error_ns),
         )
-        for span in one.spans:
-            spans.setdefault((one.cause, one.node, span.thread, span.port), []).append(span)
-    found = []
-    for (cause, node, thread, port), own in spans.items():
-        if not own and any(key[:2] == (cause, node) and key[2:] != (thread, port) for key in spans):
+        for interval in item.intervals:
+            intervals.setdefault((item.cause, item.node, interval.thread, interval.port), []).append(interval)
+    suspects = []
+    for (cause, node, thread, port), own in intervals.items():
+        if not own and any(key[:2] == (cause, node) and key[2:] != (thread, port) for key in intervals):
             continue
-        ends = np.array([(span.start_ns, span.end_ns) for span in own], dtype=np.int64).reshape(-1, 2)
-        starts_ns, ends_ns = joined(ends[:, 0] - offset_ns, ends[:, 1] - offset_ns, _BRIDGE_NS)
-        found.append(Suspect(cause, thread, node, port, *limits[cause, node], starts_ns, ends_ns))
-    return found
+        ends = np.array([(interval.start_ns, interval.end_ns) for interval in own], dtype=np.int64).reshape(-1, 2)
+        spans = merge_spans(ends[:, 0] - offset_ns, ends[:, 1] - offset_ns, _BRIDGE_NS)
+        suspects.append(Suspect(cause, thread, node, port, *flags[cause, node], *spans))
+    return suspects
 
 
-def answered_meanwhile(suspect: Suspect, waiting: Waiting, span: Span, slack_ns: int) -> int:
-    """How many answers prove that a cause which stops everything was not there; 0: it may have been.
+def count_responses_during(suspect: Suspect, waiting: Waiting, span: Span, slack_ns: int) -> int:
+    """Return the number of responses that rule out a blocking cause; 0 if it is possible.
 
-    What was on its way already still arrives after it has begun. Of a node those of its own address count.
+    Responses in transit still arrive after the cause has begun. For a cause of a node, only responses from its address
+    count.
     """
-    if not suspect.stops:
+    if not suspect.blocks_responses:
         return 0
     address = None if suspect.node is None or suspect.node - 1 not in waiting.answered else suspect.node - 1
     starts_ns, ends_ns = suspect.within(span.start_ns, span.end_ns)
-    inner = [
+    certain = [
         (start + suspect.error_ns + slack_ns, end - suspect.error_ns)
         for start, end in zip(starts_ns.tolist(), ends_ns.tolist(), strict=True)
     ]
-    inner = [(start, end) for start, end in inner if start < end]
-    answers = sum(waiting.answers(start, end, address) for start, end in inner)
-    usual = sum(end - start for start, end in inner) / waiting.gap_ns
-    return answers if answers >= 2 and answers > _STRAY * usual else 0
+    certain = [(start, end) for start, end in certain if start < end]
+    responses = sum(waiting.count_responses(start, end, address) for start, end in certain)
+    usual = sum(end - start for start, end in certain) / waiting.gap_ns
+    return responses if responses >= 2 and responses > _STRAY * usual else 0
 
 
-def harmless(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], lasted_ns: int) -> int:
-    """How many spans as long as that made nobody wait; 0 where more did, for that is chance."""
-    least_ns = max(_ALIKE * lasted_ns, waiting.slow_ns + suspect.error_ns)
+def count_harmless_spans(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], duration_ns: int) -> int:
+    """Return the number of spans at least as long that delayed no request; 0 if more spans did delay requests."""
+    shortest_ns = max(_ALIKE * duration_ns, waiting.slow_ns + suspect.error_ns)
     window = waiting.window
-    long = suspect.ends_ns - suspect.starts_ns >= least_ns
-    long &= (suspect.ends_ns > window.start_ns) & (suspect.starts_ns < window.end_ns)
-    starts_ns, ends_ns = suspect.starts_ns[long], suspect.ends_ns[long]
-    begins_ns, over_ns = (np.array([getattr(span, name) for span in stalls]) for name in ("start_ns", "end_ns"))
-    first = np.searchsorted(over_ns, starts_ns, side="right")
-    hit = (first < len(begins_ns)) & (begins_ns[np.minimum(first, len(begins_ns) - 1)] < ends_ns)
-    missed = int((~hit).sum())
-    return missed if missed >= (_VARIES if suspect.varies else 1) * hit.sum() else 0
+    is_long = suspect.ends_ns - suspect.starts_ns >= shortest_ns
+    is_long &= (suspect.ends_ns > window.start_ns) & (suspect.starts_ns < window.end_ns)
+    starts_ns, ends_ns = suspect.starts_ns[is_long], suspect.ends_ns[is_long]
+    stall_starts_ns = np.array([span.start_ns for span in stalls])
+    stall_ends_ns = np.array([span.end_ns for span in stalls])
+    first = np.searchsorted(stall_ends_ns, starts_ns, side="right")
+    hit = (first < len(stalls)) & (stall_starts_ns[np.minimum(first, len(stalls) - 1)] < ends_ns)
+    harmless = int((~hit).sum())
+    return harmless if harmless >= (_VARIES if suspect.varies_in_strength else 1) * hit.sum() else 0
 
 
-def held_none(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
-    """Whether no slow request that waited on its own connection did so meanwhile.
+def delayed_no_request(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
+    """Return whether the cause covers too little of every slow request that waited on its own connection.
 
-    After a stall those that wait for a user are many, and what makes the server a little slower then is no cause.
+    After a stall many requests wait for a user; a cause that then slows the server a little is not their cause.
     """
     own = slow[ports[: len(slow)] > 0]
-    if suspect.before_sending or not len(own):
+    if suspect.delays_sending or not len(own):
         return False
-    held = suspect.covered_ns(own["done_ns"]) - suspect.covered_ns(own["sent_ns"])
-    return not (held >= _HELD * service_times_ns(own)).any()
+    held_ns = suspect.covered_ns(own["done_ns"]) - suspect.covered_ns(own["sent_ns"])
+    return not (held_ns >= _HELD * service_times_ns(own)).any()
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Causes that together explain some requests of a stall."""
+
+    causes: tuple[int, ...]
+    """Indices of the suspects."""
+    explained: Samples
+    """Mask of the explained requests."""
+    weight_ns: int
+    """Their total waiting time."""
+
+
+def lead_ns(waiting: Waiting) -> int:
+    """Return how long a request may be in flight before its cause begins, or after it ends."""
+    return int(min(max(_LEAD * waiting.median_ns, _MIN_LEAD_NS), _MAX_LEAD_NS))
+
+
+def find_fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]) -> list[Fit]:
+    """Return all explanations about as good as the best one, each with as few causes as possible; empty: unexplained.
+
+    *waits*: start and end of each request's waiting, on the clock of the samples. *ports*: its connection, -1 if only
+    throughput fell.
+    """
+    if not len(waits):
+        return []
+    candidates = _candidates(waiting, waits, ports, suspects)
+    best: list[Fit] = []
+    # The ends of a drop in throughput are not known well enough for more than one cause.
+    max_causes = _MAX_CAUSES if (ports >= 0).any() else 1
+    for size in range(1, max_causes + 1):
+        fits = [
+            fit
+            for chosen in itertools.combinations(candidates, size)
+            if _may_follow([suspects[candidate.places[0]] for candidate in chosen])
+            and (fit := _fit(waiting, waits, ports, suspects, chosen)) is not None
+        ]
+        # More causes must explain more.
+        threshold_ns = max((fit.weight_ns for fit in best), default=0) * (1 + _NEEDED)
+        fits = [fit for fit in fits if fit.weight_ns > threshold_ns]
+        if fits:
+            heaviest_ns = max(fit.weight_ns for fit in fits)
+            best = [fit for fit in fits if fit.weight_ns >= _AS_GOOD * heaviest_ns]
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One cause of one node and thread, on all affected connections, with its spans near the waiting."""
+
+    places: tuple[int, ...]
+    """Indices of its suspects: one, or one per connection."""
+    error_ns: int
+    starts_ns: Samples
+    ends_ns: Samples
+    ports: Samples
+    """The connection of each span; 0: all of them."""
+
+    @property
+    def has_ports(self) -> bool:
+        return bool((self.ports > 0).any())
+
+
+def _candidates(
+    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]
+) -> tuple[_Candidate, ...]:
+    """Return the causes that cover most of the waiting, at most `_MAX_TRIED`, in the order of the suspects."""
+    groups: dict[tuple[str, int | None, str, bool], list[int]] = {}
+    for place, suspect in enumerate(suspects):
+        groups.setdefault((suspect.cause, suspect.node, suspect.thread, suspect.port > 0), []).append(place)
+    margin_ns = max((suspect.error_ns for suspect in suspects), default=0) + lead_ns(waiting)
+    begin_ns, end_ns = int(waits[:, 0].min()) - margin_ns, int(waits[:, 1].max()) + margin_ns
+    covered: dict[tuple[int, ...], int] = {}
+    for places in map(tuple, groups.values()):
+        covered[places] = 0
+        for suspect in (suspects[place] for place in places):
+            own = waits[ports == suspect.port] if suspect.port else waits
+            covered[places] += int((suspect.covered_ns(own[:, 1]) - suspect.covered_ns(own[:, 0])).sum())
+    tried = sorted((places for places, total_ns in covered.items() if total_ns), key=lambda places: -covered[places])
+    candidates = []
+    for places in sorted(tried[:_MAX_TRIED]):
+        spans = [suspects[place].within(begin_ns, end_ns) for place in places]
+        of_port = [np.full(len(starts), suspects[place].port) for place, (starts, _) in zip(places, spans, strict=True)]
+        error_ns = max(suspects[place].error_ns for place in places)
+        starts_ns, ends_ns = (np.concatenate(part) for part in zip(*spans, strict=True))
+        candidates.append(_Candidate(places, error_ns, starts_ns, ends_ns, np.concatenate(of_port)))
+    return tuple(candidates)
+
+
+def _may_follow(chosen: Sequence[Suspect]) -> bool:
+    """Return whether causes may follow one another; different causes on different threads fit only by chance."""
+    on_threads = [suspect for suspect in chosen if suspect.thread]
+    return len({suspect.cause for suspect in on_threads}) <= 1 or len({suspect.thread for suspect in on_threads}) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A time line on which connections follow one another, so that each one's spans meet only its own requests.
+
+    One lane for all if no cause is of a connection.
+    """
+
+    ports: Samples
+    """The port of each lane, in order."""
+    of_request: Samples
+    begin_ns: int
+    length_ns: int
+
+    def place(self, times_ns: Samples, lane: Samples) -> Samples:
+        """Return the positions of times of these lanes on the line."""
+        positions_ns: Samples = times_ns - self.begin_ns + lane * self.length_ns
+        return positions_ns
+
+    def spans(self, chosen: Sequence[_Candidate]) -> tuple[Samples, Samples]:
+        """Return the merged spans of all these causes on the line. A cause of all connections is in each lane."""
+        starts, ends = [], []
+        for candidate in chosen:
+            on, lane = np.nonzero((candidate.ports[:, None] == self.ports) | (candidate.ports[:, None] == 0))
+            starts.append(self.place(candidate.starts_ns[on], lane))
+            ends.append(self.place(candidate.ends_ns[on], lane))
+        return merge_spans(np.concatenate(starts), np.concatenate(ends))
+
+    def covered_ns(self, chosen: Sequence[_Candidate], waits: Samples) -> Samples:
+        """Return the total duration of these causes while each request waited."""
+        spans = self.spans(chosen)
+        begins, ends = (self.place(times_ns, self.of_request) for times_ns in waits.T)
+        lengths_ns: Samples = covered_ns(*spans, ends) - covered_ns(*spans, begins)
+        return lengths_ns
+
+    def extremes_ns(self, times_ns: Samples, lane: Samples, *, first: bool) -> Samples:
+        """Return the first or last time of each lane; the opposite end of time for a lane without any."""
+        limits = np.iinfo(np.int64)
+        extremes_ns: Samples = np.full(len(self.ports), limits.max // 2 if first else limits.min // 2)
+        (np.minimum if first else np.maximum).at(extremes_ns, lane, times_ns)
+        return extremes_ns
+
+
+def _lanes(waits: Samples, ports: Samples, chosen: Sequence[_Candidate]) -> _Lanes:
+    of_port = ports if any(candidate.has_ports for candidate in chosen) else np.zeros_like(ports)
+    unique, of_request = np.unique(of_port, return_inverse=True)
+    begin_ns = min(int(waits[:, 0].min()), *(int(candidate.starts_ns.min(initial=waits[0, 0])) for candidate in chosen))
+    end_ns = max(int(waits[:, 1].max()), *(int(candidate.ends_ns.max(initial=waits[0, 1])) for candidate in chosen))
+    return _Lanes(unique, of_request, begin_ns, end_ns - begin_ns + 1)
+
+
+def _fit(
+    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], chosen: Sequence[_Candidate]
+) -> Fit | None:
+    error_ns, lead = max(candidate.error_ns for candidate in chosen), lead_ns(waiting)
+    lanes = _lanes(waits, ports, chosen)
+    covered = lanes.covered_ns(chosen, waits)
+    waited_ns = waits[:, 1] - waits[:, 0]
+    after_ns = np.minimum(_AFTER * waited_ns, _MAX_AFTER_NS)
+    explained = (waited_ns - covered <= 2 * lead + error_ns + after_ns) & (covered >= _COVERED * waited_ns)
+    explained &= _aligned_lanes(waiting, waits, explained, lanes, chosen)[lanes.of_request]
+    if not explained.any():
+        return None
+    if len(chosen) > 1:
+        total_ns = int(covered[explained].sum())
+        for candidate in chosen:
+            others = [other for other in chosen if other is not candidate]
+            without_ns = int(lanes.covered_ns(others, waits)[explained].sum())
+            if total_ns - without_ns < _NEEDED * total_ns:
+                return None
+    hit = frozenset(ports[explained].tolist())
+    causes = tuple(
+        place
+        for candidate in chosen
+        for place in candidate.places
+        if not suspects[place].port or suspects[place].port in hit
+    )
+    return Fit(causes, explained, int(waited_ns[explained].sum()))
+
+
+def _aligned_lanes(
+    waiting: Waiting, waits: Samples, explained: Samples, lanes: _Lanes, chosen: Sequence[_Candidate]
+) -> Samples:
+    """Return a mask of the lanes in which the causes begin and end with the waiting that they explain."""
+    error_ns, lead, window = max(candidate.error_ns for candidate in chosen), lead_ns(waiting), waiting.window
+    first_ns = lanes.extremes_ns(waits[explained, 0], lanes.of_request[explained], first=True)
+    last_ns = lanes.extremes_ns(waits[explained, 1], lanes.of_request[explained], first=False)
+    on_line = lanes.spans(chosen)
+    lane = on_line[0] // lanes.length_ns
+    starts_ns, ends_ns = (times_ns + lanes.begin_ns - lane * lanes.length_ns for times_ns in on_line)
+    touched = (ends_ns > first_ns[lane] - error_ns) & (starts_ns < last_ns[lane] + error_ns)
+    # Waiting outside the measurement is unknown.
+    began_ns = np.maximum(lanes.extremes_ns(starts_ns[touched], lane[touched], first=True), window.start_ns)
+    over_ns = np.minimum(lanes.extremes_ns(ends_ns[touched], lane[touched], first=False), window.end_ns)
+    margin_ns, gap_ns = error_ns + lead, int(3 * waiting.gap_ns)
+    late_ns, after_ns = began_ns - first_ns, last_ns - over_ns
+    max_after_ns = margin_ns + np.minimum(_AFTER * (last_ns - first_ns), _MAX_AFTER_NS)
+    is_aligned: Samples = (
+        (late_ns + gap_ns >= -margin_ns)
+        & (late_ns <= margin_ns)
+        & (after_ns >= -margin_ns)
+        & (after_ns <= max_after_ns)
+    )
+    return is_aligned

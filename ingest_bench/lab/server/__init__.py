@@ -1,1 +1,1 @@
-"""The server of a run: started by us, attached to, or reached from outside."""
+"""The server of a run: launched by us, attached to, or external."""

@@ -1,6 +1,6 @@
-"""The server of a run and the way to it: one that we start for the run, on a link of its own, or one that is there.
+"""The server of a run and the path to it: launched for the run on a link of its own, or already running.
 
-Whoever measures sees one thing, a `RunningServer`; what belongs to it ends with the block.
+Callers get one `RunningServer` in both cases; everything that belongs to it ends with the block.
 """
 
 from __future__ import annotations
@@ -10,333 +10,396 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ingest_bench import targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
-from ingest_bench.faults.clients import names as clients_names
-from ingest_bench.faults.clients.names import Names
-from ingest_bench.host import node_resources as host_shares
+from ingest_bench.faults.dns_failure import NodeNames, serve_names
+from ingest_bench.host import node_resources as node_resources_module
 from ingest_bench.host import settings as settings_module
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.inputs import records
 from ingest_bench.jvm import process
-from ingest_bench.jvm.attach import reader
+from ingest_bench.jvm.attach import find_reader, launched
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
-from ingest_bench.lab.server import addresses, attaching, real_path
-from ingest_bench.model.experiment import Cell
-from ingest_bench.model.host_settings import HostSettings
-from ingest_bench.model.network import Promise
-from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.network.act import links as links_module
-from ingest_bench.network.act.links import Links
+from ingest_bench.lab.server import reach
+from ingest_bench.lab.server.reach import Enter
+from ingest_bench.model.experiment import Cell, HostSettings
+from ingest_bench.model.network import LinkCheck
+from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions
+from ingest_bench.network.act import link as links_module
+from ingest_bench.network.act.link import Links
 from ingest_bench.network.measure import check, readings
-from ingest_bench.network.measure.one_end import OneEnd
-from ingest_bench.probes import vantage as observers
-from ingest_bench.results.run_folder import RunFolder
-from ingest_bench.targets import Target, running
+from ingest_bench.network.measure.shaped_path import ShapedPath
+from ingest_bench.probes import oom
+from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver, Observer
+from ingest_bench.probes.oom import OutOfMemory
+from ingest_bench.results.layout import NodeFolder, RunFolder
+from ingest_bench.targets import Target, detect
+from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.http import Http
-from ingest_bench.units import spelled
+from ingest_bench.units import quote_name
 
-Enter = Callable[[Sequence[str]], tuple[str, ...]]
-Stage = Callable[[str], contextlib.AbstractContextManager[None]]
-Beside = Callable[[Place, Enter], contextlib.AbstractContextManager[Callable[[], None]]]
-"""What lasts from the boot of a server to its end: it gives what is to be called while the server boots."""
+PrepareLoad = Callable[[ServerAddress, Enter], AbstractContextManager[Callable[[], None]]]
+"""Entered before a launched server boots; yields a function to call repeatedly while it boots."""
 
-
-# A JVM in a process namespace takes the counters of all JVMs outside (/tmp/hsperfdata_USER/PID) for those of dead ones.
+# A JVM in a pid namespace takes the counters of all JVMs outside (/tmp/hsperfdata_USER/PID) for those of dead ones.
 # Before Java 11.0.17 and 17.0.5 it deletes them (JDK-8286030).
 _OWN_COUNTERS = "-XX:+PerfDisableSharedMem"
 
 
-def _none() -> tuple[int, ...]:
-    return ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetup:
+    """Parameters of opening a server that are not part of the cell."""
 
-
-def _nothing(place: Place, enter: Enter) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    del place, enter
-    return contextlib.nullcontext(lambda: None)
+    phase: Callable[[str], AbstractContextManager[None]]
+    """Times a part of the run."""
+    jvm_options: Callable[[Java, Path], tuple[str, ...]]
+    """Returns the probes' options for a launched JVM and the folder of its files."""
+    netem: str
+    java_home: Path | None
+    is_profiling: bool = False
+    """An attached JVM records the JDK's profiling events too; a launched one by its `jvm_options`."""
+    prepare_load: PrepareLoad = lambda _, __: contextlib.nullcontext(lambda: None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningServer:
-    """A server that is ready, and how to get there."""
+    """A server that is ready, and the path to it."""
 
     target: Target
-    asked: TargetOptions
-    """What it is: of a server that was found, its name and the version that it is spoken with."""
-    place: Place
+    options: TargetOptions
+    """Options of the cell; for a server that was already running, with its name and version as identified."""
+    address: ServerAddress
     enter: Enter
-    """Leads a command to the client's side."""
     nodes: tuple[Http, ...]
-    """How each node is asked; of a server that ran before, the first one alone."""
+    """A connection to each node; to a server that was already running, only to the first one."""
     others: tuple[Http, ...] = ()
-    """Clients of its other addresses, where each counts its own documents: those of a cluster all count the same."""
-    told: dict[str, Any]
-    """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
-    vantage: observers.Vantage
-    """From where its JVMs are watched."""
+    """Connections to its other addresses if each counts only its own documents, unlike nodes of a cluster."""
+    description: dict[str, Any]
+    """The server's description of itself. `runtime`: the Java that reads its recordings, if it has any."""
+    observer: Observer
     host: dict[str, str] = field(default_factory=dict)
-    """What its machine is set to; empty where that is not this one."""
+    """Settings of its machine; empty if that is not this one."""
     links: Links | None = None
-    """None: there is no link of ours, and nothing is promised."""
+    """None: the server has no link of its own, and no link was checked."""
     processes: tuple[ServerProcess, ...] = ()
-    """Of each node of a server of ours."""
-    shares: tuple[NodeResources, ...] = ()
-    """The same: what it has of the machine for itself."""
-    names: Names | None = None
-    """Where the load looks up each node for each new connection; None: it knows their addresses."""
-    path: OneEnd | None = None
-    """The real path to a server that ran before, where it is shaped."""
-    promises: tuple[Promise, ...] = ()
+    """One per node of a launched server."""
+    resources: tuple[NodeResources, ...] = ()
+    """One per node of a launched server."""
+    names: NodeNames | None = None
+    """The load resolves each node by name for each new connection; None: by address."""
+    real_path: ShapedPath | None = None
+    """The shaped real path to a server that was already running."""
+    link_checks: tuple[LinkCheck, ...] = ()
     notes: tuple[str, ...] = ()
-    ended: Callable[[], tuple[int, ...]] = _none
-    """The places of the nodes that have ended."""
+    ended_nodes: Callable[[], tuple[int, ...]] = tuple
+    """Returns the indices of the nodes that have ended."""
 
     @property
     def http(self) -> Http:
-        """How the first node is asked."""
+        """Connection to the first node."""
         return self.nodes[0]
 
     @property
-    def jvm_pids(self) -> tuple[int, ...]:
-        """The JVM of each node of a server of ours, as it runs now."""
-        return tuple(one.jvm_pid for one in self.processes)
-
-    @property
     def java(self) -> Java:
-        """The Java that a server of ours runs on."""
-        return records.from_json(Java, self.told["runtime"])
+        """Java of a launched server."""
+        return records.from_json(Java, self.description["runtime"])
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it was started for this run: nothing in it is anybody's."""
-        return not self.asked.runs_already
+    def is_launched(self) -> bool:
+        """Return True if it was launched for this run, so that all its data are ours."""
+        return not self.options.is_already_running
 
     def count(self, indices: Sequence[str]) -> int | None:
-        """Return the number of documents in these indices; None: the server cannot count."""
+        """Return the number of documents in these indices; None if the server cannot count."""
         return self.target.count((*self.nodes, *self.others), indices)
 
-    def asking(self) -> contextlib.AbstractContextManager[Http]:
-        """Questions over a connection of their own. Call it from the main thread."""
-        return addresses.connected(self.place, self.enter)
+    def connect(self) -> AbstractContextManager[Http]:
+        """Open a separate connection. Call it from the main thread."""
+        return reach.connect(self.address, self.enter)
+
+    def flush(self, indices: Sequence[str]) -> None:
+        """Flush the in-memory documents of these indices to files on all nodes of a launched server at once."""
+        assert self.target.flush is not None, self.target.name  # noqa: S101 - refused by `steps` and `checks`
+        jvms = [launched(node.jvm_pid, self.java) for node in self.processes]
+        self.target.flush(self.nodes, jvms, indices)
 
 
-def opened(
-    cell: Cell,
-    folder: RunFolder,
-    stage: Stage,
-    jvm_options: Callable[[Java, Path], tuple[str, ...]],
-    *,
-    netem: str,
-    java_home: Path | None,
-    profiles: bool = False,
-    beside: Beside = _nothing,
-) -> contextlib.AbstractContextManager[RunningServer]:
-    """The cell's server for the block's time, started or found. Each part is a stage of the run.
+def open_server(cell: Cell, folder: RunFolder, setup: ServerSetup) -> AbstractContextManager[RunningServer]:
+    """Launch or reach the cell's server for the block's time. Each part is a phase of the run."""
+    if cell.target.is_already_running:
+        return _open_running(cell, setup)
+    return _launch(cell, folder, setup)
 
-    With `profiles` a JVM that is attached to records for profiling, too; one of ours by its `jvm_options`. `beside` is
-    entered before one of ours boots, with its place and the way to the client's side.
-    """
-    if cell.target.runs_already:
-        return _found(cell, stage, java_home, profiles=profiles)
-    return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home, beside=beside)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """Where the nodes of a launched server run, in the order of the nodes."""
+
+    links: Links
+    endpoints: tuple[Endpoint, ...]
+    folders: tuple[NodeFolder, ...]
+    resources: tuple[NodeResources, ...]
 
 
 @contextlib.contextmanager
-def _started(
-    cell: Cell,
-    folder: RunFolder,
-    stage: Stage,
-    jvm_options: Callable[[Java, Path], tuple[str, ...]],
-    *,
-    netem: str,
-    java_home: Path | None,
-    beside: Beside,
-) -> Iterator[RunningServer]:
-    target = targets.of(cell.target)
-    listens = target.listens(cell.target)
-    with contextlib.ExitStack() as stack:
-        settings = settings_module.found()
-        if cell.host != HostSettings():
-            with stage("host"):
-                settings |= stack.enter_context(settings_module.applied(cell.host))
-        with stage("link"):
-            states = checks.states(cell)
-            links = stack.enter_context(links_module.links(states, netem=netem, seen_as_local=listens.seen_as_local))
-            # Several links share a namespace.
-            places = {place.pid: place for each in links.by_name.values() for place in (each.client, each.server)}
-            for place in places.values():
-                settings |= settings_module.set_in_namespace(cell.host, place.run)
-        with stage("check"):
-            promises = tuple(promise for link in links.by_name.values() for promise in check.check(link))
-            readings.start(*links.by_name.values())
-        jdk = targets.fetch(target.requirements(cell.target), java_home)
-        endpoints = tuple(Endpoint(link.server_address, listens.port) for link in links.clients)
-        folders = folder.nodes(len(endpoints))
-        for node in folders:
-            node.make()
-        needs = checks.needs(cell)
-        with stage("shares") if needs else contextlib.nullcontext():
-            shares = stack.enter_context(host_shares.shares(needs, [node.home for node in folders]))
+def _launch(cell: Cell, folder: RunFolder, setup: ServerSetup) -> Iterator[RunningServer]:
+    target = targets.resolve(cell.target)
+    with ExitStack() as stack:
+        settings, links, link_checks = _open_links(cell, target, setup, stack)
+        java = targets.fetch(target.requirements(cell.target), setup.java_home)
+        site = _prepare_site(cell, target, folder, links, setup, stack)
         plans = [
             target.launch_plan(
-                cell.target, jdk, node.home, place, endpoints, (_OWN_COUNTERS, *jvm_options(jdk, node.jvm))
+                NodeStart(
+                    cell.target,
+                    java,
+                    node.home,
+                    index,
+                    site.endpoints,
+                    (_OWN_COUNTERS, *setup.jvm_options(java, node.jvm)),
+                )
             )
-            for place, node in enumerate(folders)
+            for index, node in enumerate(site.folders)
         ]
         names = None
         if checks.needs_names(cell):
-            names = stack.enter_context(clients_names.names(links.client, endpoints))
-        server = _to([Place(endpoint=one) for one in endpoints] if names is None else names.places, cell.load.nodes)
-        meanwhile = stack.enter_context(beside(server, links.client.command))
-        with stage("boot"):
-            nodes = tuple(
-                stack.enter_context(
-                    addresses.connected(Place(endpoint=endpoint), link.server.command, node.log, node.home)
-                )
-                for endpoint, link, node in zip(endpoints, links.clients, folders, strict=True)
-            )
-            launches = [
-                process.Launch(
-                    plan=dataclasses.replace(plan, writable=(*plan.writable, folders[place].jvm)),
-                    enter=_within(shares[place], links.clients[place].server.command),
-                    log=folders[place].log,
-                    listen=endpoints[place],
-                    ready=functools.partial(_is_ready, target, place, nodes),
-                    name="server" if len(plans) == 1 else f"node {place + 1}",
-                    restarts=checks.restarts(cell, place + 1),
-                )
-                for place, plan in enumerate(plans)
-            ]
-            deadline = time.monotonic() + listens.within_s
-            started = stack.enter_context(process.serve(*launches, timeout_s=listens.within_s, meanwhile=meanwhile))
-            told = [_told(target, cell.target, http.within(deadline - time.monotonic())) for http in nodes]
+            names = stack.enter_context(serve_names(links.client, site.endpoints))
+        address = _load_address(cell, site, names)
+        while_booting = stack.enter_context(setup.prepare_load(address, links.client.command))
+        with setup.phase("boot"):
+            nodes, processes, description = _boot(cell, target, plans, site, while_booting, stack)
         yield RunningServer(
             target=target,
-            asked=cell.target,
-            place=server,
+            options=cell.target,
+            address=address,
             enter=links.client.command,
             nodes=nodes,
-            told={**told[0], "runtime": records.to_json(jdk)},
-            vantage=observers.Started(tuple(one.jvm_pid for one in started)),
+            description={**description, "runtime": records.to_json(java)},
+            observer=LaunchedObserver(tuple(node.jvm_pid for node in processes)),
             host=settings,
             links=links,
-            processes=started,
-            shares=shares,
+            processes=processes,
+            resources=site.resources,
             names=names,
-            promises=promises,
-            ended=lambda: tuple(place for place, node in enumerate(started) if node.popen.poll() is not None),
+            link_checks=link_checks,
+            ended_nodes=lambda: tuple(index for index, node in enumerate(processes) if node.popen.poll() is not None),
         )
 
 
-def _within(share: NodeResources, enter: Enter) -> Enter:
-    """The way into a place, and there to what a node has for itself."""
-    return lambda argv: enter(share.command(argv))
+def _open_links(
+    cell: Cell, target: Target, setup: ServerSetup, stack: ExitStack
+) -> tuple[dict[str, str], Links, tuple[LinkCheck, ...]]:
+    """Apply host settings, open the links and check them."""
+    settings = settings_module.read_settings()
+    if cell.host != HostSettings():
+        with setup.phase("host"):
+            settings |= stack.enter_context(settings_module.apply_settings(cell.host))
+    with setup.phase("link"):
+        accepts_loopback_peers = target.listens(cell.target).accepts_loopback_peers
+        links = stack.enter_context(
+            links_module.open_links(
+                checks.list_link_profiles(cell), netem=setup.netem, in_loopback_range=accepts_loopback_peers
+            )
+        )
+        # Several links share a namespace.
+        namespaces = {end.pid: end for link in links.by_name.values() for end in (link.client, link.server)}
+        for namespace in namespaces.values():
+            settings |= settings_module.apply_in_namespace(cell.host, namespace.run)
+    with setup.phase("check"):
+        link_checks = tuple(result for link in links.by_name.values() for result in check.check_link(link))
+        readings.start_counting(*links.by_name.values())
+    return settings, links, link_checks
 
 
-def _to(places: Sequence[Place], nodes: int | Literal["all"]) -> Place:
-    """Where a load goes: to all nodes in turn, or to that one."""
-    first, *others = places if nodes == "all" else (places[nodes - 1],)
-    return dataclasses.replace(first, others=tuple(others))
+def _prepare_site(
+    cell: Cell, target: Target, folder: RunFolder, links: Links, setup: ServerSetup, stack: ExitStack
+) -> _Site:
+    """Create the folders and node resources of all nodes."""
+    port = target.listens(cell.target).port
+    folders = folder.nodes(len(links.clients))
+    for node in folders:
+        node.create_folders()
+    needs = checks.list_needs(cell)
+    with setup.phase("node resources") if needs else contextlib.nullcontext():
+        resources = stack.enter_context(node_resources_module.create_resources(needs, [node.home for node in folders]))
+    endpoints = tuple(Endpoint(link.server_address, port) for link in links.clients)
+    return _Site(links=links, endpoints=endpoints, folders=folders, resources=tuple(resources))
 
 
-def _is_ready(target: Target, place: int, nodes: Sequence[Http], left_s: float) -> bool:
-    return target.is_ready(place, [http.within(left_s) for http in nodes])
+def _load_address(cell: Cell, site: _Site, names: NodeNames | None) -> ServerAddress:
+    """Return the address of the node that the load goes to, or of all nodes in turn."""
+    addresses = [ServerAddress(endpoint=endpoint) for endpoint in site.endpoints] if names is None else names.addresses
+    if cell.load.nodes != "all":
+        return addresses[cell.load.nodes - 1]
+    return dataclasses.replace(addresses[0], other_addresses=tuple(addresses[1:]))
 
 
-def _told(target: Target, asked: TargetOptions, http: Http) -> dict[str, Any]:
-    """What a node says about itself; RunFailed with the end of its log."""
-    assert http.log is not None  # noqa: S101 - a server of ours writes one
+def _boot(
+    cell: Cell,
+    target: Target,
+    plans: Sequence[LaunchPlan],
+    site: _Site,
+    while_booting: Callable[[], None],
+    stack: ExitStack,
+) -> tuple[tuple[Http, ...], tuple[ServerProcess, ...], dict[str, Any]]:
+    """Start all nodes; return connections to them, their processes and the description of the first one."""
+    ready_timeout_s = target.listens(cell.target).ready_timeout_s
+    nodes = tuple(
+        stack.enter_context(reach.connect(ServerAddress(endpoint=endpoint), link.server.command, node.log, node.home))
+        for endpoint, link, node in zip(site.endpoints, site.links.clients, site.folders, strict=True)
+    )
+    launches = [
+        process.Launch(
+            plan=dataclasses.replace(plan, writable=(*plan.writable, site.folders[index].jvm)),
+            enter=functools.partial(_enter_node, site, index),
+            log=site.folders[index].log,
+            listen=site.endpoints[index],
+            is_ready=functools.partial(_is_ready, target, index, nodes),
+            name="server" if len(plans) == 1 else f"node {index + 1}",
+            restarts=checks.count_restarts(cell, index + 1),
+        )
+        for index, plan in enumerate(plans)
+    ]
+    deadline = time.monotonic() + ready_timeout_s
+    processes = stack.enter_context(process.serve(*launches, timeout_s=ready_timeout_s, meanwhile=while_booting))
+    descriptions = [_describe(target, cell.target, http.with_deadline(deadline - time.monotonic())) for http in nodes]
+    return nodes, processes, descriptions[0]
+
+
+def _enter_node(site: _Site, index: int, argv: Sequence[str]) -> tuple[str, ...]:
+    return site.links.clients[index].server.command(site.resources[index].wrap(argv))
+
+
+def _is_ready(target: Target, node: int, nodes: Sequence[Http], limit_s: float) -> bool:
+    return target.is_ready(node, [http.with_deadline(limit_s) for http in nodes])
+
+
+def _describe(target: Target, options: TargetOptions, http: Http) -> dict[str, Any]:
+    """Return a node's description of itself; RunFailed with the end of its log."""
+    assert http.log is not None  # noqa: S101 - a launched server has one
     try:
-        return running.bounded(target.describe(http, asked))
+        return detect.shorten_texts(target.describe(http, options))
     except RunFailed as error:
-        raise RunFailed(f"{error}. {http.log} ends:\n{process.last_lines(http.log)}") from None
+        raise RunFailed(f"{error}. {http.log} ends:\n{process.read_last_lines(http.log)}") from None
 
 
 @contextlib.contextmanager
-def _found(cell: Cell, stage: Stage, java_home: Path | None, *, profiles: bool) -> Iterator[RunningServer]:
+def _open_running(cell: Cell, setup: ServerSetup) -> Iterator[RunningServer]:
     try:
-        with contextlib.ExitStack() as stack:
-            with stage("reach"):
-                server = stack.enter_context(reached(cell.target, java_home, profiles=profiles))
+        with ExitStack() as stack:
+            with setup.phase("reach"):
+                server = stack.enter_context(
+                    reach_server(cell.target, setup.java_home, is_profiling=setup.is_profiling)
+                )
             if cell.network is not None:
-                with stage("link"):
-                    path = stack.enter_context(real_path.shaped(cell, cell.network, server.place, server.enter))
-                server = dataclasses.replace(server, path=path, promises=path.promises)
-            kept = stack.pop_all()
+                with setup.phase("link"):
+                    path = stack.enter_context(reach.shape_interface(cell, cell.network, server.address, server.enter))
+                server = dataclasses.replace(server, real_path=path, link_checks=path.checks)
+            opened = stack.pop_all()
     except (SpecError, MissingCapability) as error:
         # The plan was checked against this server before the first run, so the server has changed since then.
         raise RunFailed(str(error)) from None
-    with kept:
+    with opened:
         yield server
 
 
 @contextlib.contextmanager
-def reached(
-    options: TargetOptions, java_home: Path | None = None, *, profiles: bool = False
+def reach_server(
+    options: TargetOptions, java_home: Path | None = None, *, is_profiling: bool = False
 ) -> Iterator[RunningServer]:
-    """The server at `options.url`, or that of the JVM `options.attach`, or both in one.
+    """Connect to the server at `options.url`, or that of the JVM `options.attach`, or one that is both.
 
-    SpecError when it is not one to be measured, MissingCapability when we may not attach to it, RunFailed when nobody
-    answers.
+    SpecError if it cannot be measured, MissingCapability if we may not attach to it, RunFailed if it does not respond.
     """
-    jvm = None if options.attach is None else attaching.jvm_of(options, java_home)
-    enter = tuple if jvm is None else attaching.way_to(jvm)
+    jvm = None if options.attach is None else reach.attach_jvm(options, java_home)
+    enter = tuple if jvm is None else reach.enter_namespace_of(jvm)
     if jvm is not None and options.url is None:
-        options = dataclasses.replace(
-            options, url=attaching.url_of(jvm, lambda at: addresses.connected(addresses.plain(at), enter), options)
-        )
-    place = addresses.place_of(options, enter)
-    connected = functools.partial(addresses.connected, place, enter)
-    with contextlib.ExitStack() as stack:
-        http = stack.enter_context(connected())
-        it = running.identified(http, options, targets.TARGETS)
-        reachable, notes = _others(place, it, enter)
-        others = () if it.counts_for_all else (addresses.connected(other, enter) for other in reachable)
-        urls = {"url": str(options.url)} | (
-            {"urls": [str(url) for url in addresses.urls_of(options)]} if place.others else {}
-        )
-        told = it.told | urls
+        options = dataclasses.replace(options, url=reach.find_url(jvm, enter, options))
+    address = reach.resolve_address(options, enter)
+    connect = functools.partial(reach.connect, address, enter)
+    with ExitStack() as stack:
+        http = stack.enter_context(connect())
+        server = detect.identify(http, options, targets.TARGETS)
+        reachable, notes = _check_other_addresses(address, server, enter)
+        others = () if server.counts_for_all else tuple(stack.enter_context(reach.connect(a, enter)) for a in reachable)
+        description: dict[str, Any] = server.description | {"url": str(options.url)}
+        if address.other_addresses:
+            description["urls"] = [str(url) for url in reach.urls_of(options)]
         if jvm is not None:
-            told |= attaching.described(jvm) | {"runtime": records.to_json(reader(jvm, java_home))}
+            description |= reach.describe_jvm(jvm) | {"runtime": records.to_json(find_reader(jvm, java_home))}
+        observer: Observer = ExternalObserver(connect, server.target.jvm_stats)
+        if jvm is not None:
+            observer = AttachedObserver(jvm, is_profiling)
         yield RunningServer(
-            target=it.target,
-            asked=it.asked,
-            place=place,
+            target=server.target,
+            options=server.options,
+            address=address,
             enter=enter,
             nodes=(http,),
-            others=tuple(stack.enter_context(other) for other in others),
-            told=told,
-            vantage=(
-                observers.FromOutside(connected, it.target.jvm_stats)
-                if jvm is None
-                else observers.AttachedTo(jvm, profiles)
-            ),
-            host={} if jvm is None else settings_module.found(),
-            notes=(*it.notes, *addresses.unencrypted(place), *notes),
-            ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),
+            others=others,
+            description=description,
+            observer=observer,
+            host={} if jvm is None else settings_module.read_settings(),
+            notes=(*server.notes, *reach.unencrypted_notes(address), *notes),
+            ended_nodes=tuple if jvm is None else lambda: () if jvm.is_alive() else (0,),
         )
 
 
-def _others(place: Place, server: running.Identified, enter: Enter) -> tuple[list[Place], list[str]]:
-    """Return the other addresses that answer, and a note for each other one; SpecError for one of another cluster."""
+def _check_other_addresses(
+    address: ServerAddress, server: detect.Identified, enter: Enter
+) -> tuple[list[ServerAddress], list[str]]:
+    """Return the other addresses that respond, and a note for each that does not; SpecError for another cluster."""
     reachable, notes = [], []
-    for other in place.others:
+    for other in address.other_addresses:
         try:
-            with addresses.connected(other, enter) as http:
-                cluster = running.cluster(http.within(addresses.CONNECT_LIMIT_S), server.target)
+            with reach.connect(other, enter) as http:
+                cluster = detect.read_cluster_id(http.with_deadline(reach.CONNECT_LIMIT_S), server.target)
         except RunFailed as error:
-            notes.append(f"{other} does not answer: its share goes to the others ({error})")
+            notes.append(f"{other} does not respond: its part of the load goes to the others ({error})")
             continue
-        if cluster != server.cluster:
+        if cluster != server.cluster_id:
             raise SpecError(
-                f"--url {other}: it is of another cluster ({spelled(str(cluster))}) than {place} "
-                f"({spelled(str(server.cluster))}); give one at a time"
+                f"--url {other}: it belongs to another cluster ({quote_name(str(cluster))}) than {address} "
+                f"({quote_name(str(server.cluster_id))}). Measure one cluster at a time."
             )
         reachable.append(other)
     return reachable, notes
+
+
+def find_out_of_memory(folder: RunFolder, server: RunningServer, *, is_alive: bool) -> OutOfMemory | None:
+    """Return the first OutOfMemoryError of any node; None without one."""
+    nodes = folder.nodes(len(server.nodes))
+    # The files of a launched JVM move to the raw files after the run.
+    folders = [node.jvm if server.is_launched else node.raw for node in nodes]
+    errors = [
+        oom.find_oom(jvm_folder, _trusted_log(node, jvm_folder, is_alive=is_alive))
+        for node, jvm_folder in zip(nodes, folders, strict=True)
+    ]
+    return min((error for error in errors if error), key=lambda error: error.at_ns, default=None)
+
+
+def _trusted_log(node: NodeFolder, folder: Path, *, is_alive: bool) -> Path | None:
+    """Return the server's own log, unless the exceptions log of a live JVM has every exception.
+
+    The server's log may quote text of a document. A rotated exceptions log may have lost an exception.
+    """
+    exceptions = list(folder.glob("exceptions.log*"))
+    return None if is_alive and len(exceptions) == 1 else node.log
+
+
+def describe_failure(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:
+    """Return the failure, after the end of the log of each node that has ended."""
+    nodes = folder.nodes(len(server.nodes))
+    reason = str(error)
+    for index in server.ended_nodes():
+        name = "the server" if len(nodes) == 1 else f"node {index + 1}"
+        log = f"; its log ends:\n{process.read_last_lines(nodes[index].log)}" if server.is_launched else ""
+        reason = f"{name} ended during the run{log}\n{reason}"
+    return reason

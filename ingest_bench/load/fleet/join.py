@@ -1,13 +1,13 @@
-"""A fleet as another machine sees it: one worker after the other joins, each for one load, until there are no more."""
+"""Fleet as another machine sees it: `ingest-bench worker` starts one worker process per load."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.load.fleet import json_child
-from ingest_bench.load.fleet.json_child import JsonChild
+from ingest_bench.inputs.records import to_json
+from ingest_bench.load.fleet import keys
 from ingest_bench.load.fleet.roster import PORT
 from ingest_bench.model.target import Endpoint
 
@@ -27,60 +27,90 @@ if TYPE_CHECKING:
     from ingest_bench.load.fleet.keys import WorkerKeys
     from ingest_bench.model.target import Url
 
-# How long `run` is waited for, as long as it waits for us (`fleet.roster`).
-_PATIENCE_S = 300.0
-# After a load: that run is there, or gone.
-_AGAIN_S = 10.0
+# How long to wait for `run`, which waits as long for us (`fleet.roster`).
+_JOIN_TIMEOUT_S = 300.0
+# After a load that run is there, or gone.
+_REJOIN_TIMEOUT_S = 10.0
+_FAREWELL_S = 5.0
 _FOLDER, _LOCK = "ingest-bench-worker-", "worker.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
-    """Whom a worker joins, and what it may do for them."""
+class JoinOptions:
+    """The run that a worker joins, and what the worker may do for it."""
 
     master: Endpoint
     keys: WorkerKeys
     credentials_to: Url | None = None
-    """The only server that hears who we are; None: nobody does."""
+    """The only server that gets this machine's credentials; None: no server."""
     ca_pem: str = ""
-    """The certificates that may vouch for it; empty: those that this machine trusts."""
+    """CA certificates that verify it; empty: those that this machine trusts."""
     name: str = ""
-    """What it is called there; empty: by this machine's name."""
-    patience_s: float = _PATIENCE_S
+    """Name in messages; empty: this machine's."""
+    timeout_s: float = _JOIN_TIMEOUT_S
 
 
-def join(joining: Joining, folder: Path, tell: Callable[[str], None]) -> None:
-    """All loads of an experiment are sent for the run that waits there; RunFailed otherwise.
+def run_worker(options: JoinOptions, folder: Path, log: Callable[[str], None]) -> None:
+    """Send all loads of an experiment for the run that waits there; RunFailed otherwise.
 
-    That run is waited for, so that the two may be started in any order. Files are kept below `folder` until they were
-    collected. `tell` gets a line about what is waited for and what is done.
+    The run is waited for, so that both may be started in any order. Files are kept below *folder* until they were
+    collected. *log* gets a line about each step.
     """
-    tell(f"waiting for {joining.master}, for {joining.patience_s:.0f} s at most")
+    log(f"waiting for {options.master}, at most {options.timeout_s:.0f} s")
     loads, last = 0, "released"
     while last == "released":
-        own = folder / f"load-{loads + 1}"
-        own.mkdir(parents=True)
+        load_folder = folder / f"load-{loads + 1}"
+        load_folder.mkdir(parents=True)
         try:
-            with _worker(joining, own, loads) as lines:
-                last = ""
-                for line in lines:
-                    if "joined" in line and not loads:
-                        tell(f"joined {joining.master}, waiting for its loads")
-                    elif "load" in line:
-                        loads += 1
-                        tell(f"load {loads}: {line['load']}")
-                    elif "error" in line:
-                        raise RunFailed(f"{joining.master}: {line['error']}{_remedy(line['error'])}")
-                    elif "last" in line:
-                        last = line["last"]
+            last = ""
+            for event in _run_one_load(options, load_folder, has_joined_before=loads > 0):
+                if "joined" in event and not loads:
+                    log(f"joined {options.master}, waiting for its loads")
+                elif "load" in event:
+                    loads += 1
+                    log(f"load {loads}: {event['load']}")
+                elif "error" in event:
+                    is_silent = event["error"].startswith("no answer")
+                    remedy = ". Is the run started, with --bind on an address that this machine reaches?"
+                    raise RunFailed(f"{options.master}: {event['error']}{remedy if is_silent else ''}")
+                elif "last" in event:
+                    last = event["last"]
         finally:
-            shutil.rmtree(own, ignore_errors=True)
-    tell(f"{joining.master} has no more loads; sent: {loads}")
+            shutil.rmtree(load_folder, ignore_errors=True)
+    log(f"{options.master} has no more loads; sent: {loads}")
+
+
+def _run_one_load(options: JoinOptions, folder: Path, *, has_joined_before: bool) -> Iterator[dict[str, Any]]:
+    """Yield the events of a worker process; RunFailed if it ends without a last one. Closing it ends the process."""
+    setup = {
+        "master": to_json(options.master),
+        "keys": keys.to_json(options.keys),
+        "timeout_s": _REJOIN_TIMEOUT_S if has_joined_before else options.timeout_s,
+        "machine": options.name,
+        "folder": str(folder),
+        "credentials_to": None if options.credentials_to is None else str(options.credentials_to),
+        "ca_pem": options.ca_pem,
+        "has_joined_before": has_joined_before,
+    }
+    argv = system.build_module_argv("ingest_bench.load.fleet.worker")
+    child = system.Child(argv, name="the load worker", log=folder / "worker.log")
+    event: dict[str, Any] = {}
+    try:
+        child.write_line(json.dumps(setup))
+        while not child.has_ended:
+            for line in child.read_lines():
+                event = json.loads(line)
+                yield event
+        if not {"last", "error"} & event.keys():
+            raise RunFailed(f"the load worker {child.describe_exit()}; its log ends with: {child.read_stderr_tail()}")
+    finally:
+        # It tells the run that it was interrupted here.
+        child.close(_FAREWELL_S)
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """Make a folder for a worker's files and remove it after the block; after a `kill -9`, the next worker removes it.
+def worker_folder() -> Iterator[Path]:
+    """Create a folder for a worker and remove it after the block; after a `kill -9`, the next worker removes it.
 
     Only folders of this name that belong to this user and whose lock is free are removed.
     """
@@ -93,7 +123,7 @@ def own_folder() -> Iterator[Path]:
         folder = Path(name)
         lock = stack.enter_context((folder / "new").open("wb"))
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Held before it has the name that others look for.
+        # Locked before it has the name that other workers look for.
         (folder / "new").rename(folder / _LOCK)
         yield folder
 
@@ -116,8 +146,8 @@ def _remove_if_left(folder: Path) -> None:
         os.close(descriptor)
 
 
-def endpoint(text: str) -> Endpoint:
-    """The address in "HOST" or "HOST:PORT"; an IPv6 address with a port stands in brackets."""
+def parse_endpoint(text: str) -> Endpoint:
+    """Parse "HOST" or "HOST:PORT"; an IPv6 address with a port is written in brackets."""
     bare = text.removeprefix("[").removesuffix("]")
     if "]" not in text[:-1] and bare.count(":") != 1:
         host, port = bare, str(PORT)
@@ -127,38 +157,3 @@ def endpoint(text: str) -> Endpoint:
     if not host or re.fullmatch("[0-9]{1,5}", port) is None or not 0 < int(port) < 65536:
         raise SpecError(f"{text}: write it like 192.0.2.7, bench.example:{PORT} or [2001:db8::7]:{PORT}")
     return Endpoint(host, int(port))
-
-
-@contextlib.contextmanager
-def _worker(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dict[str, Any]]]:
-    """What a worker process says, line by line; RunFailed where it ends without a last word. It ends with the block."""
-    setup = json_child.worker_setup(
-        {"host": joining.master.host, "port": joining.master.port},
-        joining.keys,
-        patience_s=_AGAIN_S if loads else joining.patience_s,
-        machine=joining.name or socket.gethostname(),
-        folder=str(folder),
-        credentials_to=None if joining.credentials_to is None else str(joining.credentials_to),
-        ca_pem=joining.ca_pem,
-        knows_master=loads > 0,
-    )
-    log = (folder / "worker.log").open("w+b")
-    process = JsonChild(system.python("ingest_bench.load.fleet.fleet_worker"), setup, log)
-    try:
-        yield _lines(process)
-    finally:
-        # In order: it says there that it was interrupted here.
-        process.close()
-
-
-def _lines(process: JsonChild) -> Iterator[dict[str, Any]]:
-    while not process.has_ended:
-        yield from process.read()
-    if not {"last", "error"} & process.last.keys():
-        raise RunFailed(f"the process that sends here {process.death()}; its log says: {process.log_end()}")
-
-
-def _remedy(error: str) -> str:
-    if error.startswith("nobody"):
-        return "; is the load started there, with --bind on an address that this machine reaches?"
-    return ""

@@ -1,4 +1,4 @@
-"""Who may join a fleet: CURVE keys in files that nobody else can read, and never anywhere else.
+"""CURVE keys of a fleet, in files that only their owner can read.
 
 Each worker has a key of its own, so that none can pose as another.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN_FILE = "run.key"
-_REMEDY = "`ingest-bench worker --new-keys DIR` makes new ones"
+_REMEDY = "`ingest-bench worker --new-keys DIR` generates new ones"
 _KEY_CHARACTERS = 40  # z85 of 32 bytes (zmq_curve_keypair(3))
 _Keys = TypeVar("_Keys")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A key: its public half may be told."""
+class KeyPair:
+    """A CURVE key."""
 
     public: str
     secret: str = field(repr=False)
@@ -37,41 +37,40 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """What `run` knows: its own key, and the public halves of those that may join, each with its name."""
+    """The keys of `run`: its own, and the public keys of the workers that may join, with their names."""
 
-    own: Pair
+    own: KeyPair
     workers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKeys:
-    """What a worker knows: its own key, its name, and the public half of the only one that it works for."""
+    """The keys of a worker: its own, with its name, and the public key of the only run that it works for."""
 
-    own: Pair
+    own: KeyPair
     name: str
     run: str
 
 
-def new_pair() -> Pair:
-    """A new key."""
-    public, secret = zmq.curve_keypair()
-    return Pair(public.decode(), secret.decode())
+def generate(names: tuple[str, ...]) -> tuple[RunKeys, tuple[WorkerKeys, ...]]:
+    """Generate keys for a run and for workers with these names."""
 
+    def generate_pair() -> KeyPair:
+        public, secret = zmq.curve_keypair()
+        return KeyPair(public.decode(), secret.decode())
 
-def new(names: tuple[str, ...]) -> tuple[RunKeys, tuple[WorkerKeys, ...]]:
-    """New keys for a run and for workers with these names."""
-    run, pairs = new_pair(), [new_pair() for _ in names]
-    workers = tuple(WorkerKeys(own, name, run.public) for name, own in zip(names, pairs, strict=True))
+    run = generate_pair()
+    workers = tuple(WorkerKeys(generate_pair(), name, run.public) for name in names)
     return RunKeys(run, {keys.own.public: keys.name for keys in workers}), workers
 
 
 def write_new(folder: Path, workers: int) -> tuple[Path, ...]:
-    """New key files: the first is for `run`, the others for one worker each; all of them, or none.
+    """Write new key files: the first for `run`, the others for one worker each; all of them, or none.
 
-    SpecError where there are some already, or they cannot be written.
+    SpecError if there are some already, or they cannot be written.
     """
-    run, members = new(tuple(f"worker-{number}" for number in range(1, workers + 1)))
-    contents = {folder / RUN_FILE: table(run)} | {folder / f"{one.name}.key": table(one) for one in members}
+    run, members = generate(tuple(f"worker-{number}" for number in range(1, workers + 1)))
+    contents = {folder / RUN_FILE: to_json(run)} | {folder / f"{keys.name}.key": to_json(keys) for keys in members}
     written: list[Path] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,69 +86,74 @@ def write_new(folder: Path, workers: int) -> tuple[Path, ...]:
             raise
         where = error.filename or folder
         if isinstance(error, FileExistsError):
-            raise SpecError(f"{where}: is there already; new keys go into a folder without any") from None
-        raise SpecError(f"{where}: new keys cannot be written there ({error.strerror})") from None
+            raise SpecError(f"{where}: exists already. New keys require a folder without any.") from None
+        raise SpecError(f"{where}: cannot write new keys there ({error.strerror})") from None
     return tuple(written)
 
 
-def table(keys: RunKeys | WorkerKeys) -> dict[str, Any]:
-    """Keys as JSON, for a file or the standard input of a child, and for nothing else."""
+def to_json(keys: RunKeys | WorkerKeys) -> dict[str, Any]:
+    """Return keys as JSON values, only for a key file or the standard input of a child."""
     own = {"public": keys.own.public, "secret": keys.own.secret}
     if isinstance(keys, RunKeys):
         return {"of": "run", **own, "workers": dict(keys.workers)}
     return {"of": "worker", **own, "name": keys.name, "run": keys.run}
 
 
-def run_from(table: Mapping[str, Any]) -> RunKeys:
-    """The keys of a run from their JSON."""
-    workers = {_key(public): str(name) for public, name in table["workers"].items()}
-    return RunKeys(Pair(_key(table["public"]), _key(table["secret"])), workers)
+def run_keys_from_json(values: Mapping[str, Any]) -> RunKeys:
+    """Return the keys of a run from their JSON values."""
+    workers = {_check_key(public): str(name) for public, name in values["workers"].items()}
+    return RunKeys(_own_pair(values), workers)
 
 
-def worker_from(table: Mapping[str, Any]) -> WorkerKeys:
-    """The keys of a worker from their JSON."""
-    own = Pair(_key(table["public"]), _key(table["secret"]))
-    return WorkerKeys(own, str(table["name"]), _key(table["run"]))
+def worker_keys_from_json(values: Mapping[str, Any]) -> WorkerKeys:
+    """Return the keys of a worker from their JSON values."""
+    return WorkerKeys(_own_pair(values), str(values["name"]), _check_key(values["run"]))
 
 
 def read_run(path: Path) -> RunKeys:
-    """The keys in the file that `run` is given; SpecError for what is no such file, or one that others can read."""
-    return _read(path, "run", run_from)
+    """Read the key file of `run`; SpecError if it is not one, or if other users can read it."""
+    return _read(path, "run", run_keys_from_json)
 
 
 def read_worker(path: Path) -> WorkerKeys:
-    """The keys in the file that a worker is given; SpecError for what is no such file, or one that others can read."""
-    return _read(path, "worker", worker_from)
+    """Read the key file of a worker; SpecError if it is not one, or if other users can read it."""
+    return _read(path, "worker", worker_keys_from_json)
 
 
-def _read(path: Path, of: str, keys_from: Callable[[dict[str, Any]], _Keys]) -> _Keys:
+def _read(path: Path, owner: str, keys_from_json: Callable[[dict[str, Any]], _Keys]) -> _Keys:
     try:
-        files.check(path)
+        files.check_plain(path)
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
             if mode & 0o077:
-                raise SpecError(f"{path}: others on this machine may read it (mode {mode & 0o777:o}); chmod 600 it")
-            found = json.load(file)
+                raise SpecError(
+                    f"{path}: other users of this machine may read it (mode {mode & 0o777:o}). chmod 600 it."
+                )
+            values = json.load(file)
     except OSError as error:
-        raise SpecError(f"{path}: no key can be read from it ({error.strerror}); {_REMEDY}") from None
+        raise SpecError(f"{path}: cannot read the key ({error.strerror}); {_REMEDY}") from None
     except ValueError:
-        raise SpecError(f"{path}: this is no key file; {_REMEDY}") from None
-    if not isinstance(found, dict) or found.get("of") not in {"run", "worker"}:
-        raise SpecError(f"{path}: this is no key file; {_REMEDY}")
-    if found["of"] != of:
-        other = RUN_FILE if of == "run" else "worker-1.key"
-        raise SpecError(f"{path}: this is the key of a {found['of']}; here a file such as {other} is needed")
+        raise SpecError(f"{path}: not a key file; {_REMEDY}") from None
+    if not isinstance(values, dict) or values.get("of") not in {"run", "worker"}:
+        raise SpecError(f"{path}: not a key file; {_REMEDY}")
+    if values["of"] != owner:
+        example = RUN_FILE if owner == "run" else "worker-1.key"
+        raise SpecError(f"{path}: this is the key of a {values['of']}. A file such as {example} is required.")
     try:
-        return keys_from(found)
+        return keys_from_json(values)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise SpecError(f"{path}: this is no whole key file; {_REMEDY}") from None
+        raise SpecError(f"{path}: the key file is incomplete; {_REMEDY}") from None
 
 
-def _key(text: Any) -> str:
+def _own_pair(values: Mapping[str, Any]) -> KeyPair:
+    return KeyPair(_check_key(values["public"]), _check_key(values["secret"]))
+
+
+def _check_key(text: Any) -> str:
     if not isinstance(text, str) or len(text) != _KEY_CHARACTERS or not text.isascii():
-        raise ValueError("no key")
+        raise ValueError("not a key")
     try:
         z85.decode(text.encode())
-    except (KeyError, struct.error):  # no character of Z85, or five that are more than 32 bits
-        raise ValueError("no key") from None
+    except (KeyError, struct.error):  # not a character of Z85, or five of more than 32 bits
+        raise ValueError("not a key") from None
     return text

@@ -1,18 +1,16 @@
-"""The master of a fleet: `python -m ingest_bench.load.fleet.master`, a child of whoever measures (`load.fleet.roster`).
+"""Master of a fleet: Locust's MasterRunner in a child process. `python -m ingest_bench.load.fleet.master`.
 
-Locust's MasterRunner, in a process of its own: to import Locust patches everything there is. It hears what to do in
-lines of JSON on its standard input, its keys in the first one, and tells in such lines on its standard output. It ends
-with its input.
+A process of its own: importing Locust patches the standard library. Commands of its parent (`fleet.roster`) come
+as lines of JSON on standard input, its keys in the first one; events go to standard output. It ends with its input.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
-import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,109 +20,155 @@ import locust.runners
 from gevent.event import AsyncResult
 from gevent.lock import RLock
 from gevent.pool import Pool
-from gevent.socket import wait_read, wait_write
+from locust.dispatch import UsersDispatcher
 from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError, RunFailed
-from ingest_bench.load.fleet import curve, keys, web
-from ingest_bench.load.fleet.dispatch import FixedUsers
-from ingest_bench.load.fleet.transfer import CREDITS, Clock, Incoming
+from ingest_bench.inputs.records import from_json
+from ingest_bench.load import page
+from ingest_bench.load.channel import LineChannel, die_with_parent
+from ingest_bench.load.fleet import curve, keys
+from ingest_bench.load.fleet.transfer import CREDITS, IncomingFile
+from ingest_bench.model.samples import ClockOffset
+from ingest_bench.model.target import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from locust.runners import MasterRunner
 
-_WHO = ("machine", "pid", "version", "seat")
-_LOOK_S = 0.2
-# Whoever measures takes us for dead when it hears nothing for long (`fleet.roster`).
+_WATCH_S = 0.2
+# The parent gives up a master that is silent for 30 s (`fleet.roster`).
 _ALIVE_S = 5.0
 _PINGS = 20
-# Of 1,000 workers that are 50 ms away each, two minutes and not a quarter of an hour; so few hardly delay each other.
-_ASKED_AT_ONCE = 8
-_PONG_S = 2.0
-# A worker that ships is heard all the time; without a piece for so long it ships no more.
-_PIECE_S = 20.0
-# Between "there is no more" and our end.
+# Ping 8 workers at a time: 1,000 workers at 50 ms RTT take 2 min instead of 15, and 8 concurrent pings do not skew each
+# other.
+_PINGED_WORKERS = 8
+_PONG_TIMEOUT_S = 2.0
+# A worker that sends a file is alive; without a piece for this long it has stopped sending.
+_PIECE_TIMEOUT_S = 20.0
+# From the last message to the workers until our exit.
 _FAREWELL_S = 2.0
 
 
+class PlannedUsers(UsersDispatcher):
+    """Replaces Locust's dispatcher: each worker gets the users of its plan, and keeps them."""
+
+    counts: dict[str, dict[str, int]]
+    # Otherwise Locust restarts the load when another worker joins.
+    dispatch_in_progress = True
+
+    def __init__(self, worker_nodes: list[Any], user_classes: list[Any]) -> None:  # noqa: ARG002 - called by Locust
+        self._pending: list[dict[str, dict[str, int]]] = []
+
+    def new_dispatch(self, *_: Any, **__: Any) -> None:
+        """Dispatch all users of all workers in one step."""
+        # Not every worker has users of each class; Locust asks for each.
+        self._pending = [{worker: Counter(users) for worker, users in self.counts.items()}]
+
+    def __iter__(self) -> Iterator[dict[str, dict[str, int]]]:
+        return self
+
+    def __next__(self) -> dict[str, dict[str, int]]:
+        if not self._pending:
+            raise StopIteration
+        return self._pending.pop()
+
+    def add_worker(self, worker_node: Any) -> None:
+        """Ignore a new worker: it has no users of this load."""
+
+    def remove_worker(self, worker_node: Any) -> None:
+        """Ignore a lost worker: no other one gets its users."""
+
+
 class Master:
-    """Carries out what it hears, tells what workers say, and who of them is lost."""
+    """Carries out commands, and reports what workers send and which are lost."""
 
-    def __init__(self, runner: MasterRunner, server: curve.Server) -> None:
-        self._runner = runner
-        self._server = server
-        self._pongs: dict[str, AsyncResult] = {}
-        self._incoming: dict[str, Incoming] = {}
-        self._whole: dict[str, AsyncResult] = {}
-        self._heard: dict[str, float] = {}
+    def __init__(self, runner: MasterRunner, server: curve.Server, channel: LineChannel) -> None:
+        self._runner, self._server, self._channel = runner, server, channel
+        self._pongs: dict[str, AsyncResult[Any]] = {}
+        self._incoming: dict[str, tuple[IncomingFile, AsyncResult[Any]]] = {}
+        self._last_heartbeat: dict[str, float] = {}
+        self._longest_gap_s: dict[str, float] = {}
         self._joined: set[str] = set()
-        self._silence: dict[str, float] = {}
-        """The longest time in which a worker was not heard."""
         self._spawning = RLock()
-        for kind, hear in (("hello", self._hello), ("say", self._say), ("pong", self._pong), ("piece", self._piece)):
-            runner.register_message(kind, _guarded(hear))
-        server.on_nonsense = self._give_up
+        for kind, handler in {
+            "hello": self._on_hello,
+            "status": self._on_status,
+            "pong": self._on_pong,
+            "piece": self._on_piece,
+        }.items():
+            runner.register_message(kind, self._wrap_handler(handler))
+        server.on_invalid_message = self._expel
         heartbeats: Any = runner.environment.events.heartbeat_sent
-        heartbeats.add_listener(self._heartbeat)
+        heartbeats.add_listener(self._on_heartbeat)
 
-    def serve(self) -> None:
-        """Returns when nobody tells us what to do any more."""
-        gevent.spawn(_or_end, self._watch)
-        do: dict[str, Callable[[dict[str, Any]], None]] = {
+    def serve(self, lines: Iterator[dict[str, Any]]) -> None:
+        """Carry out commands until there are no more."""
+        gevent.spawn(self._exit_on_error, self._watch)
+        commands: dict[str, Callable[[dict[str, Any]], None]] = {
             "send": self._send,
             "spawn": self._spawn,
-            "clocks": self._clocks,
+            "clocks": self._measure_clocks,
             "fetch": self._fetch,
             "forget": self._forget,
         }
-        for line in _lines():
+        for line in lines:
             if line["do"] == "dismiss":
                 self._dismiss(line["kind"])
                 return
-            gevent.spawn(_or_end, do[line["do"]], line)
+            gevent.spawn(self._exit_on_error, commands[line["do"]], line)
 
-    def _give_up(self, worker: str, why: str) -> None:
-        """It said what no worker of ours says: it is lost, and does not come back."""
+    def _report(self, **event: Any) -> None:
+        self._channel.send(event)
+
+    def _expel(self, worker: str, fault: str) -> None:
+        """Lose a worker that sent an invalid message; it cannot come back."""
         key, address = self._server.owners[worker]
         if worker in self._joined:
-            tell(worker=worker, phase="lost", error=f"is given up: it sent {why}")
+            self._report(worker=worker, phase="lost", error=f"is expelled: it sent {fault}")
         else:
-            tell(refused=f"gave up a worker of {key} ({address}): it sent {why}")
-        self._runner.send_message("refused", {"why": f"it does not understand {why}"}, worker)
+            self._report(refused=f"expelled a worker of {key} ({address}): it sent {fault}")
+        self._runner.send_message("refused", {"reason": f"the run does not understand {fault}"}, worker)
         self._lose(worker)
 
-    def _hello(self, worker: str, data: dict[str, Any]) -> None:
+    def _on_hello(self, worker: str, data: dict[str, Any]) -> None:
         if worker in self._joined or worker not in self._runner.clients:
-            self._server.hear_no_more(worker, "a message 'hello' when none was due")
+            self._server.ignore_worker(worker, "an unexpected message 'hello'")
             return
         self._joined.add(worker)
         key, address = self._server.owners[worker]
-        tell(joined=worker, key=key, address=address, **{name: data.get(name) for name in _WHO})
+        self._report(joined=worker, key=key, address=address, **data)
 
-    def _say(self, worker: str, data: dict[str, Any]) -> None:
-        tell(worker=worker, longest_silence_ns=int(self._silence.get(worker, 0) * 1e9), **data)
+    def _on_status(self, worker: str, data: dict[str, Any]) -> None:
+        gap_ns = int(self._longest_gap_s.get(worker, 0) * 1e9)
+        self._report(worker=worker, longest_heartbeat_gap_ns=gap_ns, **data)
 
-    def _pong(self, worker: str, data: dict[str, Any]) -> None:
-        heard_ns = time.monotonic_ns()
+    def _on_pong(self, worker: str, data: dict[str, Any]) -> None:
+        received_ns = time.monotonic_ns()
         if worker in self._pongs:
-            self._pongs[worker].set((data, heard_ns))
+            self._pongs[worker].set((data, received_ns))
 
-    def _piece(self, worker: str, data: dict[str, Any]) -> None:
-        incoming, whole = self._incoming.get(worker), self._whole.get(worker)
-        # It may be lost, or say more after its last piece.
-        if incoming is None or whole is None or whole.ready():
+    def _on_piece(self, worker: str, data: dict[str, Any]) -> None:
+        incoming, result = self._incoming.get(worker, (None, None))
+        # The worker may be lost, or send more after its last piece.
+        if incoming is None or result is None or result.ready():
             return
         try:
-            if incoming.take(data):
-                whole.set(True)
+            if incoming.add(data):
+                result.set(True)
             else:
                 self._runner.send_message("took", {"number": data["number"]}, worker)
         except (RunFailed, OSError) as error:
-            whole.set(str(error))
-        # Locust hears one message after the other without a pause: heartbeats would wait for the last piece.
+            result.set(str(error))
+        # Locust handles one message after the other without a pause: heartbeats would wait for the last piece.
         gevent.sleep(0)
+
+    def _on_heartbeat(self, client_id: str, **_: Any) -> None:
+        now = time.monotonic()
+        gap_s = now - self._last_heartbeat.get(client_id, now)
+        self._last_heartbeat[client_id] = now
+        self._longest_gap_s[client_id] = max(self._longest_gap_s.get(client_id, 0.0), gap_s)
 
     def _send(self, line: dict[str, Any]) -> None:
         for worker in line["to"]:
@@ -132,71 +176,62 @@ class Master:
 
     def _spawn(self, line: dict[str, Any]) -> None:
         users = sum(sum(counts.values()) for counts in line["users"].values())
-        self._silence.clear()
+        self._longest_gap_s.clear()
         # Locust waits up to a second for the reports of all users. Ours may begin, and end, before that.
         with self._spawning:
-            FixedUsers.counts = line["users"]
+            PlannedUsers.counts = line["users"]
             self._runner.stop(send_stop_to_client=False)
             self._runner.start(users, max(1, users))
 
-    def _clocks(self, line: dict[str, Any]) -> None:
-        """How far their clocks are ahead of ours."""
-        pool = Pool(_ASKED_AT_ONCE)
-        found = dict(zip(line["of"], pool.map(self._clock, line["of"]), strict=True))
-        if None not in found.values():
-            tell(clocks=found)
+    def _measure_clocks(self, line: dict[str, Any]) -> None:
+        """Report the offsets of the workers' clocks from our clock."""
+        offsets = dict(zip(line["of"], Pool(_PINGED_WORKERS).map(self._measure_clock, line["of"]), strict=True))
+        if None not in offsets.values():
+            self._report(clocks=offsets)
 
-    def _clock(self, worker: str) -> dict[str, int] | None:
-        """Of the answers the one that took the least time; None: there was none, and the worker is lost."""
-        tries = [one for _ in range(_PINGS) if (one := self._asked(worker)) is not None]
-        if not tries:
-            tell(worker=worker, phase="lost", error="does not tell its time")
+    def _measure_clock(self, worker: str) -> dict[str, int] | None:
+        """Return the offset by the ping with the shortest round trip; None without a pong: the worker is lost."""
+        pings = [ping for _ in range(_PINGS) if (ping := self._ping(worker)) is not None]
+        if not pings:
+            self._report(worker=worker, phase="lost", error="does not answer pings")
             return None
-        round_trip_ns, offset_ns, at_ns = min(tries)
+        round_trip_ns, offset_ns, at_ns = min(pings)
         return {"offset_ns": offset_ns, "round_trip_ns": round_trip_ns, "at_ns": at_ns}
 
-    def _asked(self, worker: str) -> tuple[int, int, int] | None:
+    def _ping(self, worker: str) -> tuple[int, int, int] | None:
         pong = self._pongs[worker] = AsyncResult()
-        asked_ns = time.monotonic_ns()
-        self._runner.send_message("ping", {"asked_ns": asked_ns}, worker)
+        self._runner.send_message("ping", {"asked_ns": time.monotonic_ns()}, worker)
         try:
-            data, heard_ns = pong.get(timeout=_PONG_S)
+            data, received_ns = pong.get(timeout=_PONG_TIMEOUT_S)
         except gevent.Timeout:
             return None
-        if data["asked_ns"] > heard_ns:
+        asked_ns = data["asked_ns"]
+        if asked_ns > received_ns:
             return None
-        middle_ns = (data["asked_ns"] + heard_ns) // 2
-        return heard_ns - data["asked_ns"], data["monotonic_ns"] - middle_ns, middle_ns
+        middle_ns = (asked_ns + received_ns) // 2
+        return received_ns - asked_ns, data["monotonic_ns"] - middle_ns, middle_ns
 
     def _fetch(self, line: dict[str, Any]) -> None:
-        """The files of one worker, from its disk to ours."""
-        worker, clock = line["from"], Clock(**line["clock"])
+        """Transfer the files of one worker to our disk."""
+        worker, clock = line["from"], from_json(ClockOffset, line["clock"])
+        incoming: IncomingFile | None = None
         try:
             for name, path in line["files"].items():
-                self._incoming[worker] = Incoming(Path(path), clock if name in line["records"] else None)
-                said = self._whole[worker] = AsyncResult()
+                incoming = IncomingFile(Path(path), clock if name in line["records"] else None)
+                result: AsyncResult[Any] = AsyncResult()
+                self._incoming[worker] = incoming, result
                 self._runner.send_message("ship", {"name": name, "credits": CREDITS}, worker)
-                self._arrived(said, Path(path))
-            tell(worker=worker, phase="fetched")
+                _wait_for_file(result, Path(path))
+            self._report(worker=worker, phase="fetched")
         except (RunFailed, OSError) as error:
-            tell(worker=worker, phase="failed", error=str(error))
+            self._report(worker=worker, phase="failed", error=str(error))
         finally:
-            incoming = self._incoming.pop(worker, None)
+            self._incoming.pop(worker, None)
             if incoming is not None:
                 incoming.close()
 
-    def _arrived(self, said: AsyncResult, path: Path) -> None:
-        """Returns when the file is whole; RunFailed when it does not grow any more."""
-        size_bytes = -1
-        while not said.ready():
-            if size_bytes == (size_bytes := path.stat().st_size):
-                raise RunFailed(f"{path.name}: nothing more of it came within {_PIECE_S:.0f} s")
-            said.wait(_PIECE_S)
-        if said.get() is not True:
-            raise RunFailed(said.get())
-
     def _forget(self, line: dict[str, Any]) -> None:
-        """These workers are free of this load: each ends, and may join anew."""
+        """Release workers from their load: each process ends, and the next one may join."""
         for worker in line["workers"]:
             self._runner.send_message("released", {}, worker)
             self._lose(worker)
@@ -208,113 +243,97 @@ class Master:
         while len(self._runner.clients) and time.monotonic() < limit:
             gevent.sleep(0.02)
 
-    def _heartbeat(self, client_id: str, **_: Any) -> None:
-        now = time.monotonic()
-        silence = now - self._heard.get(client_id, now)
-        self._heard[client_id] = now
-        self._silence[client_id] = max(self._silence.get(client_id, 0.0), silence)
-
     def _watch(self) -> None:
-        """Locust has no event for a worker that is lost, and only a log for a greenlet that died."""
-        known: set[str] = set()
-        told = time.monotonic()
+        """Report lost workers, for which Locust has no event, and end if a greenlet of Locust died (only logged)."""
+        connected: set[str] = set()
+        reported = time.monotonic()
         while True:
-            gevent.sleep(_LOOK_S)
-            if time.monotonic() - told > _ALIVE_S:
-                told = time.monotonic()
-                tell(alive=True)
+            gevent.sleep(_WATCH_S)
+            if time.monotonic() - reported > _ALIVE_S:
+                reported = time.monotonic()
+                self._report(alive=True)
             if getattr(locust.log, "unhandled_greenlet_exception", False):
-                raise RunFailed("a part of Locust's master died")
+                raise RunFailed("a greenlet of Locust's master died")
             states = {worker: node.state for worker, node in self._runner.clients.items()}
-            for worker in [one for one, state in states.items() if state == locust.runners.STATE_MISSING]:
-                silence = time.monotonic() - self._heard.get(worker, time.monotonic())
-                tell(worker=worker, phase="lost", error=f"is gone: it was not heard for {silence:.1f} s")
+            for worker in [worker for worker, state in states.items() if state == locust.runners.STATE_MISSING]:
+                silence_s = time.monotonic() - self._last_heartbeat.get(worker, time.monotonic())
+                self._report(worker=worker, phase="lost", error=f"is lost: no heartbeat for {silence_s:.1f} s")
                 self._forget({"workers": [worker]})
-            for worker in known - states.keys():
-                tell(worker=worker, phase="left", error="is gone: it left")
-            known = set(self._runner.clients)
+            for worker in connected - states.keys():
+                self._report(worker=worker, phase="lost", error="is lost: it left")
+            connected = set(self._runner.clients)
 
     def _lose(self, worker: str) -> None:
-        # Locust would start the load again for the others once it is missing for a minute.
+        # Locust would restart the load for the others once a worker is missing for a minute.
         self._runner.clients.pop(worker, None)
         self._joined.discard(worker)
-        for of in (self._heard, self._silence, self._pongs, self._whole):
-            of.pop(worker, None)
+        for table in (self._last_heartbeat, self._longest_gap_s, self._pongs, self._incoming):
+            table.pop(worker, None)
+
+    def _wrap_handler(self, handler: Callable[[str, dict[str, Any]], None]) -> Callable[..., None]:
+        """Return a Locust listener whose exceptions end the process: Locust would log them and continue."""
+
+        def handle(environment: Environment, msg: Any) -> None:  # noqa: ARG001 - named by Locust
+            self._exit_on_error(handler, msg.node_id, msg.data or {})
+
+        return handle
+
+    def _exit_on_error(self, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except Exception as error:
+            logging.exception("the master of the load failed")
+            self._report(fatal=f"{type(error).__name__}: {error}")
+            self._channel.flush()
+            os._exit(1)
 
 
-def tell(**line: Any) -> None:
-    """One line to whoever measures. It waits where nobody reads, and the workers do not."""
-    rest = memoryview(json.dumps(line).encode() + b"\n")
-    with _TELLING:
-        while rest:
-            try:
-                rest = rest[os.write(1, rest) :]
-            except BlockingIOError:
-                wait_write(1)
+def _wait_for_file(result: AsyncResult[Any], path: Path) -> None:
+    """Wait until the file is complete; RunFailed if it stops growing."""
+    size_bytes = -1
+    while not result.ready():
+        if size_bytes == (size_bytes := path.stat().st_size):
+            raise RunFailed(f"{path.name}: no piece of it arrived within {_PIECE_TIMEOUT_S:.0f} s")
+        result.wait(_PIECE_TIMEOUT_S)
+    if result.get() is not True:
+        raise RunFailed(result.get())
 
 
-def _lines() -> Iterator[dict[str, Any]]:
-    """What we are told, a line after the other, to the end of our standard input."""
-    rest = b""
-    while True:
-        wait_read(0)
-        got = os.read(0, 1 << 20)
-        if not got:
-            return
-        *lines, rest = (rest + got).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-
-
-def _guarded(hear: Callable[[str, dict[str, Any]], None]) -> Callable[..., None]:
-    """A listener whose exceptions end the process: Locust would log them and go on."""
-
-    def heard(environment: Environment, msg: Any) -> None:  # noqa: ARG001 - Locust names them
-        _or_end(hear, msg.node_id, msg.data or {})
-
-    return heard
-
-
-def _or_end(act: Callable[..., None], *arguments: Any) -> None:
-    """What a greenlet does; its exception is told, and is the end of this process."""
-    try:
-        act(*arguments)
-    except Exception as error:
-        logging.exception("the master of the load ends")
-        tell(fatal=f"{type(error).__name__}: {error}")
-        os._exit(1)
-
-
-def main() -> int:
-    """The exit code, once nobody needs us any more."""
-    setup = json.loads(sys.stdin.buffer.readline())
-    os.set_blocking(1, False)
+def main() -> None:
+    """Lead a fleet until there are no more commands."""
+    die_with_parent()
+    channel = LineChannel()
+    lines = channel.lines()
+    setup = next(lines)
     # Each worker is a connection, and the usual soft limit is 1,024.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    # Locust's own page shows what workers report so often.
+    # Locust's page shows what workers report at this interval.
     locust.runners.WORKER_REPORT_INTERVAL = 1.0
     try:
-        curve.install_server(setup["address"], keys.run_from(setup["keys"]), lambda said: tell(refused=said))
-        environment = Environment(user_classes=[], dispatcher_class=FixedUsers)
+        bind = from_json(Endpoint, setup["bind"])
+        curve.install_server(bind, keys.run_keys_from_json(setup["keys"]), lambda line: channel.send({"refused": line}))
+        environment = Environment(user_classes=[], dispatcher_class=PlannedUsers)
         runner = environment.create_master_runner()
         server: Any = runner.server
-        curve.check(server.socket)
-        if setup["web"] is not None:
-            web.show(environment, *setup["web"])
-        master = Master(runner, server)
+        curve.require_encrypted(server.socket)
+        if setup["page"] is not None:
+            page.show_page(environment, setup["page"]["host"], setup["page"]["port"])
+        master = Master(runner, server, channel)
     except IngestBenchError as error:
-        tell(fatal=str(error))
-        return 1
-    tell(listening=True)
-    master.serve()
-    server.close()
-    return 0
+        channel.send({"fatal": str(error)})
+    else:
+        channel.send({"listening": True})
+        master.serve(lines)
+        # First: once the socket is closed, Locust's receiving greenlet loops without a pause.
+        channel.flush()
+        server.close()
+        os._exit(0)
+    channel.flush()
+    # Greenlets of Locust would delay the exit of the interpreter.
+    os._exit(0)
 
-
-_TELLING = RLock()
 
 if __name__ == "__main__":
-    # Locust's greenlets would keep the interpreter from its end.
-    os._exit(main())
+    main()

@@ -1,36 +1,49 @@
-"""Flows of a real interface, shaped together for a limited time, and everything put back afterwards."""
+"""Shape some flows of a real interface for a limited time, and undo everything afterwards."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import os
 import secrets
+import shlex
+import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.ledger import book, sessions
-from ingest_bench.ledger.sessions import Applied, restore, show, unreadable
-from ingest_bench.ledger.watchdog import session
-from ingest_bench.network.act import interface_facts, ssh
-from ingest_bench.network.plan import features, interface_plan, netem, spared
-from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
+from ingest_bench.inputs import records, urls
+from ingest_bench.ledger import journal, sessions
+from ingest_bench.ledger.watchdog import open_session
+from ingest_bench.network.plan import features, interface_plan, link_plan, netem
+from ingest_bench.network.plan.interface_rules import (
+    Connection,
+    Destination,
+    Flow,
+    InterfaceFacts,
+    Qdisc,
+    Route,
+    ShapingRequest,
+    UpperDevice,
+    has_effect,
+    route_options,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
     from ingest_bench.ledger.steps import Step
     from ingest_bench.ledger.watchdog import Session
-    from ingest_bench.model.network import Profile, RealLink
-    from ingest_bench.network.plan.places import Direction
+    from ingest_bench.model.network import PortRange, Profile, RealInterface, RemoteAddress
+    from ingest_bench.network.plan.link_plan import Direction
 
-__all__ = ["Applied", "Shaped", "needs", "plan", "restore", "shaped", "show", "unreadable"]
-
-# What each need looks like when it is tried, as lines of `tc -batch` in a namespace of its own.
+# Lines of `tc -batch` that try each part of a kernel in a temporary namespace.
 _CLSACT = "qdisc add dev lo ingress_block 1 egress_block 2 clsact"
 _REDIRECT = "action mirred egress redirect dev lo"
-_TRIALS = {
+_KERNEL_PARTS = {
     "netem": "qdisc add dev lo root netem delay 1ms",
     "tbf": "qdisc add dev lo root tbf rate 1mbit burst 10k latency 1s",
     "clsact": _CLSACT,
@@ -38,208 +51,513 @@ _TRIALS = {
     "mirred": f"{_CLSACT}\nfilter add block 2 protocol ip prio 1 u32 match u32 0 0 {_REDIRECT}",
 }
 _CAP_NET_ADMIN = 12
+_ANYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+_SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
+# The names of iproute2's ip/iproute.c, mx_names.
+_METRICS = {
+    *("mtu", "window", "rtt", "rttvar", "ssthresh", "cwnd", "advmss", "reordering", "hoplimit", "initcwnd", "features"),
+    *("rto_min", "initrwnd", "quickack", "congctl", "fastopen_no_cookie"),
+}
+# Kinds of devices whose MTU follows that of the device below them.
+_MTU_FOLLOWERS = ("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec")
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class ShapedInterface:
     """Flows of a real interface while they are shaped."""
 
-    found: Found
+    facts: InterfaceFacts
     profile: Profile
     session: Session
     devices: Mapping[Direction, str]
-    """Our own device of each direction that is shaped: packets of the flows, and no other, leave it shaped."""
-    spared: tuple[str, ...] = ()
-    """The SSH connections of our terminal on this interface, each with what proves that it is spared."""
+    """The ifb device of each shaped direction: only the flows' packets leave it, shaped."""
+
+    @property
+    def exempt(self) -> tuple[Connection, ...]:
+        """The SSH connections of the user's terminal on this interface, which are not shaped."""
+        return self.facts.ssh_connections
 
     def is_over(self) -> bool:
-        """Whether everything was put back already."""
-        return self.session.is_over()
+        """Return True if everything was undone already."""
+        return self.session.is_expired()
 
     def wait(self) -> None:
         """Sleep until the time limit."""
-        self.session.wait()
+        self.session.wait_until_expired()
 
 
-def plan(link: RealLink, profile: Profile) -> tuple[Step, ...]:
-    """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched.
+def plan_steps(link: RealInterface, profile: Profile) -> tuple[Step, ...]:
+    """Return the exact commands, each with its undo, without any change.
 
-    RunFailed when a session has it: what stands on it then is not what it had, and the session's to remove.
+    SpecError if this interface must not be changed. RunFailed if a session has changed it.
     """
-    taken = book.header_of(sessions.file_of(_key(interface_facts.index_of(link.name)), ("net",)))
-    if taken is not None:
+    header = journal.read_header(sessions.locate_journal(_session_key(interface_index(link.name)), ("net",)))
+    if header is not None:
         raise RunFailed(
-            f"{link.name}: in use by pid {taken.pid}: {taken.what}; see `ingest-bench net show`. Is it dead? "
-            "`ingest-bench net restore` puts back what it left"
+            f"{link.name}: in use by pid {header.pid}: {header.description}; see `ingest-bench net show`. "
+            "If that process is dead, run `ingest-bench net restore`."
         )
-    asked = Asked(link=link, profile=profile)
-    found, marks = _find(asked), _marks()
-    steps = interface_plan.plan(found, asked, marks)
-    ssh.require(found.ssh)
-    return (*spared.steps(found, marks), *steps) if steps else ()
+    request = ShapingRequest(link=link, profile=profile)
+    facts = _read_facts_for(request)
+    steps = interface_plan.interface_steps(facts, request, _new_session_ids())
+    require_established(facts.ssh_connections)
+    return steps
 
 
 @contextlib.contextmanager
-def shaped(
-    link: RealLink,
+def shape_interface(
+    link: RealInterface,
     profile: Profile,
     *,
     time_limit_s: float,
     on_stage: Callable[[str], None] = lambda _: None,
-) -> Iterator[Shaped]:
-    """The flows of `link`, shaped until the end of the block or of the time, whichever comes first.
+) -> Iterator[ShapedInterface]:
+    """Shape the flows of `link` until the end of the block or of the time limit, whichever is first.
 
-    Only TCP packets to and from these addresses and ports meet the profile's impairments, all of them the same queue
-    of a direction. Its MTU, MSS and congestion control hold for these hosts. What other traffic feels too is changed
-    only with `interface_mtu` (the interface's MTU in place of the route's) and `shared_settings` (offloads, GSO sizes,
-    tcp_rmem, tcp_wmem).
-
-    An SSH connection of our terminal over this interface goes past everything, which is proven before anything else is
-    changed, and again behind it; the time is at most `ssh_limit` then.
+    Only TCP packets to and from these addresses and ports meet the profile's impairments; all flows share one queue of
+    each direction. MTU, MSS and congestion control apply to these hosts. Values that affect other traffic are changed
+    only with `interface_mtu` (the interface's MTU instead of the route's) and `shared_settings` (offloads, GSO sizes,
+    tcp_rmem, tcp_wmem). SSH connections of the user's terminal on this interface are exempt, and limit the time to
+    `ssh_limit`.
     """
-    require(profile)
-    asked = Asked(link=link, profile=profile)
-    index = interface_facts.index_of(link.name)
-    what = f"{profile.name} on {link.name} {link.ends}"
-    resources = (f"interface {index}", *interface_plan.files(profile))
-    with session(
-        _key(index), what, time_limit_s=time_limit_s, resources=resources, within=("net",), on_stage=on_stage
+    require_support(profile)
+    request = ShapingRequest(link=link, profile=profile)
+    index = interface_index(link.name)
+    with open_session(
+        _session_key(index),
+        f"{profile.name} on {link.name} {link.traffic}",
+        time_limit_s=time_limit_s,
+        resources=(f"interface {index}", *interface_plan.sysctl_files(profile)),
+        namespace_kinds=("net",),
+        on_stage=on_stage,
     ) as opened:
-        # Looked at behind the locks, when the leftovers of an earlier session are gone.
-        found = _find(asked)
-        if found.index != index:
-            raise RunFailed(f"{link.name}: it became another interface just now; try again")
-        marks = _marks()
-        steps = interface_plan.plan(found, asked, marks)
-        _refuse_too_long(found, link, time_limit_s)
-        ssh.require(found.ssh)
-        proven = _spare(opened, found, marks, profile) if steps else ()
-        opened.change(steps)
-        if proven:
-            proven = ssh.prove(found, marks)
-        _check_queues(found)
-        _check_routes(found, asked)
-        _check_offloads(found, asked)
+        # Read after locking, when the leftovers of an earlier session are undone.
+        facts = _read_facts_for(request)
+        if facts.index != index:
+            raise RunFailed(f"{link.name}: it was replaced by another interface. Try again.")
+        ids = _new_session_ids()
+        steps = interface_plan.interface_steps(facts, request, ids)
+        _check_ssh_limit(facts, link, time_limit_s)
+        require_established(facts.ssh_connections)
+        opened.apply(steps)
+        _check_queues(facts)
+        _check_routes(facts, request)
+        _check_offloads(facts, request)
         on_stage("running")
-        ways = interface_plan.ways(asked)
-        yield Shaped(found, profile, opened, {way.direction: marks.ifb(way.side).name for way in ways}, proven)
+        shaped = interface_plan.shaped_directions(request)
+        yield ShapedInterface(facts, profile, opened, {item.direction: ids.ifb(item.side).name for item in shaped})
 
 
-def limit_s(link: RealLink, time_limit_s: float) -> float:
-    """That time limit, but no more than the interface may be shaped while our SSH connection runs over it."""
-    return min(time_limit_s, link.ssh_limit_ns / 1e9) if interface_facts.ssh_over(link.name) else time_limit_s
+def capped_limit_s(link: RealInterface, time_limit_s: float) -> float:
+    """Return the time limit, at most `ssh_limit` if the interface carries the user's SSH connection."""
+    return min(time_limit_s, link.ssh_limit_ns / 1e9) if ssh_connections_over(link.name) else time_limit_s
 
 
-def _refuse_too_long(found: Found, link: RealLink, time_limit_s: float) -> None:
-    limit_s = link.ssh_limit_ns / 1e9
-    if found.ssh and time_limit_s > limit_s:
-        raise SpecError(
-            f"{found.interface}: it carries your SSH connection {found.ssh[0]}, and may be shaped for {limit_s:g} s "
-            f"then, not for {time_limit_s:g} s; take less, or allow more with --ssh-limit"
-        )
-
-
-def _spare(opened: Session, found: Found, marks: interface_plan.Marks, profile: Profile) -> tuple[str, ...]:
-    """The SSH connections of our terminal are led past all that comes, and how that is proven, in words."""
-    if not found.ssh:
-        return ()
-    for name in spared.NEEDS:
-        _require(name, profile)
-    opened.change(spared.steps(found, marks))
-    opened.on_stage("proving")
-    return ssh.prove(found, marks)
-
-
-def _key(index: int) -> str:
-    return f"net-{index}"
-
-
-def require(profile: Profile) -> None:
-    """MissingCapability unless we may change an interface, and this kernel has what the profile needs for that."""
-    _refuse_without_rights()
-    for name in needs(profile):
-        _require(name, profile)
-
-
-def needs(profile: Profile) -> tuple[str, ...]:
-    """What a kernel must have for this profile on a real interface: the names of tc's parts."""
-    to_server, to_client = shapes(profile.to_server), shapes(profile.to_client)
-    both = (profile.to_server, profile.to_client)
-    wanted = {
-        "clsact": to_server or to_client,
-        "u32": to_server or to_client,
-        "netem": any(" netem " in line for impairment in both for line in netem.lines("", impairment, 1500)),
-        "tbf": any(" tbf " in line for impairment in both for line in netem.lines("", impairment, 1500)),
-        "mirred": to_server or to_client,
-        "ifb": to_server or to_client,
-    }
-    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
-
-
-def _find(asked: Asked) -> Found:
-    with_features = bool(asked.profile.offloads)
-    return interface_facts.find(asked.link, with_features=with_features, with_uppers=asked.link.interface_mtu)
-
-
-def _marks() -> interface_plan.Marks:
-    return interface_plan.Marks(secrets.randbelow(interface_plan.MARKS))
-
-
-def _require(name: str, profile: Profile) -> None:
-    """MissingCapability unless the kernel has it, found by trying in a namespace that is gone at once."""
-    try:
-        if name == "ifb":
-            _load_ifb()
-            system.run(("unshare", "--net", "ip", "link", "add", "name", "ibench", "type", "ifb"))
-        else:
-            system.run(("unshare", "--net", "tc", "-batch", "-"), stdin=f"{_TRIALS[name]}\n")
-    except RunFailed as error:
-        raise MissingCapability(
-            f'profile "{profile.name}": this kernel has no {name}, so it cannot be applied on a real interface\n'
-            f"{error}\n"
-            "`ingest-bench net exec` shapes a link of its own, with User-Mode Linux where the kernel has no netem"
-        ) from None
-
-
-def _load_ifb() -> None:
-    """The module ifb without the two devices that it makes on its own when the kernel loads it."""
-    if not Path("/sys/module/ifb").exists():
-        with contextlib.suppress(RunFailed):
-            system.run(("modprobe", "ifb", "numifbs=0"))
-
-
-def _check_queues(found: Found) -> None:
-    """RunFailed when the interface's own queues are not those that it had: other traffic would feel it."""
-    before, now = (
-        [qdisc for qdisc in listed if not qdisc.is_filter]
-        for listed in (found.qdiscs, interface_facts.qdiscs_of(found.interface))
-    )
-    if before != now:
-        raise RunFailed(f"{found.interface}: it had the queues {before}, and now it has {now}; somebody changed them")
-
-
-def _check_routes(found: Found, asked: Asked) -> None:
-    """RunFailed when packets to a host do not take the route that was made: rules may choose other tables."""
-    for to in found.destinations:
-        if not tcp_words(found, asked, to):
-            continue
-        route = interface_facts.route_used(to.address)
-        if str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
-            raise RunFailed(f"{to.address}: the route with its own MTU and MSS is not used, but {route}; see `ip rule`")
-
-
-def _check_offloads(found: Found, asked: Asked) -> None:
-    """MissingCapability when an offload is not as asked: the kernel does not say so by itself."""
-    if asked.profile.offloads:
-        for reason in features.unmet(asked.profile.offloads, interface_facts.features_of(found.interface)):
-            raise MissingCapability(f"{found.interface}: offloads: {reason}. Leave the key out.")
-
-
-def _refuse_without_rights() -> None:
+def require_support(profile: Profile) -> None:
+    """Raise MissingCapability unless we may change an interface, and this kernel has what the profile requires."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
     if not effective >> _CAP_NET_ADMIN & 1:
         raise MissingCapability(
-            "a real interface can be changed only by root (CAP_NET_ADMIN); "
-            "`ingest-bench net exec` shapes a link of its own without root"
+            "only root can change a real interface (CAP_NET_ADMIN). "
+            "`ingest-bench net exec` shapes a virtual link without root."
         )
+    for part in needed_kernel_parts(profile):
+        _require_kernel_part(part, profile)
+
+
+def needed_kernel_parts(profile: Profile) -> tuple[str, ...]:
+    """Return the parts of a kernel that the profile requires on a real interface, by tc's names."""
+    both = (profile.to_server, profile.to_client)
+    lines = [line for impairment in both for line in netem.qdisc_lines("", impairment, 1500)]
+    filters = any(map(has_effect, both))
+    parts = {
+        "clsact": filters,
+        "u32": filters,
+        "netem": any(" netem " in line for line in lines),
+        "tbf": any(" tbf " in line for line in lines),
+        "mirred": filters,
+        "ifb": filters,
+    }
+    return tuple(name for name, is_needed in parts.items() if is_needed)
+
+
+def _session_key(index: int) -> str:
+    return f"net-{index}"
+
+
+def _new_session_ids() -> interface_plan.SessionIds:
+    return interface_plan.SessionIds(secrets.randbelow(interface_plan.SESSION_NUMBERS))
+
+
+def _require_kernel_part(name: str, profile: Profile) -> None:
+    try:
+        if name == "ifb":
+            # Without the two devices that the module creates when the kernel loads it on demand.
+            if not Path("/sys/module/ifb").exists():
+                with contextlib.suppress(RunFailed):
+                    system.run(("modprobe", "ifb", "numifbs=0"))
+            system.run(("unshare", "--net", "ip", "link", "add", "name", "ibench", "type", "ifb"))
+        else:
+            system.run(("unshare", "--net", "tc", "-batch", "-"), stdin=f"{_KERNEL_PARTS[name]}\n")
+    except RunFailed as error:
+        raise MissingCapability(
+            f'profile "{profile.name}": cannot be applied to a real interface: this kernel has no {name}.\n'
+            f"{error}\n"
+            "`ingest-bench net exec` shapes a virtual link, with User-Mode Linux if the kernel has no netem."
+        ) from None
+
+
+def _check_ssh_limit(facts: InterfaceFacts, link: RealInterface, time_limit_s: float) -> None:
+    limit_s = link.ssh_limit_ns / 1e9
+    if facts.ssh_connections and time_limit_s > limit_s:
+        raise SpecError(
+            f"{facts.interface}: it carries your SSH connection {facts.ssh_connections[0]}, and can be shaped for "
+            f"{limit_s:g} s, not for {time_limit_s:g} s. Shorten the time, or raise --ssh-limit."
+        )
+
+
+def _check_queues(facts: InterfaceFacts) -> None:
+    """Raise RunFailed if the interface's own queues changed: other traffic would be affected."""
+    before, now = (
+        [qdisc for qdisc in qdiscs if not qdisc.is_filter_block]
+        for qdiscs in (facts.qdiscs, read_qdiscs(facts.interface))
+    )
+    if before != now:
+        raise RunFailed(f"{facts.interface}: another program changed its queues from {before} to {now}")
+
+
+def _check_routes(facts: InterfaceFacts, request: ShapingRequest) -> None:
+    """Raise RunFailed if packets to a host do not take our route: policy rules may choose other tables."""
+    for to in facts.destinations:
+        if route_options(facts, request, to):
+            route = read_used_route(to.address)
+            if str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
+                raise RunFailed(
+                    f"{to.address}: the route with the profile's values is not used, but {route}. See `ip rule`."
+                )
+
+
+def _check_offloads(facts: InterfaceFacts, request: ShapingRequest) -> None:
+    """Raise MissingCapability if an offload does not have its requested state, which the kernel does not report."""
+    if request.profile.offloads:
+        for reason in features.find_unmet(request.profile.offloads, read_features(facts.interface)):
+            raise MissingCapability(f"{facts.interface}: offloads: {reason}. Leave the key out.")
+
+
+# State of an interface, from the output of ip and tc.
+
+
+def _read_facts_for(request: ShapingRequest) -> InterfaceFacts:
+    with_features = bool(request.profile.offloads)
+    return read_facts(request.link, with_features=with_features, with_upper_devices=request.link.interface_mtu)
+
+
+def read_facts(link: RealInterface, *, with_features: bool, with_upper_devices: bool) -> InterfaceFacts:
+    """Read the state of the interface and the routes over it; SpecError if there is no such interface.
+
+    Features are read only if some will change, because that starts a Python process. Upper devices are searched only if
+    the interface's MTU will change, because that visits all network namespaces.
+    """
+    interface = link.name
+    flows = tuple(_make_flow(end, link.port) for end in link.to)
+    shown = _show_link(interface)
+    index = int(shown["ifindex"])
+    buffers = {name: _read_text(Path(f"/proc/sys/net/ipv4/{name}")) for name in ("tcp_rmem", "tcp_wmem")}
+    return InterfaceFacts(
+        interface=interface,
+        index=index,
+        address=str(shown.get("address", "")),
+        mtu_bytes=int(shown["mtu"]),
+        sizes={name: int(shown[name]) for name in _SIZES if name in shown},
+        qdiscs=read_qdiscs(interface),
+        is_name_taken=f"if{index}" in _interface_names(),
+        features=read_features(interface) if with_features else {},
+        flows=flows or tuple(Flow(network=network, local_ports=link.port) for network in _ANYWHERE),
+        destinations=tuple(
+            map(_find_destination, dict.fromkeys(flow.network for flow in flows if flow.network.prefixlen))
+        ),
+        has_default_route=any(
+            interface in _route_devices(route)
+            for version in ("-4", "-6")
+            for route in _run_json("ip", version, "-j", "route", "show", "default")
+        ),
+        ssh_connections=ssh_connections_over(interface),
+        ipv6_mtu_bytes=_read_ipv6_mtu(interface),
+        upper_devices=tuple(_find_upper_devices(interface)) if with_upper_devices else (),
+        foreign_upper_devices=tuple(_find_foreign_upper_devices(index)) if with_upper_devices else (),
+        sysctls={name: " ".join(value.split()) for name, value in buffers.items() if value},
+    )
+
+
+def interface_index(interface: str) -> int:
+    """Return the interface's index; SpecError if there is no such interface."""
+    return int(_show_link(interface)["ifindex"])
+
+
+def resolve_host(host: str) -> IPv4Address | IPv6Address:
+    """Return the first address of a host; SpecError if there is none."""
+    try:
+        return ipaddress.ip_address(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--to {host}: no address found ({error})") from None
+
+
+def read_qdiscs(interface: str) -> tuple[Qdisc, ...]:
+    """Return the interface's present qdiscs."""
+    return parse_qdiscs(_run_json("tc", "-j", "qdisc", "show", "dev", interface))
+
+
+def parse_qdiscs(entries: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
+    """Return the qdiscs of `tc -j qdisc show dev …`."""
+    return tuple(
+        Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"]), parent=str(entry.get("parent", "")))
+        for entry in entries
+    )
+
+
+def read_features(interface: str) -> features.FeatureStates:
+    """Return the interface's present features."""
+    return features.parse_reply(system.run(link_plan.offloads_argv(interface, {}))).after
+
+
+def read_used_route(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+    """Return the route that packets to the host take, as it is in its table."""
+    return dict(_run_json("ip", "-j", "route", "get", "fibmatch", str(address))[0])
+
+
+def next_hop_options(route: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words of `ip` for a route's gateway; an IPv4 route may have one of IPv6 (RFC 5549)."""
+    if "via" in route:
+        return ("via", str(route["via"]["family"]), str(route["via"]["host"]))
+    return ("via", str(route["gateway"])) if "gateway" in route else ()
+
+
+def parse_route_metrics(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the TCP options in the output of `ip route`, each as `ip route add` takes it."""
+    words = iter(text.split())
+    metrics: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        if word in _METRICS:
+            value = next(words)
+            # `ip` prints that rto_min is locked, but does not accept the word: rto_min always is.
+            lock = ("lock",) if value == "lock" and word != "rto_min" else ()
+            metrics[word] = (*lock, next(words) if value == "lock" else value)
+    return metrics
+
+
+def _make_flow(end: RemoteAddress, local_ports: tuple[PortRange, ...]) -> Flow:
+    network = ipaddress.ip_network(resolve_host(end.host)) if end.prefix_bits is None else urls.parse_network(end)
+    return Flow(network=network, remote_ports=end.ports, local_ports=local_ports)
+
+
+def _find_destination(network: IPv4Network | IPv6Network) -> Destination:
+    """Return the route to a host, or to the first host of a network: a table may have other routes for parts of it."""
+    address = network.network_address
+    if network.num_addresses > 1:
+        # Neither the network's own address, to which no TCP packets go, nor one of this machine.
+        for number in (*range(1, min(4, network.num_addresses)), 0):
+            address = network[number]
+            route = _get_route(address)
+            if route.get("type") != "local":
+                break
+    else:
+        route = _get_route(address)
+    return Destination(
+        address=address,
+        device=str(route.get("dev", "")),
+        route=Route() if network.num_addresses > 1 else _read_route(address, route),
+        is_own_address=route.get("type") == "local",
+    )
+
+
+def _read_route(address: IPv4Address | IPv6Address, chosen: Mapping[str, Any]) -> Route:
+    """Return the route as it is in its table; of several next hops the chosen one."""
+    family, target = f"-{address.version}", f"{address}/{address.max_prefixlen}"
+    if chosen.get("type") in ("local", "broadcast", "multicast"):
+        return Route()
+    route = read_used_route(address)
+    table = str(route.get("table", "main"))
+    host_routes = _run_json("ip", family, "-j", "route", "show", target, "table", table)
+    # JSON does not tell which metrics are locked.
+    text = system.run(("ip", family, "route", "get", "fibmatch", str(address))).splitlines()[0]
+    return Route(
+        next_hop=next_hop_options(chosen),
+        source=route.get("prefsrc"),
+        table=table,
+        metrics=parse_route_metrics(text.rpartition(f" dev {chosen.get('dev')} ")[2]),
+        host_priority=min((int(host_route.get("metric", 0)) for host_route in host_routes), default=None),
+    )
+
+
+def _get_route(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+    try:
+        return dict(_run_json("ip", "-j", "route", "get", str(address))[0])
+    except RunFailed as error:
+        raise SpecError(f"--to {address}: there is no route to it ({error})") from None
+
+
+def _show_link(interface: str) -> dict[str, Any]:
+    try:
+        return dict(_run_json("ip", "-j", "-d", "link", "show", "dev", interface)[0])
+    except RunFailed:
+        suggestion = records.suggest(interface, _interface_names())
+        raise SpecError(f"--interface {interface}: there is no such interface; {suggestion}") from None
+
+
+def _interface_names() -> list[str]:
+    return [str(link["ifname"]) for link in _run_json("ip", "-j", "link", "show")]
+
+
+def _read_ipv6_mtu(interface: str) -> int | None:
+    addresses = _run_json("ip", "-6", "-j", "addr", "show", "dev", interface)
+    text = _read_text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    return int(text) if text and any(entry.get("addr_info") for entry in addresses) else None
+
+
+def _find_upper_devices(interface: str) -> Iterator[UpperDevice]:
+    """Yield the devices above it in this namespace, lowest first: by `link`, or by `master` of a bridge or bond."""
+    links = [link for link in _run_json("ip", "-j", "-d", "link", "show") if _device_kind(link) != "veth"]
+    masters = {link["ifname"]: link.get("master") for link in _run_json("ip", "-j", "link", "show")}
+    visited, lowers = {interface}, [interface]
+    for lower in lowers:
+        for link in links:
+            name = str(link["ifname"])
+            if name not in visited and (link.get("link") == lower or name == masters[lower]):
+                visited.add(name)
+                lowers.append(name)
+                yield UpperDevice(
+                    name=name,
+                    index=int(link["ifindex"]),
+                    mtu_bytes=int(link["mtu"]),
+                    ipv6_mtu_bytes=_read_ipv6_mtu(name),
+                )
+
+
+def _find_foreign_upper_devices(index: int) -> Iterator[str]:
+    """Yield the names of upper devices in other network namespaces, except in those that we may not enter."""
+    paths = {}
+    for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
+        with contextlib.suppress(OSError):
+            paths[path.stat().st_ino] = path
+    paths.pop(Path("/proc/self/ns/net").stat().st_ino, None)
+    for path in paths.values():
+        try:
+            links = _run_json("nsenter", f"--net={path}", "ip", "-j", "-d", "link", "show")
+        except RunFailed:
+            continue
+        for link in links:
+            # Its lower device is in another namespace and has our index there. `ip` does not tell which namespace.
+            if link.get("link_index") == index and "link_netnsid" in link and _device_kind(link) in _MTU_FOLLOWERS:
+                yield str(link["ifname"])
+
+
+def _device_kind(link: Mapping[str, Any]) -> str:
+    return str(link.get("linkinfo", {}).get("info_kind", ""))
+
+
+def _route_devices(route: Mapping[str, Any]) -> set[str]:
+    hops = [route, *route.get("nexthops", ())]
+    return {str(hop["dev"]) for hop in hops if "dev" in hop}
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _run_json(*argv: str) -> list[dict[str, Any]]:
+    return link_plan.parse_json(shlex.join(argv), system.run(argv))
+
+
+# SSH connections of the user's terminal.
+
+
+def ssh_connections_over(interface: str) -> tuple[Connection, ...]:
+    """Return the SSH connections of the user's terminal that use the interface or a device above it, such as a bridge.
+
+    A connection uses a device that has its local address, or by which packets to the client leave.
+    """
+    connections = find_ssh_connections()
+    if not connections:
+        return ()
+    devices = {interface, *(upper.name for upper in _find_upper_devices(interface))}
+    addresses = _run_json("ip", "-j", "addr", "show")
+    owners = {
+        info["local"]: link["ifname"] for link in addresses for info in link.get("addr_info", ()) if "local" in info
+    }
+
+    def route_device(address: IPv4Address | IPv6Address) -> str:
+        try:
+            return str(_get_route(address).get("dev", ""))
+        except SpecError:
+            return ""
+
+    return tuple(item for item in connections if devices & {owners.get(str(item.local)), route_device(item.remote)})
+
+
+def find_ssh_connections() -> tuple[Connection, ...]:
+    """Return the connections of SSH_CONNECTION, ours or an ancestor's: sudo does not pass the variable on."""
+    parsed = (parse_ssh_connection(text) for text in sorted(_read_ssh_variables(os.getpid())))
+    return tuple(dict.fromkeys(connection for connection in parsed if connection is not None))
+
+
+def parse_ssh_connection(text: str) -> Connection | None:
+    """Parse an SSH_CONNECTION; None if it is malformed."""
+    try:
+        remote, remote_port, local, local_port = text.split()
+        return Connection(
+            remote=_parse_address(remote),
+            remote_port=int(remote_port),
+            local=_parse_address(local),
+            local_port=int(local_port),
+        )
+    except ValueError:
+        return None
+
+
+def require_established(connections: Iterable[Connection]) -> None:
+    """Raise SpecError for a connection that is not established: an outdated SSH_CONNECTION exempts the wrong one.
+
+    If systemd listens, the socket is an IPv6 socket.
+    """
+    lines = system.run(("ss", "-H", "-t", "-n", "-O")).splitlines()
+    established = {tuple(map(_parse_end, line.split()[3:5])) for line in lines if line.startswith("ESTAB")}
+    for connection in connections:
+        ends = ((connection.local, connection.local_port), (connection.remote, connection.remote_port))
+        if ends not in established:
+            raise SpecError(
+                f"SSH_CONNECTION names {connection}, which is not established here, so that your present connection "
+                "would be shaped. Start this in a shell of that connection, not in an older one of tmux or screen."
+            )
+
+
+def _parse_end(text: str) -> tuple[IPv4Address | IPv6Address | None, int]:
+    """Parse the address and port of "192.0.2.1:22", "[fe80::1%eth0]:22" or "[::ffff:192.0.2.1]:22"."""
+    host, _, port = text.rpartition(":")
+    try:
+        return _parse_address(host.strip("[]")), int(port)
+    except ValueError:
+        return None, 0
+
+
+def _parse_address(text: str) -> IPv4Address | IPv6Address:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _read_ssh_variables(pid: int) -> set[str]:
+    variables = {os.environ.get("SSH_CONNECTION", "")}
+    while pid > 1:
+        folder = Path("/proc") / str(pid)
+        try:
+            for line in (folder / "environ").read_bytes().split(b"\0"):
+                if line.startswith(b"SSH_CONNECTION="):
+                    variables.add(line.partition(b"=")[2].decode(errors="replace"))
+            pid = int((folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            # We may not read an ancestor of another user: its child's value has to do.
+            break
+    return variables

@@ -1,27 +1,30 @@
-"""The box for kernels without netem: a User-Mode Linux guest as the router between the two namespaces.
+"""The netem router as User-Mode Linux, for kernels without netem: boot it, and run commands on its console.
 
-Load and server keep native speed, and their packets cross the guest's netem. The guest is a process: no root, no KVM
-and no /dev/net/tun is needed. Its two devices are packet sockets of ours on veth pairs. Taps were rejected, because
-ordinary users may rarely open /dev/net/tun, and so was User-Mode Linux's own "raw" transport: its buffers are small,
-and lost up to 1% of the packets of a stream of 50 to 300 Mbit/s on a busy machine.
+Load and server keep native speed, and their packets cross the netem of User-Mode Linux. It is a process: no root, no
+KVM and no /dev/net/tun is needed. Its two devices are our packet sockets on veth pairs. Taps were rejected because
+ordinary users can rarely open /dev/net/tun. User-Mode Linux's own "raw" transport was rejected because its buffers are
+small: they lost up to 1% of the packets of a stream of 50 to 300 Mbit/s on a busy machine.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import select
+import shlex
 import signal
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.network.act import guest_process
 from ingest_bench.network.act import sandbox as sandboxes
-from ingest_bench.network.act.console import Console
-from ingest_bench.network.plan import guest, queues
+from ingest_bench.network.act import uml_process
+from ingest_bench.network.plan import link_plan, netem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,12 +35,16 @@ if TYPE_CHECKING:
 REMEDY = "Install it: apt-get install user-mode-linux busybox-static"
 _BOOT_TIMEOUT_S = 60
 _END_TIMEOUT_S = 10
-_ERRORS = "/run/errors"
+_STDERR_FILE = "/run/stderr"
+# User-Mode Linux 6.1 may miss that input arrived and sleep on: 4 of 260 commands hung for 10 s on a busy machine. One
+# more byte woke it each time, and an empty line means nothing to a shell. With it, 300 of 300 commands returned.
+NUDGE_S = 0.2
+_OUTPUT_TAIL = 2000
 
 
-# Pid 1 of a pid namespace: when it dies, the kernel ends the guest and all its helper processes. The tmpfs is in a
-# mount namespace of its own and goes with it; the guest's memory and pid file are there, and nothing is anywhere else.
-# It tells its number outside, and starts nothing before we answer: then we were alive after its death signal was set.
+# Pid 1 of a pid namespace: when it dies, the kernel ends User-Mode Linux and all its helper processes. The tmpfs is in
+# a mount namespace and goes with it; memory and pid file of User-Mode Linux are there, and nothing is anywhere else.
+# Pid 1 prints its outer pid and starts nothing before we reply: then we were alive after its death signal was set.
 _PID_1 = """\
 set -e
 mount -t tmpfs none /dev/shm
@@ -51,88 +58,177 @@ echo "User-Mode Linux ended with status $?"
 """
 
 
+class ConsoleReply(NamedTuple):
+    """Output and exit status of a command."""
+
+    stdout: str
+    stderr: str
+    status: int
+
+
+class Console:
+    """A shell at the other end of two pipes, such as a UML console, that runs one command at a time.
+
+    A file that User-Mode Linux polls was rejected: each command would take up to a poll interval longer, and it would
+    need a place on the host that both may write.
+    """
+
+    def __init__(self, to_shell: int, from_shell: int, *, nudge_s: float = NUDGE_S) -> None:
+        self._to_shell = to_shell
+        self._from_shell = from_shell
+        self._nudge_s = nudge_s
+        self._nonce = secrets.token_hex(8)
+        self._commands = 0
+
+    def wait_until_ready(self, first: str = "true", *, timeout_s: float) -> str:
+        """Run the shell's `first` line and return all output until then, such as boot messages.
+
+        Afterwards the terminal transmits the shell's output only: no echo, no prompt, no changed line ends.
+        """
+        # In two parts, so that the terminal's echo of the command is not taken for its output.
+        self._send(f"PS1= PS2=; stty -echo -opost; {first}; echo '{self._nonce[:8]}''{self._nonce[8:]}:hello'\n")
+        return self._read_until(f"{self._nonce}:hello\n", timeout_s, "first reply")
+
+    def run(self, argv: Sequence[str], *, stdin: str = "", stderr_file: str, timeout_s: float = 30) -> ConsoleReply:
+        """Run a command. `stderr_file`, which the shell may write, holds its standard error until it ends."""
+        self._commands += 1
+        mark = f"{self._nonce}:{self._commands}:"
+        self._send(frame_command(argv, stdin, mark, stderr_file))
+        text = self._read_until(f"{mark}end\n", timeout_s, shlex.join(argv))
+        _, _, output = text.partition(f"{mark}out\n")
+        stdout, _, output = output.partition(f"{mark}err\n")
+        stderr, _, status = output.rpartition(mark)
+        try:
+            return ConsoleReply(stdout, stderr, int(status))
+        except ValueError:
+            raise RunFailed(f"console: {shlex.join(argv)}: malformed reply: {text[-_OUTPUT_TAIL:]!r}") from None
+
+    def _send(self, text: str) -> None:
+        unsent = memoryview(text.encode())
+        # After a broken pipe the shell's last output is still to be read.
+        with suppress(BrokenPipeError):
+            while unsent:
+                unsent = unsent[os.write(self._to_shell, unsent) :]
+
+    def _read_until(self, end: str, timeout_s: float, purpose: str) -> str:
+        end_bytes, output = end.encode(), b""
+        deadline = time.monotonic() + timeout_s
+        while end_bytes not in output:
+            if time.monotonic() > deadline:
+                raise RunFailed(f"console: {purpose}: timed out after {timeout_s:g} s. Output: {_tail(output)}")
+            readable, _, _ = select.select([self._from_shell], [], [], self._nudge_s)
+            if not readable:
+                self._send("\n")
+                continue
+            block = os.read(self._from_shell, 65536)
+            if not block:
+                raise RunFailed(f"console: {purpose}: the shell exited. Output: {_tail(output)}")
+            output += block
+        return output.partition(end_bytes)[0].decode(errors="replace")
+
+
+def frame_command(argv: Sequence[str], stdin: str, mark: str, stderr_file: str) -> str:
+    """Return the lines that run `argv` in a shell and frame its output with marks."""
+    file = shlex.quote(stderr_file)
+    lines = stdin if stdin.endswith("\n") else stdin + "\n"
+    input_text = f" <<'{mark}stdin'\n{lines}{mark}stdin\n" if stdin else " </dev/null\n"
+    return (
+        f"echo {mark}out; {shlex.join(argv)} 2>{file}{input_text}"
+        f"status=$?; echo {mark}err; [ -s {file} ] && cat {file}; echo {mark}$status; echo {mark}end\n"
+    )
+
+
+def _tail(output: bytes) -> str:
+    return output[-_OUTPUT_TAIL:].decode(errors="replace").strip() or "nothing"
+
+
 @dataclass(frozen=True, slots=True)
-class Guest:
-    """A running guest: a place where commands run."""
+class UmlRouter:
+    """A running User-Mode Linux: a place where commands run."""
 
     console: Console
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
-        """What the command, run in the guest, wrote to its standard output; as `system.run`."""
-        answer = self.console.ask(argv, stdin=stdin or "", errors=_ERRORS)
+        """Run a command inside and return its output, as `system.run`."""
+        reply = self.console.run(argv, stdin=stdin or "", stderr_file=_STDERR_FILE)
         if not check:
-            return answer.stdout + answer.stderr
-        if answer.status:
-            said = (answer.stderr.strip() or answer.stdout.strip() or "nothing")[-2000:]
-            raise RunFailed(f"User-Mode Linux: {' '.join(argv)}: exit {answer.status}, it said: {said}")
-        return answer.stdout
+            return reply.stdout + reply.stderr
+        if reply.status:
+            output = (reply.stderr.strip() or reply.stdout.strip() or "nothing")[-_OUTPUT_TAIL:]
+            raise RunFailed(f"User-Mode Linux: {' '.join(argv)}: exit status {reply.status}. Output: {output}")
+        return reply.stdout
 
 
 @contextmanager
-def booted(middle: Namespace, argv: Sequence[str]) -> Iterator[Guest]:
-    """A guest with the packet sockets of that namespace's devices. It dies with us, and leaves no file."""
-    with _booting(middle, argv) as process:
+def boot_uml(router_host: Namespace, argv: Sequence[str]) -> Iterator[UmlRouter]:
+    """Yield User-Mode Linux with packet sockets of that namespace's devices. It dies with us, and leaves no file."""
+    with _start(router_host, argv) as process:
         console = Console(process.stdin.fileno(), process.stdout.fileno())
-        console.greet("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
-        yield Guest(console)
-
-
-@cache
-def complaint() -> str:
-    """Why there is no such box on this machine, and the remedy; empty when there is one. Found by trying cheaply."""
-    missing = [program for program in ("linux.uml", "busybox") if system.which(program) is None]
-    if missing:
-        return f"User-Mode Linux: {' and '.join(missing)} not found. {REMEDY}"
-    version = system.run(("linux.uml", "--version")).strip()
-    module = guest.MODULES / version / "kernel/net/sched/sch_netem.ko"
-    if not module.is_file():
-        return f"User-Mode Linux {version}: its module {module} is missing. {REMEDY}"
-    with sandboxes.sandbox() as opened:
-        tried = ("unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/dev/shm")  # noqa: S108
-        said = opened.add().run(tried, check=False).strip()
-    return f"User-Mode Linux: no namespaces for its processes and files ({said})." if said else ""
-
-
-def queue_complaint(queue: Queue) -> str:
-    """Why the guest has no such queue; empty when it has."""
-    folder = guest.MODULES / system.run(("linux.uml", "--version")).strip() / "kernel/net/sched"
-    files = (folder / f"sch_{name}.ko" for name in queues.MODULES[queue])
-    missing = [str(file) for file in files if not file.is_file()]
-    return f"{queue}: not in User-Mode Linux, for want of {' and '.join(missing)}." if missing else ""
-
-
-@cache
-def _has_too_wide_registers() -> bool:
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return guest.has_too_wide_registers(system.run(("linux.uml", "--version")), cpuinfo)
-
-
-def becoming(devices: Sequence[str] = ()) -> tuple[str, ...]:
-    """The begin of a command that ends in User-Mode Linux: it has packet sockets of these devices."""
-    flags = ("--without-xstate",) if _has_too_wide_registers() else ()
-    return system.script(guest_process.__file__, *flags, *devices, "--")
-
-
-def kernel_words() -> tuple[str, ...]:
-    """What must stand on its command line on this processor."""
-    return (guest.NO_AVX,) if _has_too_wide_registers() else ()
+        console.wait_until_ready("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
+        yield UmlRouter(console)
 
 
 @contextmanager
-def _booting(middle: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
-    """The guest during the block. Then nothing is left: `unshare` ends after pid 1, and that one after all others."""
-    begin = becoming([side.outside for side in guest.SIDES])
-    killed_with = ("setpriv", "--pdeathsig", "KILL")
-    own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
-    inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv)
-    with system.Child(middle.command((*begin, *inside)), name="User-Mode Linux") as process:
-        pid_1 = int(process.line(_BOOT_TIMEOUT_S).removeprefix("ready "))
+def _start(router_host: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
+    """Run User-Mode Linux during the block. At its end no process is left: `unshare` exits after pid 1, pid 1 last."""
+    enter = uml_command([device.outside for device in link_plan.UML_DEVICES])
+    death_signal = ("setpriv", "--pdeathsig", "KILL")
+    namespaces = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
+    inside = (*death_signal, *namespaces, "sh", "-c", _PID_1, "pid-1", *argv)
+    with system.Child(router_host.command((*enter, *inside)), name="User-Mode Linux") as process:
+        pid_1 = int(process.read_line(_BOOT_TIMEOUT_S).removeprefix("ready "))
         try:
-            process.tell("go")
+            process.write_line("go")
             yield process
         finally:
-            if process.runs():
+            if process.is_running():
                 with suppress(ProcessLookupError):
                     os.kill(pid_1, signal.SIGKILL)
             with suppress(RunFailed):
-                process.rest(_END_TIMEOUT_S)
+                process.read_until_exit(_END_TIMEOUT_S)
+
+
+@cache
+def find_uml_problem() -> str:
+    """Return why User-Mode Linux cannot be used here, and the remedy; empty if it can. Checks without booting it."""
+    missing = [program for program in ("linux.uml", "busybox") if system.which(program) is None]
+    if missing:
+        return f"User-Mode Linux: {' and '.join(missing)} not found. {REMEDY}"
+    module = _modules_folder() / "sch_netem.ko"
+    if not module.is_file():
+        return f"User-Mode Linux {_version()}: its module {module} is missing. {REMEDY}"
+    with sandboxes.sandbox() as opened:
+        argv = ("unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/dev/shm")  # noqa: S108
+        error = opened.add_namespace().run(argv, check=False).strip()
+    return f"User-Mode Linux: no namespaces for its processes and files ({error})." if error else ""
+
+
+def find_uml_queue_problem(queue: Queue) -> str:
+    """Return why User-Mode Linux does not have the queue; empty if it has."""
+    files = (_modules_folder() / f"sch_{name}.ko" for name in netem.QUEUE_MODULES[queue])
+    missing = [str(file) for file in files if not file.is_file()]
+    return f"{queue}: not in User-Mode Linux, which lacks {' and '.join(missing)}." if missing else ""
+
+
+def uml_command(devices: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the prefix of a command that becomes User-Mode Linux, with packet sockets of these devices."""
+    flags = ("--without-xstate",) if _needs_xstate_workaround() else ()
+    return system.build_script_argv(uml_process.__file__, *flags, *devices, "--")
+
+
+def uml_kernel_options() -> tuple[str, ...]:
+    """Return the additional kernel options that User-Mode Linux needs on this processor."""
+    return (link_plan.NO_AVX,) if _needs_xstate_workaround() else ()
+
+
+@cache
+def _needs_xstate_workaround() -> bool:
+    return link_plan.needs_xstate_workaround(_version(), Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+
+
+def _version() -> str:
+    return system.run(("linux.uml", "--version")).strip()
+
+
+def _modules_folder() -> Path:
+    return link_plan.UML_MODULES / _version() / "kernel/net/sched"

@@ -1,1 +1,1 @@
-"""Whether a link does what its profile promises, and what crossed it while the load ran."""
+"""Verify that a link matches its profile, and record what crossed it during the load."""

@@ -1,4 +1,4 @@
-"""What the link and TCP counted while the load ran."""
+"""Turn what links and TCP recorded during the load into columns, and into intervals that may explain stalls."""
 
 from __future__ import annotations
 
@@ -7,125 +7,289 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ingest_bench.nearest_rank import percentile
-from ingest_bench.network.act.link import Counted
+from ingest_bench.model.results import CauseIntervals, Interval, percentile
+from ingest_bench.network.act.link import FIRST_NODE_PORT, LinkCounters
 from ingest_bench.network.measure import qdiscs
-from ingest_bench.network.measure.wire import seen as wire_seen
-from ingest_bench.network.plan.places import DIRECTIONS
+from ingest_bench.network.measure.wire import WIRE_FILE, read_wire
+from ingest_bench.network.plan.link_plan import DIRECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ingest_bench.model.results import Value
+    from ingest_bench.model.network import LinkName
+    from ingest_bench.model.results import ColumnValue
     from ingest_bench.network.act.link import Link
+    from ingest_bench.network.measure.wire import WireRecord
 
 _MILLION = 10**6
-# What TCP made of what the link did (include/uapi/linux/snmp.h): the counts of each column are added up.
-_OF_TCP = {
+# Counters of TCP (include/uapi/linux/snmp.h): each column is the sum of its counters.
+_TCP_COLUMNS = {
     "retransmits": ("RetransSegs",),
     "out_of_order": ("TCPOFOQueue",),
-    # It says so for each of them: of data that was taken, and of data that waits for what is missing (RFC 2883).
+    # Reported for each duplicate: of data that was taken, and of data that waits for missing data (RFC 2883).
     "duplicates": ("TCPDSACKOldSent", "TCPDSACKOfoSent"),
-    "overtaken": ("TCPSACKReorder", "TCPTSReorder", "TCPRenoReorder"),
+    "reorder_events": ("TCPSACKReorder", "TCPTSReorder", "TCPRenoReorder"),
     "ecn_marks": ("InCEPkts",),
 }
 _ZERO_WINDOWS = "TCPToZeroWindowAdv"
 
+LOST = "packets lost on the network"
+# By direction of the watcher: that of to-client has the load's sockets, that of to-server those of the server.
+_FULL_BUFFER_CAUSES = {
+    "to-client": {
+        "receiver_full_us": "the server's receive window was full",
+        "send_buffer_full_us": "the load's send buffer was full",
+    },
+    "to-server": {
+        "receiver_full_us": "the load's receive window was full",
+        "send_buffer_full_us": "the server's send buffer was full",
+    },
+}
+_HALF = 0.5
+# Values that the wait for a reply is computed from.
+_WAIT_VALUES = {"local_port", "remote_port", "sent_ms_ago", "received_ms_ago", "rtt_us"}
+# A retransmission without timeout costs about a round trip. A short one delays no request, and a busy machine that is
+# late with its acknowledgements makes TCP resend data that was never lost (a tail loss probe).
+_MIN_LOSS_RTT_US = 50_000
+# The shortest time after which TCP resends unacknowledged data (TCP_RTO_MIN of Linux): the loss is older.
+_MIN_TIMEOUT_NS = 200_000_000
+_TCP_INTERVAL_NS = 250_000_000
 
-def start(*links: Link) -> None:
-    """From now on: what `readings` counts begins here."""
+
+def start_counting(*links: Link) -> None:
+    """Set the origin of `link_columns` to the present counters."""
     for link in links:
-        link.counted_before = counters(link)
+        link.counters_at_start = read_counters(link)
 
 
-def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> dict[str, Value]:
-    """The numbers of these links together since `start`, while they still stand; `wires` are what `watch_wire` left.
+def link_columns(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> dict[str, ColumnValue]:
+    """Return the columns of these links together since `start_counting`; `wires` are the files of `watch_wire`.
 
-    - `wire_packets`: packets that the queues of both directions sent on; None on a loopback link, which has none.
-    - `qdisc_drops`: packets that they dropped, netem's losses among them; `loss_ppm` is their share to the server. What
-      netem marked in place of dropping it counts here too (net/sched/sch_netem.c, netem_enqueue).
-    - `retransmits`: TCP segments that either end sent again, on whatever link; without `clients` those of the servers.
-    - `out_of_order`: segments that came before one that was sent earlier, at either end.
-    - `duplicates`: segments that came twice, because the link made two of one or because TCP sent it again needlessly.
-    - `overtaken`: how often a sender found that a segment was late, and not lost.
+    - `wire_packets`: packets that the qdiscs of both directions sent; None on a loopback link, which has none.
+    - `qdisc_drops`: packets that they dropped, with netem's losses; `loss_ppm` is their share to the server. Packets
+      that netem marked instead of dropping count here too (net/sched/sch_netem.c, netem_enqueue).
+    - `retransmits`: TCP segments that either end resent, on any link; without `clients` those of the servers.
+    - `out_of_order`: segments that arrived before one that was sent earlier, at either end.
+    - `duplicates`: segments that arrived twice, because the link duplicated them or TCP resent them needlessly.
+    - `reorder_events`: how often a sender detected that a segment was late, not lost.
     - `zero_windows`: how often a server told a sender to stop.
-    - `ecn_marks`: packets that came with the mark of congestion (CE), at either end, on whatever link.
-    - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of `wire_frames` that were looked at.
-    - `idle_rtt_ms`: the median of the `idle_rtts` round trips that `check` measured before the load; None: nothing was
-      promised about it. Of several links the median of theirs.
-    - `mss`, `rtt_ms`: medians of what the clients' TCP knew of its connections, four times a second, `rtts` in all.
+    - `ecn_marks`: packets that arrived with a congestion mark (CE), at either end, on any link.
+    - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of `wire_frames` sampled frames.
+    - `idle_rtt_ms`: the median of the `idle_rtt_samples` round trips of `check_link` before the load; None if the
+      profile does not define it. For several links the median of their medians.
+    - `mss`, `rtt_ms`: medians of the clients' TCP data about its connections, sampled `rtt_samples` times.
     """
     queues: Counter[str] = Counter()
     tcp: dict[int, dict[str, int]] = {}
     for link in links:
-        now, before = counters(link), link.counted_before
+        now, before = read_counters(link), link.counters_at_start
         queues.update({name: count - before.queues.get(name, 0) for name, count in now.queues.items()})
-        # Of a namespace once, however many links it has.
+        # A namespace counts once, however many links it has.
         for pid, counts in now.tcp.items():
             tcp.setdefault(pid, {name: count - before.tcp.get(pid, {}).get(name, 0) for name, count in counts.items()})
     servers = {link.server.pid for link in links}
-    shaped = any(name.startswith("packets ") for name in queues)
+    has_queues = any(name.startswith("packets ") for name in queues)
     packets, drops = queues["packets to-server"], queues["drops to-server"]
-    idle = [link.idle_rtt_ms for link in links if link.idle_rtt_ms is not None]
+    idle_rtts_ms = [link.idle_rtt_ms for link in links if link.idle_rtt_ms is not None]
     return {
-        "wire_packets": sum(queues[f"packets {direction}"] for direction in DIRECTIONS) if shaped else None,
-        "qdisc_drops": sum(queues[f"drops {direction}"] for direction in DIRECTIONS) if shaped else None,
+        "wire_packets": sum(queues[f"packets {direction}"] for direction in DIRECTIONS) if has_queues else None,
+        "qdisc_drops": sum(queues[f"drops {direction}"] for direction in DIRECTIONS) if has_queues else None,
         "loss_ppm": round(drops * _MILLION / (packets + drops)) if packets + drops else None,
         "zero_windows": sum(counts[_ZERO_WINDOWS] for pid, counts in tcp.items() if pid in servers),
         **{
             column: sum(counts[name] for pid, counts in tcp.items() if clients or pid in servers for name in names)
-            for column, names in _OF_TCP.items()
+            for column, names in _TCP_COLUMNS.items()
         },
-        "idle_rtt_ms": statistics.median(idle) if idle else None,
-        "idle_rtts": sum(link.idle_rtts for link in links) if idle else None,
-        **(_seen(wires) if wires else {}),
+        "idle_rtt_ms": statistics.median(idle_rtts_ms) if idle_rtts_ms else None,
+        "idle_rtt_samples": sum(link.idle_rtt_count for link in links) if idle_rtts_ms else None,
+        **(_wire_columns(wires) if wires else {}),
     }
 
 
-def counters(link: Link) -> Counted:
-    """The counts of a link's queues, and of TCP at its ends."""
+def read_counters(link: Link) -> LinkCounters:
+    """Read the counters of a link's qdiscs, and of TCP at its ends."""
     queues: dict[str, int] = {}
     if link.profile.medium == "veth":
         for direction in DIRECTIONS:
-            place, device = link.shaper(direction)
-            counted = qdiscs.counters(place.run(qdiscs.show(device)))
-            queues[f"packets {direction}"] = counted.packets
-            queues[f"drops {direction}"] = counted.drops
-    found = {}
-    for place in (link.client, link.server):
-        told = parse(place.run(("cat", "/proc/net/snmp", "/proc/net/netstat")))
-        found[place.pid] = {name: told[name] for name in (_ZERO_WINDOWS, *itertools.chain(*_OF_TCP.values()))}
-    return Counted(queues, found)
+            place, device = link.shaping_device(direction)
+            counters = qdiscs.parse_counters(place.run(qdiscs.show_argv(device)))
+            queues[f"packets {direction}"] = counters.packets
+            queues[f"drops {direction}"] = counters.drops
+    tcp = {}
+    for namespace in (link.client, link.server):
+        counts = parse_proc_net(namespace.run(("cat", "/proc/net/snmp", "/proc/net/netstat")))
+        tcp[namespace.pid] = {name: counts[name] for name in (_ZERO_WINDOWS, *itertools.chain(*_TCP_COLUMNS.values()))}
+    return LinkCounters(queues, tcp)
 
 
-def parse(text: str) -> dict[str, int]:
-    """Name to count of /proc/net/snmp and /proc/net/netstat: a line of names, then a line of numbers."""
-    found: dict[str, int] = {}
+def parse_proc_net(text: str) -> dict[str, int]:
+    """Parse /proc/net/snmp and /proc/net/netstat: a line of names, then a line of numbers."""
+    counts: dict[str, int] = {}
     lines = text.splitlines()
     for names, numbers in zip(lines[::2], lines[1::2], strict=True):
-        found |= dict(zip(names.split()[1:], map(int, numbers.split()[1:]), strict=True))
-    return found
+        counts |= dict(zip(names.split()[1:], map(int, numbers.split()[1:]), strict=True))
+    return counts
 
 
-def _seen(wires: Sequence[Path]) -> dict[str, Value]:
-    """What the watchers of the wire saw; None for what they did not."""
-    seen = [wire_seen(path) for path in wires]
-    to_server = [found for one in seen if (found := one.get("to-server"))]
-    clients = [found for one in seen if (found := one.get("to-client"))]
+def _wire_columns(wires: Sequence[Path]) -> dict[str, ColumnValue]:
+    """Return the columns of the wire's watchers; None for what they did not observe."""
+    records = [read_wire(path) for path in wires]
+    to_server = [record for by_direction in records if (record := by_direction.get("to-server"))]
+    to_client = [record for by_direction in records if (record := by_direction.get("to-client"))]
     sizes: Counter[int] = Counter()
-    for one in to_server:
-        sizes.update(one.frames)
-    rtts_us = [value for one in clients for value in one.of_connections("rtt_us")]
-    rtt_us = _median(rtts_us)
+    for record in to_server:
+        sizes.update(record.frames)
+    rtts_us = [value for record in to_client for value in record.connection_values("rtt_us")]
+    mss = [value for record in to_client for value in record.connection_values("send_mss_bytes")]
     return {
         "wire_bytes_p50": percentile(sizes, 50),
-        "wire_frames": sum(one.looked_at for one in to_server) if to_server else None,
-        "mss": _median([value for one in clients for value in one.of_connections("send_mss_bytes")]),
-        "rtt_ms": None if rtt_us is None else rtt_us / 1000,
-        "rtts": len(rtts_us) if clients else None,
+        "wire_frames": sum(record.sampled_frames for record in to_server) if to_server else None,
+        "mss": statistics.median_low(mss) if mss else None,
+        "rtt_ms": statistics.median_low(rtts_us) / 1000 if rtts_us else None,
+        "rtt_samples": len(rtts_us) if to_client else None,
     }
 
 
-def _median(values: list[int]) -> int | None:
-    return statistics.median_low(values) if values else None
+# Waits of connections.
+
+
+def node_wait_columns(
+    links: Mapping[LinkName, Mapping[str, WireRecord | None]], nodes: int, start_ns: int, end_ns: int
+) -> tuple[dict[str, ColumnValue], ...]:
+    """Return for each node `peer_wait_ms_mean` and `peer_wait_ms_max`: how long a peer waited for its replies.
+
+    Four times a second the longest wait of each peer's connections to it counts; the mean is that of the peer that
+    waited longest. A wait is a lower bound: TCP knows when data was last sent, not when the first unanswered byte was,
+    and a round trip. Data sent before the measurement does not count: a node that abandoned a request, such as one to
+    join, never reads its reply.
+    """
+    waits_by_node: list[list[list[float]]] = [[] for _ in range(nodes)]
+    for name, records in links.items():
+        first, second = name.nodes
+        # The watcher of packets to the server's end, which is the second node, has that node's own sockets.
+        for direction, node in (("to-server", first), ("to-client", second)):
+            if (record := records.get(direction)) is not None:
+                waits = [wait for at_ns, wait in longest_waits(record, start_ns) if start_ns <= at_ns < end_ns]
+                waits_by_node[node - 1].append(waits)
+    return tuple(
+        {
+            "peer_wait_ms_mean": max((sum(waits) / len(waits) for waits in peers if waits), default=None),
+            "peer_wait_ms_max": max((max(waits) for waits in peers if waits), default=None),
+        }
+        for peers in waits_by_node
+    )
+
+
+def longest_waits(record: WireRecord, since_ns: int) -> Iterator[tuple[int, float]]:
+    """Yield for each snapshot the longest wait (in ms) of a connection for a reply to data sent since `since_ns`."""
+    before_ns = 0
+    waits: dict[tuple[int, int], float] = {}
+    for snapshot in record.tcp:
+        passed_ms = (snapshot.at_ns - before_ns) / 1e6
+        since_ms = (snapshot.at_ns - since_ns) / 1e6
+        rows = [row for row in _opened_by_node(snapshot.connections) if row["sent_ms_ago"] <= since_ms]
+        now = {_ports(row): _wait_ms(row, waits.get(_ports(row), 0.0), passed_ms) for row in rows}
+        yield snapshot.at_ns, max(now.values(), default=0.0)
+        before_ns, waits = snapshot.at_ns, now
+
+
+def find_losses(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
+    """Return the spans in which one of these connections resent data, at either end.
+
+    Empty unless both ends were watched. With snapshots four times a second, the span of a timeout begins the shortest
+    timeout before the last snapshot without one, and ends at the first snapshot without one. Data that was resent
+    without a timeout was resent since the snapshot before.
+    """
+    by_direction = read_wire(raw / WIRE_FILE)
+    ends = [record for direction in DIRECTIONS if (record := by_direction.get(direction)) is not None]
+    snapshots = (snapshot for record in ends for snapshot in record.tcp)
+    has_timeouts = any("timeouts" in row for snapshot in snapshots for row in snapshot.connections)
+    if len(ends) < 2 or not has_timeouts:
+        return ()
+    fast = [
+        span
+        for record in ends
+        for span in _find_growth(record, frozenset(ports), "retransmits", LOST, 1, _MIN_LOSS_RTT_US)
+    ]
+    timeouts = [span for record in ends for port in ports for span in _find_timeouts(record, port)]
+    return (CauseIntervals(LOST, (*timeouts, *fast), timing_error_ns=_TCP_INTERVAL_NS),)
+
+
+def find_full_buffers(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
+    """Return the spans in which one of these connections was limited by a full receive window or send buffer.
+
+    A span is the time between two snapshots, if the limit applied for half of it. Ends that were not watched are left
+    out.
+    """
+    by_direction = read_wire(raw / WIRE_FILE)
+    return tuple(
+        CauseIntervals(
+            cause,
+            tuple(_find_growth(record, frozenset(ports), counter, cause, _HALF)),
+            timing_error_ns=_TCP_INTERVAL_NS,
+        )
+        for direction, causes in _FULL_BUFFER_CAUSES.items()
+        for counter, cause in causes.items()
+        if (record := by_direction.get(direction)) is not None and record.connection_values(counter)
+    )
+
+
+def _find_growth(
+    record: WireRecord, ports: frozenset[int], counter: str, cause: str, minimum: float, min_rtt_us: int = 0
+) -> Iterator[Interval]:
+    """Yield where a connection's counter grew by `minimum` since the last snapshot; below 1: by that share of time.
+
+    Connections with a round trip below `min_rtt_us` are left out.
+    """
+    before: dict[tuple[int, int], int] = {}
+    before_ns = 0
+    for snapshot in record.tcp:
+        now = {
+            _ports(row): row[counter]
+            for row in snapshot.connections
+            if counter in row
+            and row["rtt_us"] >= min_rtt_us
+            and not ports.isdisjoint((row["local_port"], row["remote_port"]))
+        }
+        threshold = minimum if minimum >= 1 else minimum * (snapshot.at_ns - before_ns) / 1e3
+        for connection, count in now.items():
+            if count - before.get(connection, count) >= threshold:
+                (port,) = ports.intersection(connection)
+                yield Interval(cause, before_ns, snapshot.at_ns, port=port)
+        before, before_ns = now, snapshot.at_ns
+
+
+def _find_timeouts(record: WireRecord, port: int) -> Iterator[Interval]:
+    before_ns = begun_ns = None
+    for snapshot in record.tcp:
+        rows = [row for row in snapshot.connections if port in (row["local_port"], row["remote_port"])]
+        if any(row.get("timeouts") for row in rows):
+            if begun_ns is None:
+                begun_ns = (before_ns or snapshot.at_ns) - _MIN_TIMEOUT_NS
+        elif begun_ns is not None:
+            yield Interval(LOST, begun_ns, snapshot.at_ns, port=port)
+            begun_ns = None
+        before_ns = snapshot.at_ns
+    if begun_ns is not None and before_ns is not None:
+        yield Interval(LOST, begun_ns, before_ns, port=port)
+
+
+def _wait_ms(row: Mapping[str, int], before_ms: float, passed_ms: float) -> float:
+    if row["sent_ms_ago"] >= row["received_ms_ago"]:
+        return 0.0
+    is_silent = row["received_ms_ago"] >= passed_ms
+    wait_ms = before_ms + passed_ms if is_silent and before_ms else row["sent_ms_ago"]
+    return max(wait_ms, row["rtt_us"] / 1000)
+
+
+def _opened_by_node(rows: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """Return the connections whose local end opened them, by its port: it waits for replies; its peer for requests.
+
+    Rows of a damaged file may lack values.
+    """
+    return [row for row in rows if row.keys() >= _WAIT_VALUES and row["local_port"] >= FIRST_NODE_PORT]
+
+
+def _ports(row: Mapping[str, int]) -> tuple[int, int]:
+    return row["local_port"], row["remote_port"]

@@ -1,13 +1,16 @@
-"""What crosses a link while the load runs: sampled sizes of frames, and what TCP knows, at a negligible cost.
+"""Watch a link while the load runs: sampled frame sizes, and TCP's view of the connections, at negligible cost.
 
-A child in the receiving namespace looks at its packet socket 50 times a second: waiting for each frame would wake it
-for each frame. It ends when its standard input ends, and then writes what it saw.
+A child process in the receiving namespace reads its packet socket 50 times a second: waiting for frames would wake it
+for each frame. It ends when its standard input ends, and then writes its record.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import socket
+import struct
 import sys
 import time
 from collections import Counter
@@ -18,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.network.measure import diag, frames
+from ingest_bench.network import classic_bpf as bpf
+from ingest_bench.network.measure import tcp_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,156 +30,253 @@ if TYPE_CHECKING:
     from ingest_bench.model.results import Histogram
     from ingest_bench.network.act.link import End, Link
 
-_LOOK_EVERY_S = 0.02
-_ASK_TCP_EVERY_S = 0.25
-# More frames at a look, and half of them are enough; fewer in a second, and twice as many are to be had.
-_FIRST, _MOST_A_LOOK, _LOOKS, _LEAST, _SPARSEST = 8, 16, 50, 200, 1024
-_END_S = 10.0
-# Of a connection, each time that TCP is asked: files of earlier versions lack some of the others.
-_ALWAYS = ("local_port", "remote_port", "rtt_us")
-_KEPT = (
-    *(*_ALWAYS, "send_mss_bytes"),
+WIRE_FILE = "wire.json"
+_READ_INTERVAL_S = 0.02
+_TCP_INTERVAL_S = 0.25
+# More frames per read: sample half of them. Fewer in a second (50 reads): sample twice as many.
+_FIRST_SAMPLING, _MAX_FRAMES_PER_READ, _READS, _MIN_FRAMES, _SPARSEST_SAMPLING = 8, 16, 50, 200, 1024
+_EXIT_LIMIT_S = 10.0
+# Values of each connection that are always recorded; others depend on the kernel.
+_REQUIRED_VALUES = ("local_port", "remote_port", "rtt_us")
+_RECORDED_VALUES = (
+    *(*_REQUIRED_VALUES, "send_mss_bytes"),
     *("retransmits", "timeouts", "sent_ms_ago", "received_ms_ago", "receiver_full_us", "send_buffer_full_us"),
 )
-WIRE = "wire.json"
+
+_ETH_P_ALL, _IPV4 = 0x0003, 0x0800
+_SOL_PACKET, _PACKET_STATISTICS, _PACKET_OUTGOING = 263, 6, 4
+# Ancillary data of classic BPF (linux/filter.h): the packet type and a random number.
+_PACKET_TYPE, _RANDOM = 0xFFFFF000 + 4, 0xFFFFF000 + 56
+_ETHER_TYPE_AT, _DESTINATION_AT = 12, 30
+# A filter that kept less of a frame would also hide its size.
+_KEEP_BYTES = 1 << 18
+# asm-generic/socket.h. The kernel records when a frame arrived, however late the program reads it.
+_SO_TIMESTAMPNS = 35
+_SECONDS_AND_NS = struct.Struct("@ll")
+# Until then the kernel records when a frame is read (net/core/dev.c, net_enable_timestamp).
+_TIMESTAMPS_AFTER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What TCP knew at a moment."""
+class TcpSnapshot:
+    """TCP's view of the connections at one moment."""
 
     at_ns: int
     connections: tuple[dict[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a watcher saw of one direction."""
+class WireRecord:
+    """Record of one direction."""
 
     frames: dict[int, int]
-    """How many had a size, by that size, Ethernet header included: each that was looked at stands for its share."""
-    looked_at: int
+    """Number of frames by size, Ethernet header included; each sampled frame counts for those that were not sampled."""
+    sampled_frames: int
+    """Number of sampled frames."""
     lost: int
-    """Of those that were to be looked at."""
+    """Number of frames that should have been sampled."""
     seconds: float
-    tcp: tuple[Asked, ...]
-    """Of the receiving side: that of to-client are the client's own sockets."""
+    tcp: tuple[TcpSnapshot, ...]
+    """Connections of the receiving side: the client's own for to-client."""
 
-    def of_connections(self, name: str) -> list[int]:
-        """That number of all connections, each time that TCP was asked."""
-        return [connection[name] for asked in self.tcp for connection in asked.connections if name in connection]
+    def connection_values(self, name: str) -> list[int]:
+        """Return that value of all connections in all snapshots."""
+        return [row[name] for snapshot in self.tcp for row in snapshot.connections if name in row]
 
 
 @contextmanager
 def watch_wire(link: Link, path: Path) -> Iterator[None]:
-    """Two watchers, one for each direction; at the end the file has what they saw (`seen`)."""
+    """Watch both directions during the block, then write the file that `read_wire` reads."""
     client, server = link.ends
     with ExitStack() as stack:
         ends = (("to-server", server), ("to-client", client))
-        watchers = {direction: stack.enter_context(_watcher(end)) for direction, end in ends}
+        watchers = {direction: stack.enter_context(_start_watcher(end)) for direction, end in ends}
         for watcher in watchers.values():
-            watcher.line()  # It watches.
+            watcher.read_line()
         try:
             yield
         finally:
-            left = {direction: _end(watcher) for direction, watcher in watchers.items()}
-            path.write_text(json.dumps(left), encoding="utf-8")
+            records = {direction: _stop_watcher(watcher) for direction, watcher in watchers.items()}
+            path.write_text(json.dumps(records), encoding="utf-8")
 
 
-def seen(path: Path) -> dict[str, Seen | None]:
-    """By direction what `watch_wire` left; None: its watcher was gone. Empty where nobody watched."""
+def read_wire(path: Path) -> dict[str, WireRecord | None]:
+    """Return the record of each direction; None if its watcher died. Empty if the wire was not watched."""
     from ingest_bench.inputs import records  # noqa: PLC0415 - not in the child
 
     try:
-        found: dict[str, Seen | None] = records.from_file(dict[str, Seen | None], path)
+        by_direction: dict[str, WireRecord | None] = records.from_file(dict[str, WireRecord | None], path)
     except FileNotFoundError:
         return {}
-    for end in filter(None, found.values()):
-        if any(name not in row for sample in end.tcp for row in sample.connections for name in _ALWAYS):
-            raise SpecError(f"{path}: this file is damaged: a connection lacks one of {', '.join(_ALWAYS)}")
-    return found
+    for record in filter(None, by_direction.values()):
+        if any(name not in row for snapshot in record.tcp for row in snapshot.connections for name in _REQUIRED_VALUES):
+            raise SpecError(f"{path}: this file is damaged: a connection lacks one of {', '.join(_REQUIRED_VALUES)}")
+    return by_direction
 
 
-def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
-    """The sampled sizes of frames to the server, as `watch_wire` left them; nothing where it saw nothing."""
+def read_frame_sizes(raw: Path) -> tuple[Histogram, ...]:
+    """Return the sampled sizes of frames to the server; empty without any."""
     from ingest_bench.model.results import Histogram  # noqa: PLC0415 - not in the child
 
-    to_server = seen(raw / WIRE).get("to-server")
+    to_server = read_wire(raw / WIRE_FILE).get("to-server")
     return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
 
 
-class Sample:
-    """Sizes of frames, as dense as there are few of them: whatever the rate, some hundred a second are looked at."""
+def sampling_ratio(rate_bps: int | None) -> int:
+    """Return N for sampling one of N frames, a power of two: cheap at any rate, and dense at a low one."""
+    if rate_bps is None or rate_bps > 200 * 10**6:
+        return 64
+    return 8 if rate_bps > 20 * 10**6 else 1
 
-    def __init__(self, watched: frames.Frames) -> None:
-        self.watched = watched
+
+def sampling_filter(destination: str, sampling: int) -> list[bpf.Instruction]:
+    """Return the filter that keeps one of `sampling` IPv4 frames that arrive for that address, at random."""
+    address = int.from_bytes(socket.inet_aton(destination), "big")
+    return bpf.assemble(
+        {
+            "": [
+                (bpf.LOAD_WORD, 0, 0, _PACKET_TYPE),
+                (bpf.JUMP_EQUAL, "drop", 0, _PACKET_OUTGOING),
+                (bpf.LOAD_HALF, 0, 0, _ETHER_TYPE_AT),
+                (bpf.JUMP_EQUAL, 0, "drop", _IPV4),
+                (bpf.LOAD_WORD, 0, 0, _DESTINATION_AT),
+                (bpf.JUMP_EQUAL, 0, "drop", address),
+                (bpf.LOAD_WORD, 0, 0, _RANDOM),
+                (bpf.AND, 0, 0, sampling - 1),
+                (bpf.JUMP_EQUAL, 0, "drop", 0),
+                (bpf.RETURN, 0, 0, _KEEP_BYTES),
+            ],
+            "drop": [(bpf.RETURN, 0, 0, 0)],
+        }
+    )
+
+
+class FrameSampler:
+    """Packet socket that receives a random sample of frames; `counts[size_bytes]` includes the Ethernet header."""
+
+    def __init__(self, device: str, destination: str, sampling: int) -> None:
+        self.counts: Counter[int] = Counter()
+        self._destination = destination
+        # Without a protocol no frame arrives before the filter is attached.
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self.set_sampling(sampling)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._socket.bind((device, _ETH_P_ALL))
+        self._socket.setblocking(False)
+
+    def set_sampling(self, sampling: int) -> None:
+        """Sample one of `sampling` frames from now on."""
+        self.sampling = sampling
+        bpf.attach(self._socket, sampling_filter(self._destination, sampling))
+
+    def wait_for_arrivals(self, smallest_bytes: int, max_count: int, quiet_s: float, max_wait_s: float) -> list[int]:
+        """Return when frames of at least that size arrived, in ns: up to `max_count`, or until none came for `quiet_s`.
+
+        The first may take `max_wait_s`.
+        """
+        byte, moments_ns, wait_s = bytearray(1), list[int](), max_wait_s
+        while len(moments_ns) < max_count and select.select([self._socket], [], [], wait_s)[0]:
+            size, ancillary, _, _ = self._socket.recvmsg_into([byte], 64, socket.MSG_TRUNC)
+            if size >= smallest_bytes:
+                seconds, nanoseconds = _SECONDS_AND_NS.unpack_from(ancillary[0][2])
+                moments_ns.append(seconds * 10**9 + nanoseconds)
+                wait_s = quiet_s
+        return moments_ns
+
+    def enable_timestamps(self) -> None:
+        """Record the arrival time of each frame from now on."""
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        time.sleep(_TIMESTAMPS_AFTER_S)
+
+    def drain(self) -> None:
+        """Count all waiting frames."""
+        byte = bytearray(1)
+        while True:
+            try:
+                self.counts[self._socket.recv_into(byte, 0, socket.MSG_TRUNC)] += 1
+            except BlockingIOError:
+                return
+
+    def count_lost(self) -> int:
+        """Return the number of sampled frames for which the socket had no room, since the last call."""
+        _, drops = struct.unpack("II", self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))
+        return int(drops)
+
+    def close(self) -> None:
+        """Close the packet socket."""
+        self._socket.close()
+
+
+class AdaptiveSampler:
+    """Samples some hundred frame sizes a second at any rate: the fewer frames, the more of them."""
+
+    def __init__(self, sampler: FrameSampler) -> None:
+        self.sampler = sampler
         self.frames: Counter[int] = Counter()
-        self.looked_at = 0
-        self._looks, self._lately = 0, 0
+        self.sampled = 0
+        self._reads, self._recently_sampled = 0, 0
 
-    def look(self) -> None:
-        """What came since the last look, each for as many as one was looked at of."""
-        self.watched.drain()
-        new = self.watched.counts.total()
-        for size_bytes, count in self.watched.counts.items():
-            self.frames[size_bytes] += count * self.watched.sampled
-        self.watched.counts.clear()
-        self.looked_at += new
-        self._looks, self._lately = self._looks + 1, self._lately + new
-        if new > _MOST_A_LOOK and self.watched.sampled < _SPARSEST:
-            self._begin(self.watched.sampled * 2)
-        elif self._looks == _LOOKS:
-            self._begin(self.watched.sampled // 2 if self._lately < _LEAST else self.watched.sampled)
+    def read(self) -> None:
+        """Drain new frames, scaling each count by the sampling ratio."""
+        self.sampler.drain()
+        new = self.sampler.counts.total()
+        for size_bytes, count in self.sampler.counts.items():
+            self.frames[size_bytes] += count * self.sampler.sampling
+        self.sampler.counts.clear()
+        self.sampled += new
+        self._reads, self._recently_sampled = self._reads + 1, self._recently_sampled + new
+        sampling = self.sampler.sampling
+        if new > _MAX_FRAMES_PER_READ and sampling < _SPARSEST_SAMPLING:
+            self._set_sampling(sampling * 2)
+        elif self._reads == _READS:
+            self._set_sampling(sampling // 2 if self._recently_sampled < _MIN_FRAMES else sampling)
 
-    def _begin(self, sampled: int) -> None:
-        self._looks = self._lately = 0
-        if max(1, sampled) != self.watched.sampled:
-            self.watched.sample(max(1, sampled))
+    def _set_sampling(self, sampling: int) -> None:
+        self._reads = self._recently_sampled = 0
+        if max(1, sampling) != self.sampler.sampling:
+            self.sampler.set_sampling(max(1, sampling))
 
 
-def _watcher(end: End) -> system.Child:
-    argv = system.python("ingest_bench.network.measure.wire", end.device, end.address, end.peer)
+def _start_watcher(end: End) -> system.Child:
+    argv = system.build_module_argv("ingest_bench.network.measure.wire", end.device, end.address, end.peer)
     return system.Child(end.namespace.command(argv), name=f"wire: the watcher on {end.device}")
 
 
-def _end(watcher: system.Child) -> dict[str, Any] | None:
-    """What a watcher saw; None when it is gone."""
+def _stop_watcher(watcher: system.Child) -> dict[str, Any] | None:
+    """Return the watcher's record; None if it died."""
     try:
-        found: dict[str, Any] = json.loads(watcher.rest(_END_S))
+        record: dict[str, Any] = json.loads(watcher.read_until_exit(_EXIT_LIMIT_S))
     except (RunFailed, ValueError):
         return None
-    return found
+    return record
 
 
 def main() -> None:
-    """The child: DEVICE DESTINATION PEER."""
+    """Run the child: DEVICE DESTINATION PEER."""
     device, destination, peer = sys.argv[1:]
-    sample = Sample(frames.Frames(device, destination, _FIRST))
+    sampler = AdaptiveSampler(FrameSampler(device, destination, _FIRST_SAMPLING))
     sys.stdout.write("watching\n")
     sys.stdout.flush()
     os.set_blocking(0, False)
     began = time.monotonic()
-    ask_at = began
-    tcp = []
+    next_snapshot = began
+    snapshots = []
     while _is_open(0):
-        time.sleep(_LOOK_EVERY_S)
-        sample.look()
-        if time.monotonic() >= ask_at:
-            ask_at += _ASK_TCP_EVERY_S
-            tcp.append(
-                {
-                    "at_ns": time.time_ns(),
-                    "connections": [_row(one) for one in diag.connections() if one.remote_address == peer],
-                }
-            )
-    result = {
-        "frames": dict(sorted(sample.frames.items())),
-        "looked_at": sample.looked_at,
-        "lost": sample.watched.lost(),
+        time.sleep(_READ_INTERVAL_S)
+        sampler.read()
+        if time.monotonic() >= next_snapshot:
+            next_snapshot += _TCP_INTERVAL_S
+            connections = [item for item in tcp_info.list_connections() if item.remote_address == peer]
+            rows = [{name: getattr(item, name) for name in _RECORDED_VALUES} for item in connections]
+            snapshots.append({"at_ns": time.time_ns(), "connections": rows})
+    record = {
+        "frames": dict(sorted(sampler.frames.items())),
+        "sampled_frames": sampler.sampled,
+        "lost": sampler.sampler.count_lost(),
         "seconds": time.monotonic() - began,
-        "tcp": tcp,
+        "tcp": snapshots,
     }
-    sys.stdout.write(json.dumps(result))
+    sys.stdout.write(json.dumps(record))
 
 
 def _is_open(pipe: int) -> bool:
@@ -183,10 +284,6 @@ def _is_open(pipe: int) -> bool:
         return os.read(pipe, 1) != b""
     except BlockingIOError:
         return True
-
-
-def _row(connection: diag.Connection) -> dict[str, int]:
-    return {name: getattr(connection, name) for name in _KEPT}
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What is done to a link or an interface for a profile, as lines of `ip -batch` and `tc -batch`. Pure."""
+"""Plan links and changes to real interfaces as lists of steps. Pure."""

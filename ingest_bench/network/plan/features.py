@@ -1,13 +1,13 @@
-"""The features (offloads) of a device, read and set: a program that runs in the device's own network namespace.
+"""Read and set the offloads ("features") of a device: a program that runs in the device's network namespace.
 
     features.py DEVICE [NAME=on|off …]
 
-DEVICE is a name, or ifN for the interface of number N, as `ip` and `tc` have it: whatever its name is by now.
-Its answer is JSON: `before` and `after` are the features as [is on, is asked for, is fixed], `unknown` are the names
-that mean nothing to this kernel; with one of those nothing is set. A name is a single feature of the kernel, or one of
-the short and long names that ethtool has for several. Who imports this file gets the words, and not pyroute2.
+DEVICE is a name, or ifN for the interface with index N, as in `ip` and `tc`: an interface may be renamed. The output is
+JSON: `before` and `after` are the features as [on, wanted, fixed], `unknown` are names that this kernel does not know;
+if there is one, nothing is set. A NAME is a single kernel feature, or one of ethtool's short and long names for
+several. Importing this file gives the pure functions without importing pyroute2.
 
-The kernel is asked by pyroute2, by the ioctl that every kernel has: for features, pyroute2 0.9.7 has no netlink.
+pyroute2 uses the ioctl that every kernel has: pyroute2 0.9.7 has no netlink for features.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-class State(NamedTuple):
-    """A feature of a device."""
+class FeatureState(NamedTuple):
+    """State of a device's feature."""
 
     on: bool
     wanted: bool
-    """What was asked of it; another feature may not allow it."""
+    """The requested state; another feature may prevent it."""
     fixed: bool
-    """Nobody can change it: the driver decides."""
+    """True if the driver does not allow a change."""
 
 
-States = dict[str, State]
+FeatureStates = dict[str, FeatureState]
 
 
-class Answer(NamedTuple):
-    """What the program found and made of it."""
+class FeaturesReply(NamedTuple):
+    """Output of this program."""
 
-    before: States
-    after: States
+    before: FeatureStates
+    after: FeatureStates
     unknown: tuple[str, ...]
 
 
-# What one name of ethtool stands for (ethtool.c, off_flag_def): its short name, its long one, and the kernel's
-# features, with a * for any letters.
+# What an ethtool name stands for (ethtool.c, off_flag_def): its short name, its long name, and the kernel's features,
+# with a * for any letters.
 GROUPS = (
     ("rx", "rx-checksumming", "rx-checksum"),
     ("tx", "tx-checksumming", "tx-checksum-*"),
@@ -60,101 +60,102 @@ GROUPS = (
     ("rxhash", "receive-hashing", "rx-hashing"),
 )
 PATTERNS = {name: pattern for *names, pattern in GROUPS for name in names} | {"tx-checksum": "tx-checksum-*"}
-_WORDS = {"on": True, "off": False}
 
 
-def words(asked: Mapping[str, bool]) -> tuple[str, ...]:
-    """The arguments of this program that ask for it."""
-    return tuple(f"{name}={'on' if on else 'off'}" for name, on in asked.items())
+def to_arguments(requested: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return this program's arguments for a request."""
+    return tuple(f"{name}={'on' if on else 'off'}" for name, on in requested.items())
 
 
-def answer(text: str) -> Answer:
-    """What this program printed."""
+def parse_reply(text: str) -> FeaturesReply:
+    """Parse this program's output."""
     table: dict[str, Any] = json.loads(text)
-    before, after = ({name: State(*values) for name, values in table[key].items()} for key in ("before", "after"))
-    return Answer(before, after, tuple(table["unknown"]))
+    before, after = (
+        {name: FeatureState(*values) for name, values in table[key].items()} for key in ("before", "after")
+    )
+    return FeaturesReply(before, after, tuple(table["unknown"]))
 
 
-def names(states: Mapping[str, State]) -> set[str]:
-    """What may be asked for by name on such a device."""
+def known_names(states: Mapping[str, FeatureState]) -> set[str]:
+    """Return all names that can be requested on such a device."""
     return {*PATTERNS, *states}
 
 
-def members(name: str, states: Mapping[str, State]) -> tuple[str, ...]:
-    """The kernel's features that a name stands for; none: it is unknown."""
+def find_members(name: str, states: Mapping[str, FeatureState]) -> tuple[str, ...]:
+    """Return the kernel features that a name stands for; none if it is unknown."""
     head, star, tail = PATTERNS.get(name, name).partition("*")
     if not star:
         return (head,) if head in states else ()
-    return tuple(each for each in states if each.startswith(head) and each.endswith(tail))
+    return tuple(feature for feature in states if feature.startswith(head) and feature.endswith(tail))
 
 
-def changes(asked: Mapping[str, bool], states: Mapping[str, State]) -> dict[str, bool]:
-    """What must be asked of which feature, so that each name is as it shall be; later names have the last word.
+def find_changes(requested: Mapping[str, bool], states: Mapping[str, FeatureState]) -> dict[str, bool]:
+    """Return the features to change so that each name gets its requested state; later names win.
 
-    Several features are on when one of them is, as ethtool shows it. So "on" leaves alone what is half on already:
+    A group is on if one of its features is on, as ethtool shows it. So "on" does not change a group that is partly on:
     no driver turns all of "tso" on by itself.
     """
-    wanted = {name: _asked(state) for name, state in states.items()}
-    for name, on in asked.items():
-        found = members(name, states)
-        if any(wanted[each] for each in found) != on:
-            wanted.update({each: on for each in found if not states[each].fixed})
+    wanted = {name: _requested_state(state) for name, state in states.items()}
+    for name, on in requested.items():
+        members = find_members(name, states)
+        if any(wanted[member] for member in members) != on:
+            wanted.update({member: on for member in members if not states[member].fixed})
     return {name: on for name, on in wanted.items() if not states[name].fixed and on != states[name].wanted}
 
 
-def changed(states: Mapping[str, State], made: Mapping[str, bool]) -> States:
-    """The features after these changes, where nothing stands in their way."""
-    after = {name: made.get(name, _asked(state)) for name, state in states.items()}
+def predict_states(states: Mapping[str, FeatureState], changes: Mapping[str, bool]) -> FeatureStates:
+    """Return the features after the changes, if nothing prevents them."""
+    after = {name: changes.get(name, _requested_state(state)) for name, state in states.items()}
     return {name: state._replace(on=after[name], wanted=after[name]) for name, state in states.items()}
 
 
-def unmet(asked: Mapping[str, bool], states: Mapping[str, State]) -> Iterator[str]:
-    """Each name that is not as it shall be, and why. Several features are not on while one is held off.
+def find_unmet(requested: Mapping[str, bool], states: Mapping[str, FeatureState]) -> Iterator[str]:
+    """Yield each name that does not have its requested state, and why.
 
-    A feature is as the last name says that stands for it.
+    A group is not on while one of its features is wanted but off. The last name that stands for a feature decides.
     """
-    last = {each: name for name in asked for each in members(name, states)}
-    for name, on in asked.items():
-        found = [state for each, state in states.items() if last.get(each) == name]
-        if not found:
+    last = {member: name for name in requested for member in find_members(name, states)}
+    for name, on in requested.items():
+        members = [state for feature, state in states.items() if last.get(feature) == name]
+        if not members:
             continue
-        is_on = any(state.on for state in found)
-        if is_on != on or (on and any(state.wanted and not state.on for state in found)):
-            is_fixed = all(state.fixed for state in found if state.on != on)
-            why = "the device's driver fixes it" if is_fixed else "the kernel did not take it"
+        is_on = any(state.on for state in members)
+        if is_on != on or (on and any(state.wanted and not state.on for state in members)):
+            is_fixed = all(state.fixed for state in members if state.on != on)
+            why = "the device's driver fixes it" if is_fixed else "the kernel did not accept it"
             yield f"{name} cannot be {'on' if on else 'off'}: {why}"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The program: its exit status is 1 when the device cannot be asked or changed."""
-    device, *rest = arguments
-    current = named(device)
-    asked = {name: _WORDS[value] for name, _, value in (word.rpartition("=") for word in rest)}
-    ioctl = _pyroute2()
+    """Run the program: exit status 1 if the device cannot be read or changed."""
+    device, *words = arguments
+    name = current_name(device)
+    requested = {feature: value == "on" for feature, _, value in (word.rpartition("=") for word in words)}
+    ioctl = _import_ioctl()
     try:
-        opened = ioctl.IoctlEthtool(current)
-        before = _states(opened)
-        unknown = [name for name in asked if not members(name, before)]
-        made = {} if unknown else changes(asked, before)
-        if made:
-            features = opened.get_features()
-            for name, on in made.items():
-                features[name] = on
-            # It calls it "not supported" when another feature stands in the way. What came of it is read back.
+        ethtool = ioctl.IoctlEthtool(name)
+        before = _read_states(ethtool)
+        unknown = [feature for feature in requested if not find_members(feature, before)]
+        changes = {} if unknown else find_changes(requested, before)
+        if changes:
+            features = ethtool.get_features()
+            for feature, on in changes.items():
+                features[feature] = on
+            # pyroute2 raises "not supported" if another feature prevents the change. The result is read back below.
             with suppress(ioctl.NotSupportedError):
-                opened.set_features(features)
-        after = _states(opened) if made else before
+                ethtool.set_features(features)
+        after = _read_states(ethtool) if changes else before
     except (OSError, LookupError, ioctl.EthtoolError) as error:
-        sys.stderr.write(f"{device}: its features cannot be read or set: {error}\n")
+        sys.stderr.write(f"{device}: features cannot be read or set: {error}\n")
         return 1
-    if named(device) != current:
-        sys.exit(f"{device}: it was renamed meanwhile, from {current}")
+    if current_name(device) != name:
+        sys.exit(f"{device}: renamed meanwhile, from {name}")
     json.dump({"before": before, "after": after, "unknown": unknown}, sys.stdout)
     return 0
 
 
-def named(device: str) -> str:
-    """The name that the device has now."""
+def current_name(device: str) -> str:
+    """Return the device's present name; `device` is a name or ifN."""
     number = device.removeprefix("if")
     if number == device or not number.isdecimal() or device in (name for _, name in socket.if_nameindex()):
         return device
@@ -164,25 +165,25 @@ def named(device: str) -> str:
         return device
 
 
-def _asked(state: State) -> bool:
+def _requested_state(state: FeatureState) -> bool:
     return state.on if state.fixed else state.wanted
 
 
-def _states(opened: Any) -> States:
-    features = opened.get_features()
+def _read_states(ethtool: Any) -> FeatureStates:
+    features = ethtool.get_features()
     return {
-        name: State(
+        name: FeatureState(
             on=features.is_active(name),
             wanted=features.is_requested(name),
             fixed=features.is_never_changed(name) or not features.is_available(name),
         )
-        for name in features.keys()  # noqa: SIM118 - to iterate over it gives more than names
+        for name in features.keys()  # noqa: SIM118 - iterating over it gives more than names
         if name
     }
 
 
-def _pyroute2() -> Any:
-    """Its module with the ioctl, without its front page, which imports all of it: 30 ms in place of 350."""
+def _import_ioctl() -> Any:
+    """Import pyroute2's ioctl module without the package's __init__, which imports everything: 30 instead of 350 ms."""
     for package in ("pyroute2", "pyroute2.ethtool"):
         spec = find_spec(package)
         if spec is None:

@@ -1,15 +1,15 @@
-"""What is done to a real interface so that some flows are shaped, and how it is taken back. Pure.
+"""Plan the changes to a real interface that shape some flows, and how each is undone. Pure.
 
     leaving:   clsact egress ── u32 filters ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ the interface's queues
     arriving:  clsact ingress ── u32 filters ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ as if it just arrived
-    MTU, MSS, congestion control: a route of its own to each host
+    SSH:       first filter, one per connection: ends the search, so that no other filter applies
+    MTU, MSS, congestion control: a separate route to each host
 
-What leaves is on its way to the server, but where the server is here. Flows that are given together share the queues.
+Leaving packets are on their way to the server, unless the server is on this machine. Flows of one request share the
+queues. The interface's own queues are not changed: all other traffic passes the filters and enters them as before (mq,
+fq, fq_codel …). An htb class as their root was rejected: it replaces all of them by one queue.
 
-The interface's queues are not touched: all else passes the filter and goes on into them as before (mq, fq, fq_codel …).
-A class of htb as their root was rejected: it puts one queue in the place of all of them.
-
-Interfaces are named by their index, which no renaming changes: `if7` is what `ip` and `tc` call number 7.
+Interfaces are named by their index, which no renaming changes: `if7` is index 7 for `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -18,284 +18,295 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingest_bench.ledger.steps import Action, Step, Undo
-from ingest_bench.network.plan import commands, features, flows, netem
-from ingest_bench.network.plan.commands import buffers
-from ingest_bench.network.plan.flows import SIDES, Side
-from ingest_bench.network.plan.interface_rules import refuse, shapes, tcp_words, wanted_sizes
+from ingest_bench.network.plan import features, link_plan, netem
+from ingest_bench.network.plan.interface_rules import (
+    SIDES,
+    Side,
+    check_allowed,
+    filter_matches,
+    has_effect,
+    profile_sizes,
+    route_options,
+    tc_protocol,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.plan.interface_rules import Asked, Destination, Found
-    from ingest_bench.network.plan.places import Direction
+    from ingest_bench.network.plan.interface_rules import Destination, InterfaceFacts, ShapingRequest
+    from ingest_bench.network.plan.link_plan import Direction
 
-# Filters of one priority have one protocol (net/sched/cls_api.c, tcf_chain_tp_find).
+# Filters of one priority have one protocol (net/sched/cls_api.c, tcf_chain_tp_find). Those of SSH precede the others.
+_SSH_PRIORITIES = {"ip": "1", "ipv6": "2"}
 _PRIORITIES = {"ip": "3", "ipv6": "4"}
-# A route protocol that nobody else has. Those above 3 mean nothing to the kernel (include/uapi/linux/rtnetlink.h);
+# An otherwise unused route protocol. Those above 3 mean nothing to the kernel (include/uapi/linux/rtnetlink.h);
 # /etc/iproute2/rt_protos has no 198.
 ROUTE_PROTOCOL = "198"
-# Numbers of our devices and of our blocks of filters begin here; the kernel gives its own from 1 upwards.
-_NUMBERS = 1 << 28
-MARKS = 1 << 24
-
-_LINK = ("ip", "-j", "-d", "link", "show", "dev", "{name}")
+# Our device indices and filter blocks start here; the kernel assigns its own from 1 upwards.
+_FIRST_NUMBER = 1 << 28
+SESSION_NUMBERS = 1 << 24
+# Shows a device with its values; `{name}` is its present name.
+_SHOW_LINK = ("ip", "-j", "-d", "link", "show", "dev", "{name}")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """What nobody else has: by these the undo knows what this session made, whoever has made something like it.
+class SessionIds:
+    """Unique numbers of a session, by which the undo recognizes what this session created.
 
-    The kernel gives every `clsact` the same handle, but a block of filters has a number of our choice.
+    The kernel gives every `clsact` the same handle, but the number of a filter block can be chosen.
     """
 
     number: int
-    """Drawn for this session, below `MARKS`."""
-
-    @property
-    def counted(self) -> Device:
-        """The device at which copies of packets end that are counted."""
-        return _device(_NUMBERS + 2 * MARKS + self.number)
+    """Random, below `SESSION_NUMBERS`."""
 
     def block(self, side: Side) -> str:
-        """The number of the block of filters of the packets that arrive or that leave."""
-        return str(self._own(side))
+        """Return the number of the filter block of one side."""
+        return str(self._number_of(side))
 
-    def ifb(self, side: Side) -> Device:
-        """The device that these packets are redirected to. A locally administered address (IEEE 802, bit 2)."""
-        return _device(self._own(side))
+    def ifb(self, side: Side) -> OwnDevice:
+        """Return the device to which the packets of one side are redirected."""
+        number = self._number_of(side)
+        # A locally administered address (IEEE 802, bit 2).
+        mac = ":".join(f"{byte:02x}" for byte in (2, *number.to_bytes(5, "big")))
+        return OwnDevice(index=number, name=f"ibench{number - _FIRST_NUMBER:x}", mac=mac)
 
-    def _own(self, side: Side) -> int:
-        return _NUMBERS + 2 * self.number + (side == "egress")
+    def _number_of(self, side: Side) -> int:
+        return _FIRST_NUMBER + 2 * self.number + (side == "egress")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """A device of our own."""
+class OwnDevice:
+    """A device that this session creates."""
 
     index: int
     name: str
     mac: str
 
     @property
-    def word(self) -> str:
-        """What ip and tc call it, whatever its name is."""
+    def selector(self) -> str:
+        """The name by which ip and tc find it also after a renaming."""
         return f"if{self.index}"
 
 
-def _device(number: int) -> Device:
-    mac = ":".join(f"{byte:02x}" for byte in (2, *number.to_bytes(5, "big")))
-    return Device(index=number, name=f"ibench{number - _NUMBERS:x}", mac=mac)
-
-
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A direction that is shaped, and on which side of the interface its packets are met."""
+class ShapedDirection:
+    """A direction that is shaped, and the side of the interface on which its packets are redirected."""
 
     side: Side
     direction: Direction
     impairment: Impairment
 
 
-def ways(asked: Asked) -> tuple[Way, ...]:
-    """Those directions in which the profile does anything."""
-    profile = asked.profile
-    to_client, to_server = reversed(SIDES) if asked.is_server else SIDES
-    both = (Way(to_client, "to-client", profile.to_client), Way(to_server, "to-server", profile.to_server))
-    return tuple(sorted((way for way in both if shapes(way.impairment)), key=lambda way: SIDES.index(way.side)))
+def shaped_directions(request: ShapingRequest) -> tuple[ShapedDirection, ...]:
+    """Return the directions in which the profile has an effect, ingress first."""
+    profile = request.profile
+    to_client, to_server = reversed(SIDES) if request.is_server else SIDES
+    both = (
+        ShapedDirection(to_client, "to-client", profile.to_client),
+        ShapedDirection(to_server, "to-server", profile.to_server),
+    )
+    shaped = (direction for direction in both if has_effect(direction.impairment))
+    return tuple(sorted(shaped, key=lambda direction: SIDES.index(direction.side)))
 
 
-def plan(found: Found, asked: Asked, marks: Marks) -> tuple[Step, ...]:
-    """The steps in their order; SpecError when this interface must not be touched."""
-    refuse(found, asked)
+def interface_steps(facts: InterfaceFacts, request: ShapingRequest, ids: SessionIds) -> tuple[Step, ...]:
+    """Return the steps in their order; SpecError if this interface must not be changed."""
+    check_allowed(facts, request)
     return (
-        *_sysctls(found, asked.profile),
-        *_offloads(found, asked.profile),
-        *_sizes(found, asked.profile),
-        *_interface_mtu(found, asked),
-        *_queues(found, asked, marks),
-        *(step for to in found.destinations for step in _route(found, asked, to)),
+        *_sysctl_steps(facts, request.profile),
+        *_offload_steps(facts, request.profile),
+        *_size_steps(facts, request.profile),
+        *_interface_mtu_steps(facts, request),
+        *_queue_steps(facts, request, ids),
+        *(step for to in facts.destinations for step in _route_steps(facts, request, to)),
     )
 
 
-def files(profile: Profile) -> tuple[str, ...]:
-    """The files of the kernel that it writes to: what flows on other interfaces feel too."""
-    return tuple(map(_file, buffers(profile)))
+def sysctl_files(profile: Profile) -> tuple[str, ...]:
+    """Return the kernel files that the plan writes; they also affect traffic on other interfaces."""
+    return tuple(map(_sysctl_file, link_plan.tcp_buffer_sysctls(profile)))
 
 
-def _file(name: str) -> str:
+def _sysctl_file(name: str) -> str:
     return f"/proc/sys/net/ipv4/{name}"
 
 
-def _sysctls(found: Found, profile: Profile) -> Iterator[Step]:
-    for name, value in buffers(profile).items():
-        path = _file(name)
-        if found.sysctls.get(name) != value:
-            old = Action(path=path, value=found.sysctls[name])
-            yield Step(name=name, do=Action(path=path, value=value), undo=(Undo(action=old),))
+def _sysctl_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
+    for name, value in link_plan.tcp_buffer_sysctls(profile).items():
+        path = _sysctl_file(name)
+        if facts.sysctls.get(name) != value:
+            old = Action(path=path, value=facts.sysctls[name])
+            yield Step(name=name, action=Action(path=path, value=value), undo=(Undo(action=old),))
 
 
-def _offloads(found: Found, profile: Profile) -> Iterator[Step]:
-    """One command for all offloads, and one back: some allow others, and one by one the way back would fail.
+def _offload_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
+    """Yield one command for all offloads, and one undo: some require others, and a one-by-one undo would fail.
 
-    What comes back is what was asked of each feature, also where another one does not allow it.
+    The undo restores the requested state of each feature, also where another feature prevents it.
     """
-    changes = features.changes(profile.offloads, found.features)
+    changes = features.find_changes(profile.offloads, facts.features)
     if changes:
-        old = {name: found.features[name].wanted for name in changes}
+        old = {name: facts.features[name].wanted for name in changes}
+        undo_action = Action(argv=link_plan.offloads_argv(facts.device, old))
         yield Step(
             name="offloads",
-            do=Action(argv=commands.offloads(found.device, changes)),
-            undo=(
-                Undo(
-                    action=Action(argv=commands.offloads(found.device, old)), index=found.index, address=found.address
-                ),
-            ),
+            action=Action(argv=link_plan.offloads_argv(facts.device, changes)),
+            undo=(Undo(action=undo_action, interface_index=facts.index, interface_address=facts.address),),
         )
 
 
-def _sizes(found: Found, profile: Profile) -> Iterator[Step]:
-    """One step for each size. The kernel changes the IPv4 size with the other one, so both are put back.
+def _size_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
+    """Yield one step for each offload size. The kernel also changes the IPv4 size, so both are restored.
 
-    What somebody else changed meanwhile stays; so does a device that has got the number of one that is gone.
+    A value that another program changed meanwhile is kept; so is a device that got the index of a removed one.
     """
-    for name, size in wanted_sizes(profile).items():
-        if found.sizes.get(name) == size:
+    for name, size in profile_sizes(profile).items():
+        if facts.sizes.get(name) == size:
             continue
-        undo = [_put_back(found.index, name, found.sizes[name], ours=size, address=found.address)]
-        twin = name.replace("_max_size", "_ipv4_max_size")
-        if twin != name and twin in found.sizes:
-            undo.append(_put_back(found.index, twin, found.sizes[twin], ours=size, address=found.address))
-        yield Step(name=name, do=_set(found.index, name, size), undo=tuple(undo))
+        undo = [_restore_value(facts.index, name, facts.sizes[name], ours=size, address=facts.address)]
+        ipv4_name = name.replace("_max_size", "_ipv4_max_size")
+        if ipv4_name != name and ipv4_name in facts.sizes:
+            undo.append(
+                _restore_value(facts.index, ipv4_name, facts.sizes[ipv4_name], ours=size, address=facts.address)
+            )
+        yield Step(name=name, action=_set_value(facts.index, name, size), undo=tuple(undo))
 
 
-def _interface_mtu(found: Found, asked: Asked) -> Iterator[Step]:
-    """The MTU of the interface, and back also that of what stands on it.
+def _interface_mtu_steps(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[Step]:
+    """Yield the step that sets the interface's MTU; its undo also restores the devices above it.
 
-    The kernel shrinks VLANs and macvlans with the interface, and does not let them grow again; an ipvlan follows it
-    both ways, also where it had an MTU of its own (net/8021q/vlan.c, drivers/net/macvlan.c, drivers/net/ipvlan/).
+    The kernel shrinks VLANs and macvlans with the interface, and does not let them grow again; an ipvlan follows it in
+    both directions, also if it had its own MTU (net/8021q/vlan.c, drivers/net/macvlan.c, drivers/net/ipvlan/).
     """
-    ours, old = asked.profile.mtu_bytes, found.mtu_bytes
-    if not asked.link.interface_mtu or ours == old:
+    ours, old = request.profile.mtu_bytes, facts.mtu_bytes
+    if not request.link.interface_mtu or ours == old:
         return
-    undo = list(_mtu_back(found.index, old, found.ipv6_mtu_bytes, (ours,), found.address))
-    for upper in found.uppers:
-        undo += _mtu_back(upper.index, upper.mtu_bytes, upper.ipv6_mtu_bytes, (ours, old))
-    yield Step(name="interface mtu", do=_set(found.index, "mtu", ours), undo=tuple(undo))
+    undo = list(_restore_mtu(facts.index, old, facts.ipv6_mtu_bytes, (ours,), facts.address))
+    for upper in facts.upper_devices:
+        undo += _restore_mtu(upper.index, upper.mtu_bytes, upper.ipv6_mtu_bytes, (ours, old))
+    yield Step(name="interface mtu", action=_set_value(facts.index, "mtu", ours), undo=tuple(undo))
 
 
-def _mtu_back(index: int, old: int, ipv6_old: int | None, mtus: tuple[int, ...], address: str = "") -> Iterator[Undo]:
-    """The undo for a device whose MTU may be one of `mtus`: by our doing, or by the kernel's.
+def _restore_mtu(
+    index: int, old: int, ipv6_old: int | None, changed_to: tuple[int, ...], address: str = ""
+) -> Iterator[Undo]:
+    """Yield the undo for a device whose MTU may be one of `changed_to`, set by us or by the kernel.
 
-    The kernel resets the MTU of its IPv6 with it, which a router may have set.
+    With the MTU the kernel also resets the IPv6 MTU, which a router may have set.
     """
-    for value in mtus:
+    for value in changed_to:
         if value != old:
-            yield _put_back(index, "mtu", old, ours=value, address=address)
+            yield _restore_value(index, "mtu", old, ours=value, address=address)
     if ipv6_old is not None:
-        back = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value=str(ipv6_old))
-        yield Undo(action=back, look=_LINK, shows=_word("mtu", old), index=index)
+        action = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value=str(ipv6_old))
+        yield Undo(action=action, check_argv=_SHOW_LINK, check_output=_shown_value("mtu", old), interface_index=index)
 
 
-def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:
-    """Devices with the queues of both directions, and then the filters that lead the flows there."""
-    shaped = ways(asked)
+def _queue_steps(facts: InterfaceFacts, request: ShapingRequest, ids: SessionIds) -> Iterator[Step]:
+    """Yield the devices with the qdiscs of both directions, then the filters: exempt SSH connections come first.
+
+    An exempt filter has a class and no action: u32 then accepts the packet (net/sched/cls_u32.c, u32_classify), and
+    needs no act_gact in the kernel. The class 1: has minor number 0, like a packet without a class.
+    """
+    shaped = shaped_directions(request)
     if not shaped:
         return
-    for way in shaped:
-        yield from _ifb(way.side, marks.ifb(way.side), way.impairment, asked.profile.mtu_bytes)
-    if not found.ssh:
-        yield clsact(found, marks)
-    for side in (way.side for way in shaped):
-        redirect = ("action", "mirred", "egress", "redirect", "dev", marks.ifb(side).word)
-        for flow in found.flows:
-            protocol = flows.protocol(flow)
-            where = ("block", marks.block(side), "protocol", protocol, "prio", _PRIORITIES[protocol], "u32")
-            for match in flows.matches(flow, side):
-                yield Step(name=f"filter {side}", do=_tc("filter", "add", *where, *match, *redirect))
+    for direction in shaped:
+        yield from _ifb_steps(direction.side, ids.ifb(direction.side), direction.impairment, request.profile.mtu_bytes)
+    yield _clsact_step(facts, ids)
+    for side in (direction.side for direction in shaped):
+        for connection in facts.ssh_connections:
+            filter_words = (*_filter_words(tc_protocol(connection.flow), side, ids, _SSH_PRIORITIES), "flowid", "1:")
+            for match in filter_matches(connection.flow, side):
+                yield Step(name=f"exempt ssh {side}", action=_tc(*filter_words, *match))
+    for side in (direction.side for direction in shaped):
+        redirect = ("action", "mirred", "egress", "redirect", "dev", ids.ifb(side).selector)
+        for flow in facts.flows:
+            filter_words = _filter_words(tc_protocol(flow), side, ids, _PRIORITIES)
+            for match in filter_matches(flow, side):
+                yield Step(name=f"filter {side}", action=_tc(*filter_words, *match, *redirect))
 
 
-def clsact(found: Found, marks: Marks) -> Step:
-    """The place for our filters on the interface: a block for each side, which has no filter yet."""
-    blocks = ("ingress_block", marks.block("ingress"), "egress_block", marks.block("egress"))
+def _filter_words(protocol: str, side: Side, ids: SessionIds, priorities: dict[str, str]) -> tuple[str, ...]:
+    return ("filter", "add", "block", ids.block(side), "protocol", protocol, "prio", priorities[protocol], "u32")
+
+
+def _clsact_step(facts: InterfaceFacts, ids: SessionIds) -> Step:
+    """Return the step that adds a filter block for each side of the interface."""
+    blocks = ("ingress_block", ids.block("ingress"), "egress_block", ids.block("egress"))
     undo = Undo(
-        action=_tc("qdisc", "del", "dev", found.device, "clsact"),
-        look=("tc", "-j", "qdisc", "show", "dev", "{name}"),
-        shows=f'"ingress_block":{marks.block("ingress")},',
-        index=found.index,
+        action=_tc("qdisc", "del", "dev", facts.device, "clsact"),
+        check_argv=("tc", "-j", "qdisc", "show", "dev", "{name}"),
+        check_output=f'"ingress_block":{ids.block("ingress")},',
+        interface_index=facts.index,
     )
-    return Step(name="clsact", do=_tc("qdisc", "add", "dev", found.device, *blocks, "clsact"), undo=(undo,))
+    return Step(name="clsact", action=_tc("qdisc", "add", "dev", facts.device, *blocks, "clsact"), undo=(undo,))
 
 
-def _ifb(side: Side, ifb: Device, impairment: Impairment, mtu_bytes: int) -> Iterator[Step]:
-    yield made(f"ifb {side}", ifb)
-    for line in netem.lines(ifb.word, impairment, mtu_bytes):
-        yield Step(name=f"queue {side}: {_kind(line)}", do=_tc(*line.split()))
-    yield up(f"ifb {side}", ifb)
-
-
-def made(name: str, ifb: Device) -> Step:
-    """The step that makes a device of ours."""
+def _ifb_steps(side: Side, ifb: OwnDevice, impairment: Impairment, mtu_bytes: int) -> Iterator[Step]:
     undo = Undo(
-        action=_command("ip", "link", "del", "dev", ifb.word),
-        look=_LINK,
-        shows=f'"address":"{ifb.mac}"',
-        index=ifb.index,
+        action=_command("ip", "link", "del", "dev", ifb.selector),
+        check_argv=_SHOW_LINK,
+        check_output=f'"address":"{ifb.mac}"',
+        interface_index=ifb.index,
     )
     words = ("ip", "link", "add", "name", ifb.name, "index", str(ifb.index), "address", ifb.mac, "type", "ifb")
-    return Step(name=name, do=_command(*words), undo=(undo,))
+    yield Step(name=f"ifb {side}", action=_command(*words), undo=(undo,))
+    for line in netem.qdisc_lines(ifb.selector, impairment, mtu_bytes):
+        # Both qdiscs may be netems.
+        purpose = "rate" if f" handle {netem.BOTTLENECK_HANDLE} " in line else "netem"
+        yield Step(name=f"queue {side}: {purpose}", action=_tc(*line.split()))
+    yield Step(name=f"ifb {side} up", action=_command("ip", "link", "set", "dev", ifb.selector, "up"))
 
 
-def up(name: str, ifb: Device) -> Step:
-    """The step after which it takes packets."""
-    return Step(name=f"{name} up", do=_command("ip", "link", "set", "dev", ifb.word, "up"))
+def _route_steps(facts: InterfaceFacts, request: ShapingRequest, to: Destination) -> Iterator[Step]:
+    """Yield the step that copies the route to the host, with the profile's TCP options and a locked MTU.
 
-
-def _route(found: Found, asked: Asked, to: Destination) -> Iterator[Step]:
-    """The way to the host, as it is, but with its own MTU (locked: no discovery), MSS and congestion control.
-
-    A route to this host that is there already stays, and ours goes before it: IPv4 takes the first one of the same
-    metric and `prepend` makes it that; IPv6 would take both in turn, so ours has a lower metric.
+    An existing route to this host stays, and ours precedes it: IPv4 takes the first route of the same metric, so
+    `prepend` is enough; IPv6 would use both in turn, so ours has a lower metric.
     """
-    words = tcp_words(found, asked, to)
-    if not words:
+    options = route_options(facts, request, to)
+    if not options:
         return
     family, target = f"-{to.address.version}", f"{to.address}/{to.address.max_prefixlen}"
-    way, priority = to.way, to.way.host_priority
+    route, metric = to.route, to.route.host_priority
     verb = "prepend" if to.address.version == 4 else "add"
-    if priority is not None and to.address.version == 6:
-        priority -= 1
-    # onlink: the gateway was reached until now, also where no other route says how.
-    hop = (*way.next_hop, "dev", found.device, *(("onlink",) if way.next_hop else ()))
-    place = ("table", way.table, *(("metric", str(priority)) if priority is not None else ()))
-    source = ("src", way.source) if way.source else ()
-    ours = ("proto", ROUTE_PROTOCOL)
-    whole = (target, *hop, *place, *source, *ours, *words)
+    if metric is not None and to.address.version == 6:
+        metric -= 1
+    # onlink: the gateway is reachable, even if no other route says how.
+    hop = (*route.next_hop, "dev", facts.device, *(("onlink",) if route.next_hop else ()))
+    place = ("table", route.table, *(("metric", str(metric)) if metric is not None else ()))
+    source = ("src", route.source) if route.source else ()
+    protocol = ("proto", ROUTE_PROTOCOL)
+    words = (target, *hop, *place, *source, *protocol, *options)
     undo = Undo(
-        action=_command("ip", family, "route", "del", *whole),
-        look=("ip", family, "-j", "route", "show", target, "table", way.table, *ours, "dev", "{name}"),
-        shows=f'"{to.address}"',
-        index=found.index,
+        action=_command("ip", family, "route", "del", *words),
+        check_argv=("ip", family, "-j", "route", "show", target, "table", route.table, *protocol, "dev", "{name}"),
+        check_output=f'"{to.address}"',
+        interface_index=facts.index,
     )
-    yield Step(name="route", do=_command("ip", family, "route", verb, *whole), undo=(undo,))
+    yield Step(name="route", action=_command("ip", family, "route", verb, *words), undo=(undo,))
 
 
-def _kind(line: str) -> str:
-    """What a queue is for: two of them may be netems."""
-    return "rate" if f" handle {netem.BOTTLENECK} " in line else "netem"
+def _restore_value(index: int, name: str, old: int, *, ours: int, address: str) -> Undo:
+    """Return the undo that restores an old value if the device still has ours."""
+    output = _shown_value(name, ours)
+    return Undo(
+        action=_set_value(index, name, old),
+        check_argv=_SHOW_LINK,
+        check_output=output,
+        interface_index=index,
+        interface_address=address,
+    )
 
 
-def _put_back(index: int, name: str, old: int, *, ours: int, address: str) -> Undo:
-    """The undo that writes an old value in the place of ours, where ours still stands."""
-    return Undo(action=_set(index, name, old), look=_LINK, shows=_word(name, ours), index=index, address=address)
-
-
-def _word(name: str, value: int) -> str:
-    """How `_LINK` shows a value. Behind the MTU stands always something; behind the sizes, it depends on `ip`."""
+def _shown_value(name: str, value: int) -> str:
+    """Return how `_SHOW_LINK` prints a value. A comma always follows the MTU; after the sizes it depends on `ip`."""
     return f'"{name}":{value}{"," if name == "mtu" else ""}'
 
 
-def _set(index: int, name: str, value: int) -> Action:
+def _set_value(index: int, name: str, value: int) -> Action:
     return _command("ip", "link", "set", "dev", f"if{index}", name, str(value))
 
 

@@ -1,206 +1,244 @@
-"""What one direction does to packets, as lines of `tc -batch`. Pure.
+"""Translate an impairment into qdiscs: lines for `tc -batch`, and the loss that netem then produces. Pure.
 
-netem is the root and the bottleneck its child: a packet is delayed or lost on its way, then waits for the bottleneck,
-which has a queue of its own. The other way round, tc hands the bottleneck's queue to netem, and one limit would have
-to be the queue and the delay line at once.
+netem is the root and the bottleneck its child: a packet is first delayed or lost, then waits for the bottleneck, which
+has its own queue. In the other order, tc gives the bottleneck's queue to netem, and one limit would be both the queue
+and the delay line.
 
-A wire sends packet after packet, also after a pause. A token bucket does not: what it has saved up goes at once, and
-one that saves nothing misses its rate on a busy machine, whose timers are late. So the bottleneck is a second netem
-with a rate where there is netem: it gives each packet its time, and what is late goes as soon as it can. Else it is a
-bucket with a peak rate a little above the rate. Medians of the time in which the frames of 200 KB came after 200 ms of
-rest, on two cores beside other work, and the rate that was left of full packets:
+A wire spaces packets, also after a pause. A token bucket releases its saved tokens at once, and a bucket without
+tokens misses its rate on a busy machine, whose timers are late. So where there is netem, the bottleneck is a second
+netem with a rate: it schedules each packet, and sends late packets as soon as possible. Otherwise it is a bucket with
+a peak rate a little above the rate. Median time of 200 KB sent after a pause of 200 ms, and the rate that full packets
+reached, on two cores with other work:
 
                             100 Mbit/s: 16.7 ms on a wire   1 Gbit/s: 1.67 ms
-                            beside 5 busy processes
-    kernel  bucket of 2 ms          14.7 ms  100%           0.65 ms  100%       beside 5 busy processes
+                            with 5 busy processes
+    kernel  bucket of 2 ms          14.7 ms  100%           0.65 ms  100%       with 5 busy processes
             the same with a peak    15.0 ms  100%           1.46 ms  96 to 100%
-    guest   bucket of 10 ms          6.9 ms  100%           2.3 ms   100%       without them
+    UML     bucket of 10 ms          6.9 ms  100%           2.3 ms   100%       without them
             the same with a peak    22.5 ms  45 to 49%      3.2 ms   82 to 91%
             netem's rate            16.6 ms  100%           5.1 ms   48 to 63%
             and slots                                       1.84 ms  89 to 98%
 
-hfsc in the guest gave 148% of 200 Mbit/s. No other netem may be in one tree with one that duplicates
-(net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket with a peak. A queue that manages itself has a
-bottleneck of its own (`queues`).
+hfsc in User-Mode Linux gave 148% of 200 Mbit/s. A netem that duplicates packets must be the only netem of its tree
+(net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket with a peak.
+
+An AQM queue works only while packets wait in it, so it needs a bottleneck that makes packets wait. netem with a rate
+takes each packet at once and delays it afterwards; a bucket with a peak is too late in User-Mode Linux (45 to 49% of
+100 Mbit/s). cake has its own rate. The others are below an hfsc class with a real-time curve alone: it schedules each
+packet, also after a pause, and makes up for late timers while packets wait (Stoica, Zhang and Ng 1997, "A hierarchical
+fair service curve algorithm"). With a link-sharing curve it would also send what no curve has earned. Medians in
+User-Mode Linux, behind a delay and on a busy machine, of the time of a burst after 0.3 s without packets (on a wire 2.8
+to 2.9 ms), and the rate of full packets:
+
+             100 Mbit/s       300 Mbit/s       500 Mbit/s      1 Gbit/s: 1.59 ms on a wire
+    hfsc     2.78 ms  102%    2.91 ms  100%    2.90 ms  101%   1.50 ms   84%
+    cake     2.79 ms  101%    3.00 ms  101%    3.91 ms   98%   3.09 ms   40 to 56%
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
 
 from ingest_bench.model.network import Impairment
-from ingest_bench.network.plan import queues
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ingest_bench.model.network import Queue
 
 Lines = tuple[str, ...]
 
 ETHERNET_HEADER_BYTES = 14
 SMALLEST_FRAME_BYTES = 64
-# The queue of a netem counts packets in 32 bits, that of a token bucket bytes (net/sched/sch_netem.c, sch_tbf.c).
-LARGEST_QUEUE = 2**32 - 1
-# Without a rate the machine itself is the bottleneck; two namespaces of one machine do not pass this.
+# netem's limit counts packets in 32 bits, that of a token bucket bytes (net/sched/sch_netem.c, sch_tbf.c).
+LARGEST_LIMIT = 2**32 - 1
+# Without a rate the machine is the bottleneck; two namespaces of one machine do not pass more than this.
 UNLIMITED_BPS = 10 * 10**9
-# tc's own default limit for netem (iproute2, tc/q_netem.c), here the queue in front of netem's own bottleneck.
+# tc's default limit for netem (iproute2, tc/q_netem.c), here the queue in front of netem's own rate.
 QUEUE_PACKETS = 1000
-# The queue of a bucket holds one round trip of a wide-area path at full rate (Villamizar and Song 1994, "High
-# performance TCP in ANSNET"), and on a slow line a few packets.
+# A bucket's queue holds one round trip of a wide-area path at full rate (Villamizar and Song 1994, "High performance
+# TCP in ANSNET"), and on a slow line a few packets.
 QUEUE_NS = 50 * 10**6
 SMALLEST_QUEUE_FRAMES = 32
 # How late the kernel may be before the rate is missed: on a busy machine its network work waits like any other
 # (ksoftirqd). Measured with six busy processes on two cores: with 0.5 ms, 74 to 93% of the rate; with 2 ms, 98 to 102%.
-BURST_NS = 2 * 10**6
-SMALLEST_BURST_FRAMES = 2
-# What a bucket has saved up goes at this share of the rate and no faster: at 125%, 200 KB at 1 Gbit/s took 1.32 ms.
+BUCKET_NS = 2 * 10**6
+SMALLEST_BUCKET_FRAMES = 2
+# Saved tokens are sent at this percentage of the rate: at 125%, 200 KB at 1 Gbit/s took 1.32 ms.
 PEAK_PERCENT = 110
-# What may leave in one moment, and at least two frames: a timer for each packet is more than a guest of User-Mode Linux
-# has at 1 Gbit/s, and a kernel at 105% with two frames gave 6% of the rate. A card that moderates its interrupts
+# Packets of this time, and at least two frames, may leave together: User-Mode Linux cannot run a timer for each packet
+# at 1 Gbit/s, and a kernel at 105% with two frames gave 6% of the rate. A network card that moderates its interrupts
 # does the same to its reader.
-MOMENT_NS = 100 * 10**3
+BATCH_NS = 100 * 10**3
 
-_NOTHING = Impairment()
-NETEM, BOTTLENECK = "1:", "2:"
+NETEM_HANDLE, BOTTLENECK_HANDLE = "1:", "2:"
+SHAPER_HANDLE, QUEUE_HANDLE = "2:", "3:"
 
-# What a netem keeps when a change does not name it (net/sched/sch_netem.c, netem_change): measured, too, when 2% of
-# corrupt packets outlived the profile that had asked for them.
-_STICKY = (
-    "delay_correlation_ppm",
-    "distribution",
-    "loss_correlation_ppm",
-    "duplicate_correlation_ppm",
-    "corrupt_ppm",
-    "corrupt_correlation_ppm",
-    "reorder_ppm",
-    "reorder_correlation_ppm",
-    "netem_rate_bps",
-    "packet_overhead_bytes",
-    "cell_bytes",
-    "cell_overhead_bytes",
-    "slot_min_ns",
-    "ecn",
+# The kernel modules of each AQM queue: sch_hfsc …
+QUEUE_MODULES: Mapping[Queue, Lines] = {"fq_codel": ("hfsc", "fq_codel"), "cake": ("cake",), "red": ("hfsc", "red")}
+AQM_QUEUES = tuple(QUEUE_MODULES)
+# RFC 8290, 5.2: the defaults of fq_codel, in Linux too.
+CODEL_TARGET_NS, CODEL_INTERVAL_NS = 5 * 10**6, 100 * 10**6
+CODEL_PACKETS = 10240
+# The unit in which tc-red counts a burst: "1000 is a good value".
+_RED_PACKET_BYTES = 1000
+# The kernel's average has 32 bits, and its weight takes more of them the longer a burst may be (include/net/red.h,
+# red_check_params): with tc's own parts of the limit, 8 MB leave 2 bits, and 10 MB none.
+RED_LARGEST_BYTES = 8 * 10**6
+
+_NO_IMPAIRMENT = Impairment()
+# Options that a netem keeps if a change does not name them (net/sched/sch_netem.c, netem_change). Also measured: 2% of
+# corrupt packets outlived the profile that had set them.
+_STICKY_OPTIONS = (
+    *("delay_correlation_ppm", "distribution", "loss_correlation_ppm", "duplicate_correlation_ppm", "corrupt_ppm"),
+    *("corrupt_correlation_ppm", "reorder_ppm", "reorder_correlation_ppm", "netem_rate_bps", "packet_overhead_bytes"),
+    *("cell_bytes", "cell_overhead_bytes", "slot_min_ns", "ecn"),
 )
 
+_MILLION = 10**6
+_Z99 = NormalDist().inv_cdf(0.995)
+# A Markov chain is followed for 2**26 packets: if a state change has a probability, it is at least one in a million.
+_DOUBLINGS = 26
 
-def lines(
+
+def qdisc_lines(
     device: str, impairment: Impairment, mtu_bytes: int, *, parent: str = "root", rate_by_netem: bool = False
 ) -> Lines:
-    """The qdiscs of a device that has only the kernel's default; `parent` may be a class in place of the root.
+    """Return the lines that add the qdiscs to a device without any; `parent` is "root" or a class.
 
-    With `rate_by_netem` also a direction that needs no netem for anything else has its rate from one.
+    With `rate_by_netem` netem also sets the rate of a direction that needs no netem for anything else.
     """
-    made = []
-    if uses_netem(impairment):
-        made.append(
-            f"qdisc replace dev {device} {parent} handle {NETEM} netem {' '.join(netem_words(impairment, mtu_bytes))}"
-        )
-        parent = f"parent {NETEM}1"
-    if queues.is_managed(impairment):
-        frames = queue_frames(impairment, mtu_bytes)
-        frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
-        made += queues.lines(device, parent, impairment, frame_bytes=frame_bytes, frames=frames)
+    added = []
+    if has_netem(impairment):
+        options = " ".join(netem_options(impairment, mtu_bytes))
+        added.append(f"qdisc replace dev {device} {parent} handle {NETEM_HANDLE} netem {options}")
+        parent = f"parent {NETEM_HANDLE}1"
+    if is_aqm(impairment):
+        added += _aqm_lines(device, parent, impairment, mtu_bytes)
     elif impairment.rate_bps is not None:
-        made.append(
-            f"qdisc replace dev {device} {parent} handle {BOTTLENECK} "
-            + " ".join(bottleneck_words(impairment, mtu_bytes, rate_by_netem=rate_by_netem))
-        )
-    return tuple(made)
+        options = " ".join(bottleneck_options(impairment, mtu_bytes, rate_by_netem=rate_by_netem))
+        added.append(f"qdisc replace dev {device} {parent} handle {BOTTLENECK_HANDLE} {options}")
+    return tuple(added)
 
 
-def change(device: str, before: Impairment, after: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> Lines:
-    """The lines that turn one state of a device into another.
+def change_lines(
+    device: str, before: Impairment, after: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False
+) -> Lines:
+    """Return the lines that change a device's qdiscs from one impairment to another.
 
-    The same kinds of qdisc are changed where they are and keep the packets that wait in them. Others are made anew,
-    and so is a netem that had an option which it shall not have any more: it would keep it. Only RED drops what waits.
+    Qdiscs of the same kind are changed and keep their waiting packets. Other kinds are replaced, and so is a netem
+    that would keep an option that it must lose. Only RED drops waiting packets.
     """
-    old, new = (lines(device, state, mtu_bytes, rate_by_netem=rate_by_netem) for state in (before, after))
-    same = [_kind(line) for line in old if _is_qdisc(line)] == [_kind(line) for line in new if _is_qdisc(line)]
-    sticks = any(_is_set(before, name) and not _is_set(after, name) for name in _STICKY)
-    if not old or (same and not sticks):
+    old, new = (qdisc_lines(device, state, mtu_bytes, rate_by_netem=rate_by_netem) for state in (before, after))
+    same_kinds = [_kind(line) for line in old if _is_qdisc(line)] == [_kind(line) for line in new if _is_qdisc(line)]
+    keeps_option = any(_is_set(before, name) and not _is_set(after, name) for name in _STICKY_OPTIONS)
+    if not old or (same_kinds and not keeps_option):
         return new
     return (f"qdisc del dev {device} root", *new)
 
 
-def bottleneck_words(impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool) -> Lines:
-    """The bottleneck's kind and options: its rate counts whole Ethernet frames, without preamble and checksum."""
-    if not is_spaced_by_netem(impairment, rate_by_netem=rate_by_netem):
-        return ("tbf", *tbf_words(impairment, mtu_bytes))
-    moment_ns = slot_ns(impairment, mtu_bytes)
-    # A netem that is changed keeps a slot that is not named.
-    slot = f"slot {microseconds(moment_ns)} {microseconds(moment_ns)}"
+def has_netem(impairment: Impairment) -> bool:
+    """Return True if a netem precedes the bottleneck. A limit or ECN marks alone belong to the bottleneck's queue."""
+    limit_packets = None if impairment.rate_bps is not None else impairment.limit_packets
+    return replace(impairment, limit_packets=limit_packets, queue="fifo", ecn=False).needs_netem
+
+
+def has_losses(impairment: Impairment) -> bool:
+    """Return True if netem loses packets, or marks them instead (a queue has its own marks)."""
+    return bool(impairment.loss_ppm or impairment.loss_state_ppm or impairment.loss_gemodel_ppm)
+
+
+def is_aqm(impairment: Impairment) -> bool:
+    """Return True if the bottleneck's queue is not the FIFO."""
+    return impairment.queue != "fifo"
+
+
+def has_hfsc_class(impairment: Impairment) -> bool:
+    """Return True if an hfsc class sets the rate; cake has its own."""
+    return is_aqm(impairment) and impairment.queue != "cake"
+
+
+def is_netem_bottleneck(impairment: Impairment, *, rate_by_netem: bool) -> bool:
+    """Return True if the bottleneck is a netem, not a token bucket (`burst`) or an AQM queue's shaper."""
+    if impairment.rate_bps is None or impairment.burst_bytes is not None or impairment.duplicate_ppm:
+        return False
+    return not is_aqm(impairment) and (rate_by_netem or has_netem(impairment))
+
+
+def bottleneck_options(impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool) -> Lines:
+    """Return the bottleneck's kind and options. Its rate counts Ethernet frames without preamble and checksum."""
+    if not is_netem_bottleneck(impairment, rate_by_netem=rate_by_netem):
+        return ("tbf", *tbf_options(impairment, mtu_bytes))
+    batch_ns = slot_ns(impairment, mtu_bytes)
+    # Always named: a netem keeps its slot if a change does not name one.
+    slot = f"slot {format_microseconds(batch_ns)} {format_microseconds(batch_ns)}"
     return ("netem", f"limit {queue_frames(impairment, mtu_bytes)}", f"rate {impairment.rate_bps}bit", slot)
 
 
-def is_spaced_by_netem(impairment: Impairment, *, rate_by_netem: bool) -> bool:
-    """Whether the bottleneck is a netem; a bucket that was asked for is one, and so is what another queue needs."""
-    if impairment.rate_bps is None or impairment.burst_bytes is not None or impairment.duplicate_ppm:
-        return False
-    if queues.is_managed(impairment):
-        return False
-    return rate_by_netem or uses_netem(impairment)
-
-
 def slot_ns(impairment: Impairment, mtu_bytes: int) -> int:
-    """How long the bottleneck's netem gathers packets; 0 where no two frames leave in that time."""
-    return MOMENT_NS if moment_bytes(impairment, mtu_bytes) <= _bytes_a_moment(impairment) else 0
+    """Return how long the netem bottleneck gathers packets; 0 if two frames take longer than that."""
+    return BATCH_NS if batch_bytes(impairment, mtu_bytes) <= _bytes_in(impairment, BATCH_NS) else 0
 
 
-def moment_bytes(impairment: Impairment, mtu_bytes: int) -> int:
-    """What may leave a bottleneck in one moment."""
-    return max(2 * (mtu_bytes + ETHERNET_HEADER_BYTES), _bytes_a_moment(impairment))
+def batch_bytes(impairment: Impairment, mtu_bytes: int) -> int:
+    """Return how many bytes may leave a bottleneck together."""
+    return max(2 * (mtu_bytes + ETHERNET_HEADER_BYTES), _bytes_in(impairment, BATCH_NS))
 
 
 def queue_frames(impairment: Impairment, mtu_bytes: int) -> int:
-    """The full frames for which the bottleneck's queue has room."""
+    """Return how many full frames the bottleneck's queue holds."""
     if impairment.limit_packets is not None:
         return impairment.limit_packets
-    frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
-    return max(SMALLEST_QUEUE_FRAMES, int((impairment.rate_bps or 0) * QUEUE_NS / 8e9) // frame_bytes)
+    return max(SMALLEST_QUEUE_FRAMES, _bytes_in(impairment, QUEUE_NS) // (mtu_bytes + ETHERNET_HEADER_BYTES))
 
 
-def tbf_words(impairment: Impairment, mtu_bytes: int) -> Lines:
-    """tc-tbf's options. A bucket that was asked for has no peak: it lets as much pass at once as was asked for."""
+def tbf_options(impairment: Impairment, mtu_bytes: int) -> Lines:
+    """Return tc-tbf's options. A bucket with a `burst` from the profile has no peak rate."""
     frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
-    rate_bps = impairment.rate_bps or 0
     if impairment.limit_packets is not None:
         queue_bytes = impairment.limit_packets * frame_bytes
     else:
-        queue_bytes = max(SMALLEST_QUEUE_FRAMES * frame_bytes, int(rate_bps * QUEUE_NS / 8e9))
-    words = (f"rate {rate_bps}bit", f"burst {burst_bytes(impairment, mtu_bytes)}b", f"limit {queue_bytes}b")
+        queue_bytes = max(SMALLEST_QUEUE_FRAMES * frame_bytes, _bytes_in(impairment, QUEUE_NS))
+    rate_bps = impairment.rate_bps or 0
+    options = (f"rate {rate_bps}bit", f"burst {bucket_bytes(impairment, mtu_bytes)}b", f"limit {queue_bytes}b")
     if impairment.burst_bytes is not None:
-        return words
+        return options
     peak_bps = math.ceil(rate_bps * PEAK_PERCENT / 100)
-    return (*words, f"peakrate {peak_bps}bit", f"mtu {moment_bytes(impairment, mtu_bytes)}b")
+    return (*options, f"peakrate {peak_bps}bit", f"mtu {batch_bytes(impairment, mtu_bytes)}b")
 
 
-def burst_bytes(impairment: Impairment, mtu_bytes: int) -> int:
-    """The bucket: as given, or what keeps the rate on a busy machine."""
+def bucket_bytes(impairment: Impairment, mtu_bytes: int) -> int:
+    """Return the size of the token bucket: the profile's `burst`, or what keeps the rate on a busy machine."""
     if impairment.burst_bytes is not None:
         return impairment.burst_bytes
-    frames_bytes = SMALLEST_BURST_FRAMES * (mtu_bytes + ETHERNET_HEADER_BYTES)
-    return max(frames_bytes, int((impairment.rate_bps or 0) * BURST_NS / 8e9))
+    frames_bytes = SMALLEST_BUCKET_FRAMES * (mtu_bytes + ETHERNET_HEADER_BYTES)
+    return max(frames_bytes, _bytes_in(impairment, BUCKET_NS))
 
 
-def netem_words(impairment: Impairment, mtu_bytes: int) -> Lines:
-    """tc-netem's options in the order of its manual."""
+def netem_options(impairment: Impairment, mtu_bytes: int) -> Lines:
+    """Return tc-netem's options in the order of its manual."""
     return (
-        f"limit {queue_limit_packets(impairment, mtu_bytes)}",
-        *_delay(impairment),
-        *_loss(impairment),
-        *_share("corrupt", impairment.corrupt_ppm, impairment.corrupt_correlation_ppm),
-        *_share("duplicate", impairment.duplicate_ppm, impairment.duplicate_correlation_ppm),
-        *_share("reorder", impairment.reorder_ppm, impairment.reorder_correlation_ppm),
+        f"limit {netem_limit_packets(impairment, mtu_bytes)}",
+        *_delay_options(impairment),
+        *_loss_options(impairment),
+        *_ratio_options("corrupt", impairment.corrupt_ppm, impairment.corrupt_correlation_ppm),
+        *_ratio_options("duplicate", impairment.duplicate_ppm, impairment.duplicate_correlation_ppm),
+        *_ratio_options("reorder", impairment.reorder_ppm, impairment.reorder_correlation_ppm),
         *([f"gap {impairment.reorder_gap}"] if impairment.reorder_gap else []),
-        *_rate(impairment),
-        *_slot(impairment),
+        *_rate_options(impairment),
+        *_slot_options(impairment),
     )
 
 
-def queue_limit_packets(impairment: Impairment, mtu_bytes: int) -> int:
-    """Packets netem must hold so that delay alone never drops one.
+def netem_limit_packets(impairment: Impairment, mtu_bytes: int) -> int:
+    """Return netem's limit: large enough that delay alone never drops a packet.
 
-    tc's default is 1000. At 1 Gbit/s and 50 ms a link holds 4167 full packets, so the default would add loss that
-    nobody asked for. With netem's own rate the limit is the delay line and the bottleneck's queue, in full packets.
-    Else it only bounds the delay line and counts the smallest frames: a fast other direction is acknowledged by
-    nearly as many packets as it has itself.
+    tc's default is 1000. At 1 Gbit/s and 50 ms a link holds 4167 full packets, so the default would add loss. With
+    netem's own rate the limit is the delay line and the bottleneck's queue, in full packets. Otherwise it only bounds
+    the delay line and counts the smallest frames: a fast other direction is acknowledged by nearly as many packets.
     """
     slot_ns = impairment.slot_max_ns or impairment.slot_min_ns or 0
     longest_ns = impairment.delay_ns + 4 * impairment.jitter_ns + slot_ns
@@ -208,19 +246,19 @@ def queue_limit_packets(impairment: Impairment, mtu_bytes: int) -> int:
         if impairment.limit_packets is not None:
             return impairment.limit_packets
         if impairment.netem_rate_bps is not None:
-            return held_packets(impairment.netem_rate_bps, longest_ns, mtu_bytes) + QUEUE_PACKETS
-    behind = impairment.limit_packets or QUEUE_PACKETS
-    held = held_packets(impairment.rate_bps or UNLIMITED_BPS, longest_ns, SMALLEST_FRAME_BYTES)
-    return min(held + behind, LARGEST_QUEUE)
+            return in_flight_packets(impairment.netem_rate_bps, longest_ns, mtu_bytes) + QUEUE_PACKETS
+    queued = impairment.limit_packets or QUEUE_PACKETS
+    in_flight = in_flight_packets(impairment.rate_bps or UNLIMITED_BPS, longest_ns, SMALLEST_FRAME_BYTES)
+    return min(in_flight + queued, LARGEST_LIMIT)
 
 
-def held_packets(rate_bps: int, delay_ns: int, packet_bytes: int) -> int:
-    """Packets of that size on a line of that length."""
+def in_flight_packets(rate_bps: int, delay_ns: int, packet_bytes: int) -> int:
+    """Return how many packets of that size are on a line with that rate and delay."""
     return math.ceil(rate_bps * delay_ns / (8e9 * packet_bytes))
 
 
-def _bytes_a_moment(impairment: Impairment) -> int:
-    return int((impairment.rate_bps or 0) * MOMENT_NS / 8e9)
+def _bytes_in(impairment: Impairment, time_ns: int) -> int:
+    return int((impairment.rate_bps or 0) * time_ns / 8e9)
 
 
 def _is_qdisc(line: str) -> bool:
@@ -228,82 +266,225 @@ def _is_qdisc(line: str) -> bool:
 
 
 def _kind(line: str) -> tuple[str, str]:
-    """Where a line's qdisc is, and what it is."""
-    where, _, rest = line.partition(" handle ")
-    return where, rest.split()[1]
+    """Return the place of a line's qdisc in the tree, and its kind."""
+    place, _, options = line.partition(" handle ")
+    return place, options.split()[1]
 
 
 def _is_set(impairment: Impairment, name: str) -> bool:
-    return bool(getattr(impairment, name) != getattr(_NOTHING, name))
+    return bool(getattr(impairment, name) != getattr(_NO_IMPAIRMENT, name))
 
 
-def uses_netem(impairment: Impairment) -> bool:
-    """Whether a direction has a netem; a queue's limit alone is the bottleneck's, and its marks are, too."""
-    queue_packets = None if impairment.rate_bps is not None else impairment.limit_packets
-    return replace(impairment, limit_packets=queue_packets, queue="fifo", ecn=False).needs_netem
-
-
-def has_losses(impairment: Impairment) -> bool:
-    """Whether netem loses packets, or marks them in place of that: a queue's marks are its own."""
-    return bool(impairment.loss_ppm or impairment.loss_state_ppm or impairment.loss_gemodel_ppm)
-
-
-def _delay(impairment: Impairment) -> Lines:
+def _delay_options(impairment: Impairment) -> Lines:
     if not (impairment.delay_ns or impairment.jitter_ns):
         return ()
-    words = f"delay {microseconds(impairment.delay_ns)}"
+    option = f"delay {format_microseconds(impairment.delay_ns)}"
     if not impairment.jitter_ns:
-        return (words,)
-    words += f" {microseconds(impairment.jitter_ns)}"
+        return (option,)
+    option += f" {format_microseconds(impairment.jitter_ns)}"
     if impairment.delay_correlation_ppm:
-        words += f" {percent(impairment.delay_correlation_ppm)}"
-    # Uniform is what tc does without the word, and Debian ships no table for it.
-    return (words,) if impairment.distribution == "uniform" else (words, f"distribution {impairment.distribution}")
+        option += f" {format_percent(impairment.delay_correlation_ppm)}"
+    # Uniform is tc's default, and Debian ships no table for it.
+    return (option,) if impairment.distribution == "uniform" else (option, f"distribution {impairment.distribution}")
 
 
-def _loss(impairment: Impairment) -> Lines:
-    words: Lines = ()
+def _loss_options(impairment: Impairment) -> Lines:
+    options: Lines = ()
     if impairment.loss_state_ppm:
-        words = (f"loss state {' '.join(map(percent, impairment.loss_state_ppm))}",)
+        options = (f"loss state {' '.join(map(format_percent, impairment.loss_state_ppm))}",)
     elif impairment.loss_gemodel_ppm:
-        words = (f"loss gemodel {' '.join(map(percent, impairment.loss_gemodel_ppm))}",)
+        options = (f"loss gemodel {' '.join(map(format_percent, impairment.loss_gemodel_ppm))}",)
     elif impairment.loss_ppm:
-        words = _share("loss random", impairment.loss_ppm, impairment.loss_correlation_ppm)
-    return (*words, "ecn") if impairment.ecn and has_losses(impairment) else words
+        options = _ratio_options("loss random", impairment.loss_ppm, impairment.loss_correlation_ppm)
+    return (*options, "ecn") if impairment.ecn and has_losses(impairment) else options
 
 
-def _share(word: str, share_ppm: int, correlation_ppm: int) -> Lines:
-    if not share_ppm:
+def _ratio_options(keyword: str, ratio_ppm: int, correlation_ppm: int) -> Lines:
+    if not ratio_ppm:
         return ()
-    return (f"{word} {percent(share_ppm)}" + (f" {percent(correlation_ppm)}" if correlation_ppm else ""),)
+    return (
+        f"{keyword} {format_percent(ratio_ppm)}" + (f" {format_percent(correlation_ppm)}" if correlation_ppm else ""),
+    )
 
 
-def _rate(impairment: Impairment) -> Lines:
+def _rate_options(impairment: Impairment) -> Lines:
     if impairment.netem_rate_bps is None:
         return ()
     overheads = (impairment.packet_overhead_bytes, impairment.cell_bytes, impairment.cell_overhead_bytes)
-    words = f"rate {impairment.netem_rate_bps}bit"
-    return (words + "".join(f" {overhead}" for overhead in overheads) if any(overheads) else words,)
+    option = f"rate {impairment.netem_rate_bps}bit"
+    return (option + "".join(f" {overhead}" for overhead in overheads) if any(overheads) else option,)
 
 
-def _slot(impairment: Impairment) -> Lines:
+def _slot_options(impairment: Impairment) -> Lines:
     if impairment.slot_min_ns is None:
         return ()
-    words = f"slot {microseconds(impairment.slot_min_ns)}"
+    option = f"slot {format_microseconds(impairment.slot_min_ns)}"
     if impairment.slot_max_ns is not None:
-        words += f" {microseconds(impairment.slot_max_ns)}"
+        option += f" {format_microseconds(impairment.slot_max_ns)}"
     if impairment.slot_packets:
-        words += f" packets {impairment.slot_packets}"
+        option += f" packets {impairment.slot_packets}"
     if impairment.slot_bytes:
-        words += f" bytes {impairment.slot_bytes}"
-    return (words,)
+        option += f" bytes {impairment.slot_bytes}"
+    return (option,)
 
 
-def microseconds(time_ns: int) -> str:
-    """A time as tc reads it. It takes no "ns" for a delay: it says: Illegal "latency" (iproute2 6.1)."""
+def format_microseconds(time_ns: int) -> str:
+    """Return a time as tc reads it. tc rejects "ns" for a delay: Illegal "latency" (iproute2 6.1)."""
     return f"{time_ns / 1000:.3f}".rstrip("0").rstrip(".") + "us"
 
 
-def percent(share_ppm: int) -> str:
-    """A share as tc reads it: "0.5%"."""
-    return f"{share_ppm / 10**4:.4f}".rstrip("0").rstrip(".") + "%"
+def format_percent(ratio_ppm: int) -> str:
+    """Return a ratio as tc reads it: "0.5%"."""
+    return f"{ratio_ppm / 10**4:.4f}".rstrip("0").rstrip(".") + "%"
+
+
+class RedLimits(NamedTuple):
+    """Queue lengths of RED in bytes; the burst in packets. All but the limit are of the average length."""
+
+    limit_bytes: int
+    max_bytes: int
+    """From this length on all packets are marked."""
+    min_bytes: int
+    """From this length on some packets are marked."""
+    burst_packets: int
+
+
+def _aqm_lines(device: str, parent: str, impairment: Impairment, mtu_bytes: int) -> Lines:
+    frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
+    rate_bps = impairment.rate_bps
+    if impairment.queue == "cake":
+        # raw: count Ethernet frames, as everywhere. cake always marks ECN-capable packets and drops others.
+        return (f"qdisc replace dev {device} {parent} handle {SHAPER_HANDLE} cake bandwidth {rate_bps}bit raw",)
+    if impairment.queue == "red":
+        options = red_options(impairment, frame_bytes=frame_bytes, frames=queue_frames(impairment, mtu_bytes))
+    else:
+        options = fq_codel_options(impairment, frame_bytes=frame_bytes)
+    queue = f"{impairment.queue} {' '.join(options)}"
+    return (
+        f"qdisc replace dev {device} {parent} handle {SHAPER_HANDLE} hfsc default 1",
+        f"class replace dev {device} parent {SHAPER_HANDLE} classid {SHAPER_HANDLE}1 hfsc rt m2 {rate_bps}bit",
+        f"qdisc replace dev {device} parent {SHAPER_HANDLE}1 handle {QUEUE_HANDLE} {queue}",
+    )
+
+
+def fq_codel_options(impairment: Impairment, *, frame_bytes: int) -> Lines:
+    """Return tc-fq_codel's options. The quantum is a frame of the link: a router's own MTU may be larger."""
+    return (
+        f"limit {impairment.limit_packets or CODEL_PACKETS}",
+        f"quantum {frame_bytes}",
+        f"target {CODEL_TARGET_NS // 1000}us interval {CODEL_INTERVAL_NS // 1000}us",
+        "ecn" if impairment.ecn else "noecn",
+    )
+
+
+def red_options(impairment: Impairment, *, frame_bytes: int, frames: int) -> Lines:
+    """Return tc-red's options. Adaptive: a fixed ratio of marks suits one number of flows (Floyd et al. 2001)."""
+    limits = red_limits(frame_bytes=frame_bytes, frames=frames)
+    options = (
+        f"limit {limits.limit_bytes} min {limits.min_bytes} max {limits.max_bytes} avpkt {_RED_PACKET_BYTES}",
+        f"burst {limits.burst_packets} bandwidth {impairment.rate_bps}bit adaptive",
+    )
+    return (*options, "ecn") if impairment.ecn else options
+
+
+def red_limits(*, frame_bytes: int, frames: int) -> RedLimits:
+    """Return tc-red's defaults for a limit, and the burst of its manual, rounded up."""
+    limit_bytes = min(frames * frame_bytes, RED_LARGEST_BYTES)
+    max_bytes = limit_bytes // 4
+    min_bytes = max_bytes // 3
+    return RedLimits(limit_bytes, max_bytes, min_bytes, -(-(2 * min_bytes + max_bytes) // (3 * _RED_PACKET_BYTES)))
+
+
+def unmarked_frames(impairment: Impairment, *, frame_bytes: int, frames: int) -> int:
+    """Return how many full frames an AQM queue takes at once after a pause without marking or dropping one.
+
+    CoDel waits for an interval in which its target is missed; RED's average is never longer than the queue.
+    """
+    if impairment.queue == "red":
+        return red_limits(frame_bytes=frame_bytes, frames=frames).min_bytes // frame_bytes
+    return min(frames, _bytes_in(impairment, CODEL_INTERVAL_NS) // frame_bytes)
+
+
+def lost_share(impairment: Impairment) -> float | None:
+    """Return the share (0 to 1) of packets that do not arrive intact; None if netem does not keep to a share.
+
+    The receiver's checksum drops corrupt packets. With a correlation netem narrows its random numbers around the
+    middle (net/sched/sch_netem.c, get_crandom), and loses far less than configured.
+    """
+    if impairment.loss_ppm and impairment.loss_correlation_ppm:
+        return None
+    if impairment.corrupt_ppm and impairment.corrupt_correlation_ppm:
+        return None
+    states, loss_by_state, transitions = _markov_chain(impairment)
+    arriving = 1 - _dot(_stationary_distribution(transitions, states), loss_by_state)
+    return 1 - arriving * (1 - impairment.corrupt_ppm / _MILLION)
+
+
+def variance_factor(impairment: Impairment) -> float:
+    """Return the variance of a count of lost packets relative to independent losses: more than 1 if they cluster."""
+    states, loss_by_state, transitions = _markov_chain(impairment)
+    stationary = _stationary_distribution(transitions, states)
+    mean = _dot(stationary, loss_by_state)
+    if not 0 < mean < 1 or states == 1:
+        return 1.0
+    # The sum of the correlations between a packet and its successors. For twice as many successors it is the sum of
+    # the first half plus the same sum as seen from the end of that half.
+    chain = [list(row) for row in transitions]
+    sums = _apply(chain, [loss - mean for loss in loss_by_state])
+    for _ in range(_DOUBLINGS):
+        sums = [first + second for first, second in zip(sums, _apply(chain, sums), strict=True)]
+        chain = _multiply(chain, chain)
+    total = _dot([part * loss for part, loss in zip(stationary, loss_by_state, strict=True)], sums)
+    return max(1.0, 1 + 2 * total / (mean * (1 - mean)))
+
+
+def wilson_interval(lost: int, sent: int, factor: float) -> tuple[float, float]:
+    """Return the 99% confidence interval of a counted share (Wilson 1927); `factor` divides the sample size."""
+    count = sent / factor
+    share = lost / sent
+    spread = _Z99 * math.sqrt(share * (1 - share) / count + _Z99**2 / (4 * count**2))
+    middle, scale = share + _Z99**2 / (2 * count), 1 + _Z99**2 / count
+    low = (middle - spread) / scale if lost else 0.0
+    return low, min(1.0, (middle + spread) / scale)
+
+
+def _markov_chain(impairment: Impairment) -> tuple[int, Sequence[float], Sequence[Sequence[float]]]:
+    """Return the states, the loss in each, and the transitions; tc's defaults fill in missing parameters."""
+    if impairment.loss_gemodel_ppm:
+        parameters = [part / _MILLION for part in impairment.loss_gemodel_ppm]
+        to_bad, to_good, bad_loss, good_loss = [*parameters, *(1 - parameters[0], 1.0, 0.0)[len(parameters) - 1 :]]
+        return 2, (good_loss, bad_loss), ((1 - to_bad, to_bad), (to_good, 1 - to_good))
+    if impairment.loss_state_ppm:
+        parameters = [part / _MILLION for part in impairment.loss_state_ppm]
+        p13, p31, p32, p23, p14 = [*parameters, *(1 - parameters[0], 0.0, 1.0, 0.0)[len(parameters) - 1 :]]
+        transitions = (
+            (1 - p13 - p14, 0.0, p13, p14),
+            (0.0, 1 - p23, p23, 0.0),
+            (p31, p32, 1 - p31 - p32, 0.0),
+            (1.0, 0.0, 0.0, 0.0),
+        )
+        return 4, (0.0, 0.0, 1.0, 1.0), transitions
+    return 1, (impairment.loss_ppm / _MILLION,), ((1.0,),)
+
+
+def _stationary_distribution(transitions: Sequence[Sequence[float]], states: int) -> list[float]:
+    """Return the share of time in each state. Averaging with the identity makes a periodic chain converge."""
+    chain = [[(part + (row == state)) / 2 for state, part in enumerate(transitions[row])] for row in range(states)]
+    for _ in range(_DOUBLINGS):
+        chain = [[part / sum(row) for part in row] for row in _multiply(chain, chain)]
+    return chain[0]
+
+
+# Without numpy: in User-Mode Linux, where tests import this module, numpy does not start (its log of 2 is 0).
+
+
+def _multiply(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[_dot(row, column) for column in zip(*right, strict=True)] for row in left]
+
+
+def _apply(chain: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    return [_dot(row, values) for row in chain]
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(first * second for first, second in zip(left, right, strict=True))

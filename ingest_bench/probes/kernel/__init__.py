@@ -1,1 +1,1 @@
-"""Reads as the kernel sees them."""
+"""Probe `kernel-reads`: BPF programs and their child process."""

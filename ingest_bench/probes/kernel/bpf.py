@@ -1,6 +1,7 @@
-"""The bpf system call, as far as a probe needs it: maps, programs on tracepoints, a ring buffer. No compiler.
+"""Bindings of the bpf system call: maps, programs on tracepoints, a ring buffer. No compiler.
 
-Numbers are of include/uapi/linux/bpf.h and perf_event.h. Needs root, or CAP_BPF, CAP_PERFMON and a readable tracefs.
+Constants are from include/uapi/linux/bpf.h and perf_event.h. Requires root, or CAP_BPF, CAP_PERFMON and a readable
+tracefs.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ TRACEFS = Path("/sys/kernel/tracing")
 
 # Registers, and the instructions in use: class | operation | source.
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = range(11)
-_ADD, _AND, _RSH, _MOV, _MOV_REG = 0x07, 0x57, 0x77, 0xB7, 0xBF
+ADD, AND, SHIFT_RIGHT, SET = 0x07, 0x57, 0x77, 0xB7
+EQUAL, NOT_EQUAL = 0x15, 0x55
+_MOV_REG = 0xBF
 _LOAD = {2: 0x69, 4: 0x61, 8: 0x79}
 _STORE = {2: 0x6B, 4: 0x63, 8: 0x7B}
 _STORE_NUMBER = {4: 0x62, 8: 0x7A}
-_JUMP, _JUMP_EQ, _JUMP_NE, _CALL, _EXIT, _ATOMIC_ADD, _LOAD_MAP = 0x05, 0x15, 0x55, 0x85, 0x95, 0xDB, 0x18
+_JUMP, _CALL, _EXIT, _ATOMIC_ADD, _LOAD_MAP = 0x05, 0x85, 0x95, 0xDB, 0x18
 LOOKUP, UPDATE, DELETE, KTIME, PID_TGID, PROBE_READ_KERNEL, RING_OUTPUT = 1, 2, 3, 5, 14, 113, 130
 
 
 class Assembler:
-    """A program in the making; each method appends one instruction (a map's address takes two)."""
+    """Builder of a program; each method appends one instruction (a map's address takes two)."""
 
     def __init__(self) -> None:
         self._code: list[list[int]] = []
@@ -51,76 +54,59 @@ class Assembler:
         self._code.append([code, to, source, offset, number])
 
     def copy(self, to: int, source: int) -> None:
-        """To = source."""
+        """Append: to = source."""
         self._op(_MOV_REG, to, source)
 
-    def put(self, to: int, number: int) -> None:
-        """To = number."""
-        self._op(_MOV, to, number=number)
-
-    def add(self, to: int, number: int) -> None:
-        """To += number."""
-        self._op(_ADD, to, number=number)
-
-    def mask(self, to: int, number: int) -> None:
-        """To &= number."""
-        self._op(_AND, to, number=number)
-
-    def shift_right(self, to: int, bits: int) -> None:
-        """To >>= bits."""
-        self._op(_RSH, to, number=bits)
+    def compute(self, to: int, operation: int, number: int) -> None:
+        """Append: to = to OPERATION number, one of ADD, AND, SHIFT_RIGHT, SET."""
+        self._op(operation, to, number=number)
 
     def load(self, size: int, to: int, base: int, offset: int) -> None:
-        """To = *(size bytes at base + offset)."""
+        """Append: to = *(size bytes at base + offset)."""
         self._op(_LOAD[size], to, base, offset)
 
     def store(self, size: int, base: int, offset: int, source: int) -> None:
-        """*(size bytes at base + offset) = source."""
+        """Append: *(size bytes at base + offset) = source."""
         self._op(_STORE[size], base, source, offset)
 
     def store_number(self, size: int, base: int, offset: int, number: int) -> None:
-        """*(size bytes at base + offset) = number."""
+        """Append: *(size bytes at base + offset) = number."""
         self._op(_STORE_NUMBER[size], base, 0, offset, number)
 
     def atomic_add(self, base: int, source: int) -> None:
-        """*(8 bytes at base) += source, whatever other CPUs do."""
+        """Append: *(8 bytes at base) += source, atomically across CPUs."""
         self._op(_ATOMIC_ADD, base, source)
 
     def map(self, to: int, descriptor: int) -> None:
-        """To = the map behind this file descriptor."""
+        """Append: to = address of the map with this file descriptor."""
         self._op(_LOAD_MAP, to, 1, 0, descriptor)
         self._op(0)
 
     def call(self, helper: int) -> None:
-        """r0 = helper(r1 … r5); r1 to r5 are lost."""
+        """Append: r0 = helper(r1 … r5). Clobbers r1 to r5."""
         self._op(_CALL, number=helper)
 
     def jump(self, label: str) -> None:
-        """To the label."""
+        """Append a jump to the label."""
         self._jumps.append((len(self._code), label))
         self._op(_JUMP)
 
-    def jump_if_equal(self, register: int, number: int, label: str) -> None:
-        """To the label when register == number."""
+    def jump_if(self, register: int, comparison: int, number: int, label: str) -> None:
+        """Append a jump to the label if register EQUAL or NOT_EQUAL number."""
         self._jumps.append((len(self._code), label))
-        self._op(_JUMP_EQ, register, number=number)
-
-    def jump_unless_equal(self, register: int, number: int, label: str) -> None:
-        """To the label when register != number."""
-        self._jumps.append((len(self._code), label))
-        self._op(_JUMP_NE, register, number=number)
+        self._op(comparison, register, number=number)
 
     def label(self, name: str) -> None:
-        """The name of the next instruction."""
+        """Name the next instruction."""
         self._labels[name] = len(self._code)
 
     def leave(self) -> None:
-        """Return 0: the event goes on to whoever else traces it."""
-        self.put(R0, 0)
+        """Append: return 0, so that other tracers get the event too."""
+        self.compute(R0, SET, 0)
         self._op(_EXIT)
 
     def code(self) -> bytes:
-        """The program's instructions, jumps resolved."""
+        """Return the instructions with resolved jumps."""
         for at, label in self._jumps:
             self._code[at][3] = self._labels[label] - at - 1
         return b"".join(
@@ -130,25 +116,25 @@ class Assembler:
 
 
 def bpf(command: int, attributes: bytes) -> int:
-    """The answer of the bpf system call; OSError otherwise."""
+    """Return the result of the bpf system call; OSError if it fails."""
     block = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
     return _checked(_LIBC.syscall(_number(0), command, block, len(block)), "bpf")
 
 
 def make_map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
-    """A file descriptor of a new map."""
+    """Return the file descriptor of a new map."""
     return bpf(_MAP_CREATE, struct.pack("<IIIII", kind, key_bytes, value_bytes, entries, 0))
 
 
-def array_value(descriptor: int, index: int) -> int:
-    """A 64-bit value of an array map."""
+def read_array_value(descriptor: int, index: int) -> int:
+    """Return a 64-bit value of an array map."""
     key, value = ctypes.create_string_buffer(struct.pack("<I", index), 4), ctypes.create_string_buffer(8)
     bpf(_MAP_LOOKUP, struct.pack("<IIQQQ", descriptor, 0, ctypes.addressof(key), ctypes.addressof(value), 0))
     return int(struct.unpack("<Q", value.raw)[0])
 
 
-def load(code: bytes) -> int:
-    """A file descriptor of a program that the kernel has verified; OSError with the verifier's words otherwise."""
+def load_program(code: bytes) -> int:
+    """Return the file descriptor of a verified program; OSError with the verifier's message otherwise."""
     licence, instructions = ctypes.create_string_buffer(b"GPL"), ctypes.create_string_buffer(code)
     log = ctypes.create_string_buffer(1 << 16)
     addresses = (ctypes.addressof(instructions), ctypes.addressof(licence))
@@ -158,12 +144,12 @@ def load(code: bytes) -> int:
     try:
         return bpf(_PROG_LOAD, attributes)
     except OSError as error:
-        said = log.value.decode(errors="replace")[-1000:]
-        raise OSError(error.errno, f"{error.strerror}; the verifier said: {said or 'nothing'}") from None
+        message = log.value.decode(errors="replace")[-1000:]
+        raise OSError(error.errno, f"{error.strerror}; message of the verifier: {message or 'none'}") from None
 
 
 def attach(program: int, tracepoint: int) -> int:
-    """A file descriptor; the program runs at the tracepoint, on all CPUs, until it is closed."""
+    """Return a file descriptor; the program runs at the tracepoint, on all CPUs, until it is closed."""
     # type, size, config, sample_period = 1, sample_type, read_format, flags, wakeup_events = 1
     attributes = struct.pack("<IIQQQQQI", _PERF_TRACEPOINT, _PERF_ATTR_BYTES, tracepoint, 1, 0, 0, 0, 1)
     block = ctypes.create_string_buffer(attributes, _PERF_ATTR_BYTES)
@@ -173,14 +159,14 @@ def attach(program: int, tracepoint: int) -> int:
     return event
 
 
-def tracepoint(group: str, name: str) -> tuple[int, Mapping[str, int]]:
-    """The id of a tracepoint and the offsets of its fields."""
+def read_tracepoint(group: str, name: str) -> tuple[int, Mapping[str, int]]:
+    """Return the id of a tracepoint and the offsets of its fields."""
     folder = TRACEFS / "events" / group / name
     return int((folder / "id").read_text()), parse_format((folder / "format").read_text())
 
 
 def parse_format(text: str) -> dict[str, int]:
-    """Offsets by field name, from a tracepoint's `format` file."""
+    """Return offsets by field name, from a tracepoint's `format` file."""
     offsets = {}
     for line in text.splitlines():
         if line.strip().startswith("field:"):
@@ -190,8 +176,8 @@ def parse_format(text: str) -> dict[str, int]:
     return offsets
 
 
-def find_tracefs() -> None:
-    """Makes tracefs readable for this process: mounted in a mount namespace of its own where the machine has none."""
+def ensure_tracefs() -> None:
+    """Make tracefs readable for this process; if the machine has none, mount it in a separate mount namespace."""
     if (TRACEFS / "events").is_dir():
         return
     _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare")
@@ -200,20 +186,20 @@ def find_tracefs() -> None:
 
 
 class Ring:
-    """The reading end of a ring buffer whose records are all of one size."""
+    """Reading end of a ring buffer whose records all have the same size."""
 
     def __init__(self, size_bytes: int) -> None:
         page = mmap.PAGESIZE
         self.descriptor = make_map(RING, 0, 0, size_bytes)
         self._mask = size_bytes - 1
         self._consumer = mmap.mmap(self.descriptor, page)
-        # The data lie twice behind each other, so that no record is cut at the end.
+        # The data are mapped twice in a row, so that no record is cut at the end.
         self._producer = mmap.mmap(
             self.descriptor, page + 2 * size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=page
         )
 
-    def take(self, record_bytes: int) -> bytes:
-        """Finished records, each with its header of 8 bytes, and their room given back."""
+    def drain(self, record_bytes: int) -> bytes:
+        """Return and free the finished records, each with its header of 8 bytes."""
         start = int.from_bytes(self._consumer[:8], "little")
         end = int.from_bytes(self._producer[:8], "little")
         at = mmap.PAGESIZE + (start & self._mask)

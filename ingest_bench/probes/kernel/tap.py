@@ -1,8 +1,8 @@
-"""The child process of probe `kernel-reads`: `python -m ingest_bench.probes.kernel.tap PORTS PID OUT`.
+"""Child process of probe `kernel-reads`: `python -m ingest_bench.probes.kernel.tap PORTS PID OUT`.
 
 Writes each TCP read of sockets with these local ports to OUT, as `RECORD`s, until SIGTERM or the end of its standard
-input. Says "ready" on standard output once it listens, at the end one JSON line with what was lost, and what the wall
-clock showed in the course of it.
+input. Prints "ready" once it traces, and at the end one JSON line with the number of lost reads and samples of the
+clocks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench.probes.kernel import bpf
-from ingest_bench.probes.kernel.bpf import R0, R1, R2, R3, R4, R6, R7, R10, Assembler
+from ingest_bench.probes.kernel.bpf import (
+    ADD,
+    AND,
+    EQUAL,
+    NOT_EQUAL,
+    R0,
+    R1,
+    R2,
+    R3,
+    R4,
+    R6,
+    R7,
+    R10,
+    SET,
+    SHIFT_RIGHT,
+    Assembler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# One read as numpy type strings. `header` is the ring's, `at_ns` CLOCK_MONOTONIC, `returned` what the read gave its
-# caller (0: end of stream, negative: an error number), `requested` the room that it had (0: unknown).
+# One read as numpy type strings. `header` is the ring's, `at_ns` CLOCK_MONOTONIC, `returned` the return value of the
+# read (0: end of stream, negative: an error number), `requested` the caller's buffer room (0: unknown).
 RECORD: tuple[tuple[str, str], ...] = (
     ("header", "<u8"),
     ("at_ns", "<u8"),
@@ -33,11 +49,11 @@ RECORD: tuple[tuple[str, str], ...] = (
     ("port", "<u2"),
 )
 _BYTES = 24
-# A second of the fastest sender that was measured (260,000 reads/s, 32 bytes each), rounded up; drained 20 times in it.
+# One second of the fastest measured sender (260,000 reads/s, 32 bytes each), rounded up; drained 20 times per second.
 _RING_BYTES = 16 << 20
 _PERIOD_S = 0.05
 _CLOCK_PERIOD_NS = 10**9
-# struct sock_common: skc_dport, big endian, and behind it skc_num, the local port (include/net/sock.h).
+# struct sock_common: skc_dport, big endian, followed by skc_num, the local port (include/net/sock.h).
 _SOCK_PORTS = 12
 _TCP = 6
 _MSG_PEEK = 2
@@ -46,51 +62,51 @@ _NO_WAKEUP = 1
 _AT = {"at_ns": -24, "pid": -16, "returned": -12, "requested": -8, "ports": -4, "thread": -32, "key": -40}
 
 
-def reads_program(
+def build_reads_program(
     fields: Mapping[str, int], ports: Iterable[int], pid: int, ring: int, requests: int, lost: int
 ) -> bytes:
-    """The program at sock:sock_recv_length: one record for each TCP read that took something out of its socket."""
+    """Return the program at sock:sock_recv_length: one record per TCP read that consumed data from its socket."""
     a = Assembler()
     a.copy(R6, R1)
     a.call(bpf.PID_TGID)
     a.copy(R7, R0)
     _unless_ours(a, pid)
     a.load(2, R1, R6, fields["protocol"])
-    a.jump_unless_equal(R1, _TCP, "out")
+    a.jump_if(R1, NOT_EQUAL, _TCP, "out")
     a.load(4, R1, R6, fields["flags"])
-    a.mask(R1, _MSG_PEEK)
-    a.jump_unless_equal(R1, 0, "out")
+    a.compute(R1, AND, _MSG_PEEK)
+    a.jump_if(R1, NOT_EQUAL, 0, "out")
     a.load(8, R3, R6, fields["sk"])
-    a.add(R3, _SOCK_PORTS)
+    a.compute(R3, ADD, _SOCK_PORTS)
     _stack(a, R1, "ports")
-    a.put(R2, 4)
+    a.compute(R2, SET, 4)
     a.call(bpf.PROBE_READ_KERNEL)
     a.load(2, R1, R10, _AT["ports"] + 2)
     for port in ports:
-        a.jump_if_equal(R1, port, "mine")
+        a.jump_if(R1, EQUAL, port, "mine")
     a.jump("out")
     a.label("mine")
     _take_request(a, requests)
     a.load(4, R1, R6, fields["ret"])
     a.store(4, R10, _AT["returned"], R1)
-    a.shift_right(R7, 32)
+    a.compute(R7, SHIFT_RIGHT, 32)
     a.store(4, R10, _AT["pid"], R7)
     a.call(bpf.KTIME)
     a.store(8, R10, _AT["at_ns"], R0)
     a.map(R1, ring)
     _stack(a, R2, "at_ns")
-    a.put(R3, _BYTES)
-    a.put(R4, _NO_WAKEUP)
+    a.compute(R3, SET, _BYTES)
+    a.compute(R4, SET, _NO_WAKEUP)
     a.call(bpf.RING_OUTPUT)
-    a.jump_if_equal(R0, 0, "out")
+    a.jump_if(R0, EQUAL, 0, "out")
     _count(a, lost)
     a.label("out")
     a.leave()
     return a.code()
 
 
-def request_program(size: int | None, pid: int, requests: int) -> bytes:
-    """The program at the entry of a system call that reads: keeps the room that its caller gave, or forgets it."""
+def build_request_program(size: int | None, pid: int, requests: int) -> bytes:
+    """Return the program at the entry of a reading system call: it stores the caller's buffer room, or deletes it."""
     a = Assembler()
     a.copy(R6, R1)
     a.call(bpf.PID_TGID)
@@ -98,15 +114,15 @@ def request_program(size: int | None, pid: int, requests: int) -> bytes:
     _unless_ours(a, pid)
     a.map(R1, requests)
     a.copy(R2, R10)
-    a.add(R2, -8)
+    a.compute(R2, ADD, -8)
     if size is None:
         a.call(bpf.DELETE)
     else:
         a.load(8, R3, R6, size)
         a.store(8, R10, -16, R3)
         a.copy(R3, R10)
-        a.add(R3, -16)
-        a.put(R4, 0)
+        a.compute(R3, ADD, -16)
+        a.compute(R4, SET, 0)
         a.call(bpf.UPDATE)
     a.label("out")
     a.leave()
@@ -114,10 +130,10 @@ def request_program(size: int | None, pid: int, requests: int) -> bytes:
 
 
 def _unless_ours(a: Assembler, pid: int) -> None:
-    """Out, when r0 (thread and process) is of another process. 0: any; inside a pid namespace our numbers differ."""
+    """Skip the event if r0 (thread and process) is another process. 0: any; inside a pid namespace pids differ."""
     if pid:
-        a.shift_right(R0, 32)
-        a.jump_unless_equal(R0, pid, "out")
+        a.compute(R0, SHIFT_RIGHT, 32)
+        a.jump_if(R0, NOT_EQUAL, pid, "out")
 
 
 def _take_request(a: Assembler, requests: int) -> None:
@@ -126,7 +142,7 @@ def _take_request(a: Assembler, requests: int) -> None:
     a.map(R1, requests)
     _stack(a, R2, "thread")
     a.call(bpf.LOOKUP)
-    a.jump_if_equal(R0, 0, "unknown")
+    a.jump_if(R0, EQUAL, 0, "unknown")
     a.load(8, R1, R0, 0)
     a.store(4, R10, _AT["requested"], R1)
     a.map(R1, requests)
@@ -140,61 +156,61 @@ def _count(a: Assembler, counters: int) -> None:
     a.map(R1, counters)
     _stack(a, R2, "key")
     a.call(bpf.LOOKUP)
-    a.jump_if_equal(R0, 0, "out")
-    a.put(R1, 1)
+    a.jump_if(R0, EQUAL, 0, "out")
+    a.compute(R1, SET, 1)
     a.atomic_add(R0, R1)
 
 
 def _stack(a: Assembler, register: int, what: str) -> None:
     a.copy(register, R10)
-    a.add(register, _AT[what])
+    a.compute(register, ADD, _AT[what])
 
 
 class Tap:
     """Programs that run in the kernel until the process ends."""
 
     def __init__(self, ports: Iterable[int], pid: int) -> None:
-        bpf.find_tracefs()
+        bpf.ensure_tracefs()
         self.ring = bpf.Ring(_RING_BYTES)
         self.lost = bpf.make_map(bpf.ARRAY, 4, 8, 1)
         requests = bpf.make_map(bpf.HASH, 8, 8, 1 << 16)
         # First the requests: a read whose request was not seen has an unknown one.
         for call, field in (("read", "count"), ("recvfrom", "size"), ("readv", ""), ("recvmsg", "")):
-            number, offsets = bpf.tracepoint("syscalls", f"sys_enter_{call}")
-            bpf.attach(bpf.load(request_program(offsets.get(field), pid, requests)), number)
-        number, offsets = bpf.tracepoint("sock", "sock_recv_length")
-        code = reads_program(offsets, ports, pid, self.ring.descriptor, requests, self.lost)
-        bpf.attach(bpf.load(code), number)
+            number, offsets = bpf.read_tracepoint("syscalls", f"sys_enter_{call}")
+            bpf.attach(bpf.load_program(build_request_program(offsets.get(field), pid, requests)), number)
+        number, offsets = bpf.read_tracepoint("sock", "sock_recv_length")
+        code = build_reads_program(offsets, ports, pid, self.ring.descriptor, requests, self.lost)
+        bpf.attach(bpf.load_program(code), number)
 
-    def take(self) -> bytes:
-        """Records since the last time."""
-        return self.ring.take(_BYTES)
+    def drain(self) -> bytes:
+        """Return the records since the previous call."""
+        return self.ring.drain(_BYTES)
 
 
-def main(ports: list[int], pid: int, out: Path) -> None:
-    """Taps until the end of standard input."""
+def main(ports: list[int], pid: int, path: Path) -> None:
+    """Trace until the end of standard input."""
     tap = Tap(ports, pid)
     records = 0
     clocks = [_clock()]
-    with out.open("wb") as file:
+    with path.open("wb") as file:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
             readable, _, _ = select.select([sys.stdin], [], [], _PERIOD_S)
-            records += file.write(tap.take())
+            records += file.write(tap.drain())
             if readable and not sys.stdin.read(1):
                 break
             if time.monotonic_ns() - clocks[-1][0] >= _CLOCK_PERIOD_NS:
                 clocks.append(_clock())
     clocks.append(_clock())
-    said = {"lost": bpf.array_value(tap.lost, 0), "records": records // (_BYTES + 8), "clocks": clocks}
+    report = {"lost": bpf.read_array_value(tap.lost, 0), "records": records // (_BYTES + 8), "clocks": clocks}
     with suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.write(json.dumps(report) + "\n")
         sys.stdout.flush()
 
 
 def _clock() -> tuple[int, int]:
-    """CLOCK_MONOTONIC, and what CLOCK_REALTIME is ahead of it: somebody may set the latter at any moment."""
+    """Return CLOCK_MONOTONIC and the lead of CLOCK_REALTIME over it: the latter may be set at any moment."""
     at_ns = time.monotonic_ns()
     return at_ns, time.time_ns() - at_ns
 

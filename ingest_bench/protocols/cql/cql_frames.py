@@ -9,7 +9,7 @@ from ingest_bench import idl
 from ingest_bench.idl import cql
 from ingest_bench.protocols import incoming
 from ingest_bench.protocols.incoming import Said
-from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.verdict import BrokenResponseError
 
 # An answer to these calls has some dozens of bytes, or the words of an error and warnings of at most 64 kB each.
 _LIMIT_BYTES = 1024**2
@@ -46,7 +46,7 @@ VOID = Wanted(cql.RESULT, cql.VOID.to_bytes(4, "big"))
 
 def known(stream: int, statement: str) -> Wanted:
     """The answer that this statement has been prepared, as it was asked for on that stream."""
-    return Wanted(cql.RESULT, cql.prepared(statement), stream)
+    return Wanted(cql.RESULT, cql.prepared_prefix(statement), stream)
 
 
 class Frames(incoming.Frames):
@@ -67,11 +67,11 @@ class Frames(incoming.Frames):
     def length(self, place: int) -> int:
         """Of a frame, its head included."""
         try:
-            length = cql.length(self.view, place)
+            length = cql.frame_length(self.view, place)
         except idl.BrokenMessageError as error:
-            raise BrokenAnswerError(f"broken CQL: {error}") from None
+            raise BrokenResponseError(f"broken CQL: {error}") from None
         if length > _LIMIT_BYTES:
-            raise BrokenAnswerError(f"broken CQL: a frame of {length} bytes, where some dozens belong")
+            raise BrokenResponseError(f"broken CQL: a frame of {length} bytes, where some dozens belong")
         return length
 
     def said(self, frames: list[bytes]) -> Said:
@@ -79,16 +79,16 @@ class Frames(incoming.Frames):
         left = list(self.wanted)
         for frame in frames:
             try:
-                answer = cql.answer(frame)
+                answer = cql.parse_response(frame)
             except idl.BrokenMessageError as error:
-                raise BrokenAnswerError(f"broken CQL: {error}") from None
+                raise BrokenResponseError(f"broken CQL: {error}") from None
             except idl.RaisedError as error:
                 return _raised(error)
             if answer.opcode == cql.AUTHENTICATE:
                 return Said(401, b"Authenticate: the server wants a name and a password, and this protocol sends none")
             found = [one for one in left if (answer.opcode, answer.body[: len(one.begins)], answer.stream) == one]
             if not found:
-                raise BrokenAnswerError(
+                raise BrokenResponseError(
                     f"broken CQL: {answer.body[:40]!r} (opcode {answer.opcode}, stream {answer.stream}) is no answer "
                     "to this"
                 )

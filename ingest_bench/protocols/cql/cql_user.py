@@ -11,10 +11,10 @@ from ingest_bench.protocols.cql.cql_frames import READY, VOID, Frames, known
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
-    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.protocols.verdict import Response
 
 
-class Batching(pumped.Caller):
+class Batching(pumped.FramedUser):
     """Sends batches of prepared statements.
 
     Each connection begins with STARTUP, and then prepares them, of which the server may know all: that costs two
@@ -28,15 +28,15 @@ class Batching(pumped.Caller):
     def frames(self) -> Frames:
         """Of the requests that are under way."""
         self._frames = Frames()
-        preparing = b"".join(cql.prepare(statement, stream) for stream, statement in enumerate(self.statements))
+        preparing = b"".join(cql.encode_prepare(statement, stream) for stream, statement in enumerate(self.statements))
         known_all = tuple(known(stream, statement) for stream, statement in enumerate(self.statements))
-        self._greetings = ((cql.startup(), (READY,)), (preparing, known_all))
+        self._greetings = ((cql.encode_startup(), (READY,)), (preparing, known_all))
         return self._frames
 
-    def exchange(self, body: Body) -> Answer:
+    def exchange(self, body: Body) -> Response:
         """The answer to one request; ConnectionBrokenError without one. `connection` knows what was sent, and when."""
         connection = self.connection
-        connection.drop_ended()
+        connection.close_if_ended()
         if connection.is_open:
             return connection.exchange(b"", body.data, self.timeout_ns)
         until_ns, before_bytes = time.monotonic_ns() + self.timeout_ns, 0

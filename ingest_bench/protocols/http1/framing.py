@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.verdict import BrokenResponseError
 
 # The heads of an answer, interim ones too; the size of a chunk with its extension; a trailer: none may be longer.
 _LIMIT_BYTES = 64 * 1024
@@ -27,24 +27,24 @@ class Head(NamedTuple):
     """How long the server wants to be left alone; 0: it does not say it, or as a date."""
 
 
-def parse_head(raw: bytes) -> Head:
+def parse_response_head(raw: bytes) -> Head:
     """The head of an answer, given with its blank line; BrokenAnswerError says what is wrong with it."""
     if not raw.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
-        raise BrokenAnswerError(f"not an HTTP answer of version 1: it begins with {raw[:40]!r}")
+        raise BrokenResponseError(f"not an HTTP answer of version 1: it begins with {raw[:40]!r}")
     seen = _Headers()
     seen.parser = parser = HttpResponseParser(seen)
     try:
         parser.feed_data(raw)
     except HttpParserUpgrade:
-        raise BrokenAnswerError("broken HTTP: the server changes the protocol, which nobody asked for") from None
+        raise BrokenResponseError("broken HTTP: the server changes the protocol, which nobody asked for") from None
     except HttpParserError as error:
-        raise BrokenAnswerError(f"broken HTTP: {_said(error)}; the answer begins with {raw[:40]!r}") from None
+        raise BrokenResponseError(f"broken HTTP: {_said(error)}; the answer begins with {raw[:40]!r}") from None
     status = parser.get_status_code()
     if not 100 <= status < 600:
-        raise BrokenAnswerError(f"broken HTTP: the status is {status}")
+        raise BrokenResponseError(f"broken HTTP: the status is {status}")
     coding = seen.headers.get(b"transfer-encoding")
     if coding is not None and coding.lower() != b"chunked":
-        raise BrokenAnswerError(f"broken HTTP: transfer-encoding is {coding[:40]!r}, which nobody asked for")
+        raise BrokenResponseError(f"broken HTTP: transfer-encoding is {coding[:40]!r}, which nobody asked for")
     length = seen.headers.get(b"content-length")
     bodiless = status < 200 or status in (204, 304)
     return Head(
@@ -77,16 +77,16 @@ class Chunks:
             self._parser.feed_data(raw)
         except HttpParserError as error:
             if not self._seen.surplus:
-                raise BrokenAnswerError(f"broken HTTP in a chunked answer: {_said(error)}") from None
+                raise BrokenResponseError(f"broken HTTP in a chunked answer: {_said(error)}") from None
         if self._seen.surplus:
-            raise BrokenAnswerError("broken HTTP: more bytes after the last chunk")
+            raise BrokenResponseError("broken HTTP: more bytes after the last chunk")
         self._without_body_bytes = 0 if self._seen.pieces else self._without_body_bytes + len(raw)
         if self._without_body_bytes > _LIMIT_BYTES:
-            raise BrokenAnswerError(f"broken HTTP: a chunk's size or trailer of more than {_LIMIT_BYTES} bytes")
+            raise BrokenResponseError(f"broken HTTP: a chunk's size or trailer of more than {_LIMIT_BYTES} bytes")
         return self._seen.pieces
 
 
-class AnswerBuffer:
+class HttpResponseReader:
     """An answer as it comes: bytes go into `room()`, and `came` and `closed` tell what they are.
 
     Once it `is_whole`, its body is `buffer[start:end]`. Each of the three raises BrokenAnswerError.
@@ -96,27 +96,27 @@ class AnswerBuffer:
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self._heads: dict[bytes, Head] = {}
-        self.begin()
+        self.reset()
 
     @property
     def same_bytes(self) -> int | None:
         """The head of a body with a length."""
         return None if self._chunks is not None else self.start
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Nothing has come of the next answer."""
         self.head: Head | None = None
         """The answer's own, not an interim answer's."""
-        self.is_whole = False
+        self.is_complete = False
         self.start = self.end = self.filled = 0
         self._interim_bytes = 0
         self._chunks: Chunks | None = None
 
-    def room(self) -> memoryview:
+    def free_space(self) -> memoryview:
         """Where the next bytes go."""
         return self.view[self.filled :]
 
-    def came(self, size_bytes: int) -> None:
+    def feed(self, size_bytes: int) -> None:
         """So many bytes more are in the room."""
         self.filled += size_bytes
         if self.head is None:
@@ -129,16 +129,16 @@ class AnswerBuffer:
         elif self.head.length_bytes is None:
             self._make_room()
         elif self.filled > self.end:
-            raise BrokenAnswerError(
+            raise BrokenResponseError(
                 f"broken HTTP: {self.filled - self.end} bytes more than the answer's content-length"
             )
         else:
-            self.is_whole = self.filled == self.end
+            self.is_complete = self.filled == self.end
 
-    def closed(self) -> None:
+    def feed_eof(self) -> None:
         """The server has closed: the answer is whole if that is how its body ends."""
         if self.head is not None and self.head.length_bytes is None and self._chunks is None:
-            self.end, self.is_whole = self.filled, True
+            self.end, self.is_complete = self.filled, True
 
     def _final_head(self) -> Head | None:
         """The head when it is whole. Interim answers before it leave the buffer."""
@@ -152,13 +152,13 @@ class AnswerBuffer:
             self.filled -= start
             self.buffer[: self.filled] = self.buffer[start : start + self.filled]
         if self._interim_bytes + self.filled > _LIMIT_BYTES:
-            raise BrokenAnswerError(f"broken HTTP: the head of the answer has no end within {_LIMIT_BYTES} bytes")
+            raise BrokenResponseError(f"broken HTTP: the head of the answer has no end within {_LIMIT_BYTES} bytes")
         return None
 
     def _learn(self, raw: bytes) -> Head:
         if len(self._heads) >= _KNOWN_HEADS:
             self._heads.clear()
-        head = self._heads[raw] = parse_head(raw)
+        head = self._heads[raw] = parse_response_head(raw)
         return head
 
     def _begin_body(self, head: Head) -> None:
@@ -175,7 +175,7 @@ class AnswerBuffer:
         for piece in chunks.decoded(self.view[self.start : self.filled]):
             self.buffer[self.end : self.end + len(piece)] = piece
             self.end += len(piece)
-        self.is_whole = chunks.complete
+        self.is_complete = chunks.complete
         self.filled = self.end
         self.start = 0 if chunks.complete else self.end
         if not chunks.complete:
@@ -188,7 +188,7 @@ class AnswerBuffer:
 
     def _grow(self, size_bytes: int) -> None:
         if size_bytes > _ANSWER_LIMIT_BYTES:
-            raise BrokenAnswerError(f"an answer of more than {_ANSWER_LIMIT_BYTES} bytes: so much is not read")
+            raise BrokenResponseError(f"an answer of more than {_ANSWER_LIMIT_BYTES} bytes: so much is not read")
         grown = bytearray(size_bytes)
         grown[: self.filled] = self.view[: self.filled]
         self.buffer, self.view = grown, memoryview(grown)

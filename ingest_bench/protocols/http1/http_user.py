@@ -9,35 +9,35 @@ from locust import User
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.protocols.http1 import tls
-from ingest_bench.protocols.http1.framing import AnswerBuffer
+from ingest_bench.protocols.http1.framing import HttpResponseReader
 from ingest_bench.protocols.pumped import PumpedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ingest_bench.documents.body import Body
-    from ingest_bench.protocols.verdict import Answer
-    from ingest_bench.protocols.way import Address, Way
+    from ingest_bench.protocols.verdict import Response
+    from ingest_bench.protocols.way import Address, Upstream
 
 _KNOWN_HEADS = 4096
 
 
-class Poster(User):
+class Http1User(User):
     """Posts bodies to one path and has the answers. The first exchange opens its connection."""
 
     abstract = True
-    way: Way
+    upstream: Upstream
     path = "/"
     method = "POST"
-    own_headers: Mapping[str, str] = {}
+    protocol_headers: Mapping[str, str] = {}
     """Of its protocol, beside those that lead to the server."""
     timeout_ns = 60 * 10**9
     pumps = True
 
     def on_start(self) -> None:
         """A connection of its own."""
-        way = self.way
-        self.connection = (tls.TlsConnection if way.is_tls else PumpedConnection)(way, AnswerBuffer())
+        way = self.upstream
+        self.connection = (tls.TlsConnection if way.is_tls else PumpedConnection)(way, HttpResponseReader())
         way.deadlines.watch(self.connection)
         self._head_for(self.connection.address)
 
@@ -45,9 +45,9 @@ class Poster(User):
         """No connection."""
         self.connection.close()
 
-    def exchange(self, body: Body) -> Answer:
+    def exchange(self, body: Body) -> Response:
         """The answer to one request; ConnectionBrokenError without one. `connection` knows what was sent, and when."""
-        self.connection.drop_ended()
+        self.connection.close_if_ended()
         if self.connection.address is not self._address:
             self._head_for(self.connection.address)
         return self.connection.exchange(*self.request(body), self.timeout_ns)
@@ -60,22 +60,22 @@ class Poster(User):
     @property
     def can_pump(self) -> bool:
         """Whether `pump` sends: on an open connection that is not encrypted."""
-        self.connection.drop_ended()
+        self.connection.close_if_ended()
         return isinstance(self.connection, PumpedConnection) and self.connection.is_open
 
-    def pump(self, body: Body, follow: Callable[[Answer, int], tuple[bytes, bytes | bytearray] | None]) -> None:
+    def pump(self, body: Body, follow: Callable[[Response, int], tuple[bytes, bytes | bytearray] | None]) -> None:
         """As `PumpedConnection.pump`, beginning with this body."""
         assert isinstance(self.connection, PumpedConnection)  # noqa: S101 - as `can_pump` said
         self.connection.pump(*self.request(body), self.timeout_ns, follow)
 
-    def finish(self, body: Body) -> Answer:
+    def finish(self, body: Body) -> Response:
         """The answer to the request in whose middle `pump` came back; ConnectionBrokenError without one."""
         return self.connection.finish(*self.request(body))
 
     def _head_for(self, address: Address) -> None:
         self._address = address
         self._head = request_head(
-            address.path_prefix + self.path, address, {**self.own_headers, **self.way.headers}, self.method
+            address.path_prefix + self.path, address, {**self.protocol_headers, **self.upstream.headers}, self.method
         )
         self._heads: dict[int, bytes] = {}
 

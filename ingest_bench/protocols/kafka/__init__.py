@@ -20,14 +20,14 @@ import numpy as np
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import HOUR, MIB, MS, Between
-from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols.verdict import HTTP_ERROR, PARTIAL, REJECTED, SAID_BYTES, Verdict, all_acked
+from ingest_bench.protocols.verdict import HTTP_ERROR, MESSAGE_BYTES, PARTIAL, REJECTED, Verdict, acknowledge_all
 
 if TYPE_CHECKING:
-    from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.kafka.kafka_user import Producing
-    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.protocols.kafka.kafka_user import KafkaUser
+    from ingest_bench.protocols.verdict import Response
 
 # Nothing was done with the record: rd_kafka_resp_err_t of librdkafka 2.16, as confluent_kafka writes its names.
 AGAIN = frozenset(
@@ -54,7 +54,7 @@ class KafkaKeys:
     """The keys of the protocol `kafka`: what a producer of librdkafka is told, with its own defaults."""
 
     acks: Literal["0", "1", "all"] = "all"
-    """Who must have a record before it is acknowledged: nobody, the partition's leader, all replicas in sync."""
+    """Replicas that must have a record before it is acknowledged: none, the leader, all in-sync replicas."""
     linger_ns: Annotated[int, Between(0, HOUR // 4, "the library takes 15 minutes")] = 5 * MS
     """How long a record waits for others of its batch."""
     batch_size_bytes: Annotated[int, Between(1, 2**31 - 1, "the library takes 31 bits")] = 1_000_000
@@ -68,7 +68,7 @@ class Kafka:
     """Records for one topic, which is called as the index. They have no ids of ours."""
 
     picks_nodes: ClassVar[bool] = True
-    most_documents: ClassVar[None] = None
+    max_documents: ClassVar[None] = None
     overhead_bytes: ClassVar[int] = 0
 
     topic: str
@@ -76,9 +76,9 @@ class Kafka:
     """What the library is told, but for where the server is."""
 
     @classmethod
-    def on(cls, wire: Wire, index: str, options: LoadOptions) -> Kafka:
+    def from_wire(cls, wire: ProtocolOptions, index: str, options: LoadOptions) -> Kafka:
         """The protocol for a load with these options; SpecError for a key that it has not, or that cannot be."""
-        keys = records.from_toml(KafkaKeys, wire.keys, wire.written)
+        keys = records.from_toml(KafkaKeys, wire.keys, wire.toml_key)
         if options.gzip:
             raise SpecError('load.gzip: kafka packs batches, not requests; write compression = "gzip"')
         if options.nodes != "all":
@@ -87,45 +87,49 @@ class Kafka:
             raise SpecError("load.action: kafka has no ids, indices, pipelines or refresh; these are of the bulk API")
         return cls(topic=index, config=_config(keys, options.timeout_ns))
 
-    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> Kafka:
+    def for_file(self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False) -> Kafka:
         """The same for the documents of a file; SpecError for ready bulk bodies."""
-        del index, stream
-        if ready:
+        del index, is_data_stream
+        if has_action_lines:
             raise SpecError(f"{path}: these are ready bulk bodies, and this server takes documents alone (kafka)")
         return self
 
-    def body(self, documents: Sequence[bytes], seed: int) -> Body:
+    def build_body(self, documents: Sequence[bytes], seed: int) -> Body:
         """These documents one behind the other."""
         del seed
         sizes = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
         return Body(b"".join(documents), len(documents), sizes=sizes)
 
-    def user(self) -> type[Producing]:
+    def user_class(self) -> type[KafkaUser]:
         """A Locust user that sends them."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.kafka.kafka_user import Producing  # noqa: PLC0415
+        from ingest_bench.protocols.kafka.kafka_user import KafkaUser  # noqa: PLC0415
 
-        return type("KafkaProducing", (Producing,), {"abstract": True, "topic": self.topic, "config": self.config})
+        return type("KafkaProducing", (KafkaUser,), {"abstract": True, "topic": self.topic, "config": self.config})
 
-    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+    def judge(self, answer: Response, body: Body, is_unsure: bool = False) -> Verdict:
         """What became of each record: the answer names those that were not acknowledged, each with its error."""
         del is_unsure
         if answer.status == 200:
-            return all_acked(body.documents)
+            return acknowledge_all(body.documents)
         errors = {int(item): name for item, name in json.loads(answer.body).items()}
         kinds = Counter(f"{answer.status} {name}" for name in errors.values())
         acked = body.documents - len(errors)
-        said = f"{answer.status}: {', '.join(f'{count} x {kind}' for kind, count in kinds.most_common(3))}"[:SAID_BYTES]
+        said = f"{answer.status}: {', '.join(f'{count} x {kind}' for kind, count in kinds.most_common(3))}"[
+            :MESSAGE_BYTES
+        ]
         again = tuple(item for item, name in errors.items() if name in AGAIN)
         if answer.status == 429:
-            return Verdict(outcome=REJECTED, acked=acked, rejected=again, rejections=kinds, said=said)
+            return Verdict(outcome=REJECTED, acked=acked, rejected_items=again, rejections=kinds, message=said)
         # With others in doubt, or refused, all of it ends here: one ticket has one end.
         outcome = PARTIAL if acked and answer.status < 500 else HTTP_ERROR
         in_doubt = sum(name not in AGAIN | REFUSED for name in errors.values())
-        return Verdict(outcome=outcome, acked=acked, failed=len(errors), in_doubt=in_doubt, failures=kinds, said=said)
+        return Verdict(
+            outcome=outcome, acked=acked, failed=len(errors), in_doubt=in_doubt, failures=kinds, message=said
+        )
 
 
-def status(errors: Mapping[int, str]) -> int:
+def combine_errors(errors: Mapping[int, str]) -> int:
     """What these errors of records mean together, as HTTP says it (RFC 9110, 15): 200, 429, 400 or 503."""
     names = set(errors.values())
     if not names:

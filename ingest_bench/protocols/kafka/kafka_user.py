@@ -16,13 +16,13 @@ from gevent.threadpool import ThreadPool
 from locust import User
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.protocols.held import HeldConnections
-from ingest_bench.protocols.kafka import status
-from ingest_bench.protocols.verdict import Answer, ConnectionBrokenError
+from ingest_bench.protocols.held import LibraryConnections
+from ingest_bench.protocols.kafka import combine_errors
+from ingest_bench.protocols.verdict import ConnectionBrokenError, Response
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
-    from ingest_bench.protocols.way import Way
+    from ingest_bench.protocols.way import Upstream
 
 # Reports come sooner; so long is waited for the next ones before somebody looks whether the time is over.
 _POLL_S = 0.1
@@ -53,13 +53,13 @@ class _Request:
         self.left -= 1
 
 
-class Connection:
+class ProducerConnection:
     """A producer, and what a sample takes from it."""
 
-    def __init__(self, way: Way, config: Mapping[str, str | float | bool]) -> None:
-        self.used = way.any_address()
-        brokers = [there[:2] for _, there in self.used.sockets]
-        self._held = HeldConnections(brokers, way.traffic)
+    def __init__(self, way: Upstream, config: Mapping[str, str | float | bool]) -> None:
+        self.last_address = way.any_address()
+        brokers = [there[:2] for _, there in self.last_address.sockets]
+        self._held = LibraryConnections(brokers, way.traffic)
         self._config = {**config, "bootstrap.servers": ",".join(f"{_host(host)}:{port}" for host, port in brokers)}
         self._producer: Producer | None = None
         # What waits in the library waits in a thread: the event loop goes on.
@@ -76,7 +76,7 @@ class Connection:
         """Whether there is a producer: a broker that refuses a record has read it, and the connections stay."""
         return self._producer is not None
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """A broker that refuses a record has read it."""
 
     def open(self) -> Producer:
@@ -97,11 +97,11 @@ class Connection:
         """The connections for records, soon after that which asked where the brokers are, and which is closed now."""
         for _ in range(_LOOKS):
             gevent.sleep(_LOOK_S)
-            self._held.find()
+            self._held.discover()
             if self._held.reaches_all:
                 return
 
-    def exchange(self, topic: str, values: Sequence[bytes], timeout_ns: int) -> Answer:
+    def exchange(self, topic: str, values: Sequence[bytes], timeout_ns: int) -> Response:
         """The answer to one request: what became of each record; ConnectionBrokenError when nothing is known of any."""
         producer = self.open()
         self._expired = ""
@@ -121,26 +121,26 @@ class Connection:
                 self._pool.apply(producer.poll, (_POLL_S,))
         finally:
             self.deadline_ns = 0
-            self.bytes_sent = self._held.sent_bytes()
+            self.bytes_sent = self._held.count_sent_bytes()
             self.local_port = self._held.local_port
             self.first_byte_ns, self.done_ns = request.first_ns, request.last_ns or time.monotonic_ns()
             if request.left:
                 producer.purge()
         return self._answer(request, len(values))
 
-    def _answer(self, request: _Request, records: int) -> Answer:
+    def _answer(self, request: _Request, records: int) -> Response:
         errors = request.errors
         if not errors:
-            return Answer(200, b"", 0, 0)
+            return Response(200, b"", 0, 0)
         # What broke may have been a connection, and the next one has another port.
-        self._held.find()
-        if len(errors) == records and status(errors) == 503:
+        self._held.discover()
+        if len(errors) == records and combine_errors(errors) == 503:
             names = sorted(set(errors.values()))
             ended = self._expired or ("timeout" if _TIMED_OUT in names else "connection-error")
             # The connection that it went over may be gone before anybody saw it: no bytes do not mean that none went.
             raise ConnectionBrokenError(ended, f"no record was acknowledged: {', '.join(names)}", is_unsure=True)
         said = json.dumps(errors).encode()
-        return Answer(status(errors), said, 0, len(said))
+        return Response(combine_errors(errors), said, 0, len(said))
 
     def expire(self, outcome: str) -> None:
         """Ends what the connection waits for, from another greenlet; its request fails with that outcome."""
@@ -153,7 +153,7 @@ class Connection:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        self._held.find()
+        self._held.discover()
         producer.purge()
         self._pool.apply(producer.close, (_CLOSE_S,))
         self._held.close()
@@ -169,31 +169,31 @@ class _Full:
         return "_QUEUE_FULL"
 
 
-class Producing(User):
+class KafkaUser(User):
     """Sends the documents of a body as records, and has the answer once each of them has one."""
 
     abstract = True
     pumps = False
-    way: Way
+    upstream: Upstream
     topic = ""
     config: Mapping[str, str | float | bool] = {}
     timeout_ns = 60 * 10**9
 
     def on_start(self) -> None:
         """A producer of its own."""
-        if self.way.is_tls:
+        if self.upstream.is_tls:
             raise RunFailed("kafka: this protocol has no TLS here; the URL is http://")
-        self.connection = Connection(self.way, self.config)
-        self.way.deadlines.watch(self.connection)
+        self.connection = ProducerConnection(self.upstream, self.config)
+        self.upstream.deadlines.watch(self.connection)
         self.connection.open()
 
     def on_stop(self) -> None:
         """No producer."""
         self.connection.close()
 
-    def exchange(self, body: Body) -> Answer:
+    def exchange(self, body: Body) -> Response:
         """The answer to one request; ConnectionBrokenError without one. `connection` knows what was sent, and when."""
-        edges, data = body.starts().tolist(), body.data
+        edges, data = body.item_offsets().tolist(), body.data
         values = [bytes(data[start:end]) for start, end in itertools.pairwise(edges)]
         return self.connection.exchange(self.topic, values, self.timeout_ns)
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ingest_bench import idl
-from ingest_bench.documents.ids import DIGITS, Template
+from ingest_bench.documents.body import DIGITS, BodyTemplate
 from ingest_bench.inputs import records
-from ingest_bench.protocols.rows import RowKeys, Rows
+from ingest_bench.protocols.rows import RowKeys, RowProtocol
 
 if TYPE_CHECKING:
-    from ingest_bench.model.load import LoadOptions, Wire
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
     from ingest_bench.protocols.thrift.thrift_user import Caller
 
 COLUMN = b"document"
@@ -35,7 +35,7 @@ _MARK = b"\xff\xfe\xfd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thrift(Rows):
+class Thrift(RowProtocol):
     """Rows for column families of Cassandra 0.7, in turn; an answer for all. A row has an id of ours as its key."""
 
     protocol: ClassVar[str] = "thrift"
@@ -45,11 +45,11 @@ class Thrift(Rows):
     families: tuple[str, ...]
 
     @classmethod
-    def on(cls, wire: Wire, index: str, options: LoadOptions) -> Thrift:
+    def from_wire(cls, wire: ProtocolOptions, index: str, options: LoadOptions) -> Thrift:
         """The protocol for a load with these options; SpecError for a key that it has not, or that cannot be."""
-        keys = records.from_toml(RowKeys, wire.keys, wire.written)
+        keys = records.from_toml(RowKeys, wire.keys, wire.toml_key)
         cls.check(options)
-        families = tuple(map(idl.column_family, options.action.index_names(index)))
+        families = tuple(map(idl.table_name, options.action.index_names(index)))
         return cls(keyspace=keys.keyspace, families=families, action=options.action)
 
     @property
@@ -57,7 +57,7 @@ class Thrift(Rows):
         """What an item has at most beside its document: the beginning and the end of a call, if it is the only one."""
         return max(len(_call((family, b""))) for family in self.families)
 
-    def body(self, documents: Sequence[bytes], seed: int) -> Template:
+    def build_body(self, documents: Sequence[bytes], seed: int) -> BodyTemplate:
         """These documents as a call, with gaps for the keys of their rows. The seed says which ones are old."""
         first, last = _ends(len(documents))
         sides = [_sides(family) for family in self.families]
@@ -79,20 +79,20 @@ class Thrift(Rows):
         sizes[-1] += len(last)
         idl.LENGTH.pack_into(data, 0, len(data) - idl.LENGTH.size)
         old = self.old(len(documents), seed)
-        return Template(data, np.array(places, dtype=np.int64), old, sizes=np.array(sizes, dtype=np.int64))
+        return BodyTemplate(data, np.array(places, dtype=np.int64), old, sizes=np.array(sizes, dtype=np.int64))
 
-    def user(self) -> type[Caller]:
+    def user_class(self) -> type[Caller]:
         """A Locust user that sends such calls."""
         # Locust must not be loaded where bodies are made and nothing is sent.
         from ingest_bench.protocols.thrift.thrift_user import Caller  # noqa: PLC0415
 
-        own = {"abstract": True, "greeting": idl.call("set_keyspace", keyspace=self.keyspace)}
+        own = {"abstract": True, "greeting": idl.encode_call("set_keyspace", keyspace=self.keyspace)}
         return type("ThriftCaller", (Caller,), own)
 
 
 def _call(*rows: tuple[str, bytes]) -> bytes:
     """A call with these rows, by their column families and documents; the first row's key is zeros."""
-    cassandra = idl.cassandra()
+    cassandra = idl.interface()
 
     def mutation(document: bytes) -> object:
         column = cassandra.Column(name=COLUMN, value=document, timestamp=_TIMESTAMP)
@@ -101,7 +101,7 @@ def _call(*rows: tuple[str, bytes]) -> bytes:
     mutations = {
         b"%0*d" % (DIGITS, number): {family: [mutation(document)]} for number, (family, document) in enumerate(rows)
     }
-    return idl.call("batch_mutate", mutation_map=mutations, consistency_level=_ONE)
+    return idl.encode_call("batch_mutate", mutation_map=mutations, consistency_level=_ONE)
 
 
 def _ends(rows: int) -> tuple[bytes, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingest_bench import idl
 from ingest_bench.protocols import incoming
 from ingest_bench.protocols.incoming import Said
-from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.verdict import BrokenResponseError
 
 # An answer to these calls has some dozens of bytes, or the words of an exception.
 _LIMIT_BYTES = 1024**2
@@ -33,16 +33,16 @@ class Frames(incoming.Frames):
         (length,) = idl.LENGTH.unpack_from(self.buffer, place)
         if not 0 < length <= _LIMIT_BYTES:
             begins = bytes(self.view[place : min(self.filled, place + 40)])
-            raise BrokenAnswerError(f"broken Thrift: a frame of {length} bytes; the answer begins with {begins!r}")
+            raise BrokenResponseError(f"broken Thrift: a frame of {length} bytes; the answer begins with {begins!r}")
         return idl.LENGTH.size + int(length)
 
     def said(self, frames: list[bytes]) -> Said:
         """What the first answer says that is no success; else that all is well."""
         for number, (name, frame) in enumerate(zip(self.calls, frames, strict=True), 1):
             try:
-                idl.answer(name, frame[idl.LENGTH.size :], is_plain=True)
+                idl.decode_result(name, frame[idl.LENGTH.size :], is_plain=True)
             except idl.BrokenMessageError as error:
-                raise BrokenAnswerError(f"broken Thrift: {error}") from None
+                raise BrokenResponseError(f"broken Thrift: {error}") from None
             except idl.RaisedError as error:
                 # A connection without its keyspace takes no rows, and would never name it again.
                 return Said(_STATUS.get(error.name, 500), str(error).encode(), close=number < len(frames))

@@ -9,10 +9,10 @@ from ingest_bench.protocols.thrift.thrift_frames import Frames
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
-    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.protocols.verdict import Response
 
 
-class Caller(pumped.Caller):
+class Caller(pumped.FramedUser):
     """Each connection has to name a keyspace once. That call goes with the first one, and is a part of that request."""
 
     abstract = True
@@ -24,9 +24,9 @@ class Caller(pumped.Caller):
         self._frames = Frames()
         return self._frames
 
-    def exchange(self, body: Body) -> Answer:
+    def exchange(self, body: Body) -> Response:
         """The answer to one request; ConnectionBrokenError without one. `connection` knows what was sent, and when."""
-        self.connection.drop_ended()
+        self.connection.close_if_ended()
         if self.connection.is_open:
             return self.connection.exchange(b"", body.data, self.timeout_ns)
         self._frames.calls, self._frames.greets = ("set_keyspace", "batch_mutate"), True

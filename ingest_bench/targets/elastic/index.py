@@ -1,4 +1,4 @@
-"""A workload's index as one version of a server understands it."""
+"""Requests that create a workload's indices, in the form of one version of a server."""
 
 from __future__ import annotations
 
@@ -8,147 +8,149 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
+from ingest_bench.model.load import AdminRequest
 from ingest_bench.model.target import Preparation
-from ingest_bench.model.track import AdminRequest
-from ingest_bench.units import quoted
+from ingest_bench.units import quote_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ingest_bench.targets.elastic.node_options import Version
 
-# The type of every document where there are types (before 7).
-TYPE = "doc"
-# What a server takes where nobody tells it else (es.index.max_number_of_shards, opensearch.index.max_number_of_shards).
-_MOST_SHARDS = 1024
-_NONE = object()
+# The type of all documents in versions with types (before 7).
+DOCUMENT_TYPE = "doc"
+# The servers' default limit (es.index.max_number_of_shards, opensearch.index.max_number_of_shards).
+_MAX_SHARDS = 1024
+_MISSING = object()
 
 
-def body(
-    mapping: Mapping[str, Any], version: Version, *, replicas: int = 0, whatever_it_says: bool = False
+def index_body(
+    mapping: Mapping[str, Any], version: Version, *, replicas: int = 0, override_replicas: bool = False
 ) -> dict[str, Any]:
-    """The body of an index's creation, as that version understands it: one shard and so many copies beside it.
+    """Return the body that creates an index in that version, by default with one shard and these replicas.
 
-    Unless the mapping says else; of the copies also `whatever_it_says`. Where there are copies no document is taken
-    before all of them are there.
+    Settings of the mapping win, except its replicas if `override_replicas`. With replicas, no document is accepted
+    before all copies exist.
     """
-    created = copy.deepcopy(dict(mapping))
-    given = created["settings"] = _table(created, "settings")
-    if whatever_it_says:
-        for table, name in _ways(given, "number_of_replicas"):
+    body = copy.deepcopy(dict(mapping))
+    settings = body["settings"] = _table(body, "settings")
+    if override_replicas:
+        for table, name in _spellings(settings, "number_of_replicas"):
             table.pop(name, None)
-    usual: dict[str, int | str] = {"number_of_shards": 1, "number_of_replicas": replicas}
+    defaults: dict[str, int | str] = {"number_of_shards": 1, "number_of_replicas": replicas}
     if replicas:
-        usual["write.wait_for_active_shards"] = "all"
-    for key, value in usual.items():
-        if _setting(given, key) is _NONE:
-            given[f"index.{key}"] = value
-    _shards(given)
-    _replace(_table(created, "mappings"), version)
-    if version.before_7 and "mappings" in created:
-        created["mappings"] = {TYPE: created["mappings"]}
-    return created
+        defaults["write.wait_for_active_shards"] = "all"
+    for key, value in defaults.items():
+        if _find_setting(settings, key) is _MISSING:
+            settings[f"index.{key}"] = value
+    _count_shards(settings)
+    _replace_unsupported(_table(body, "mappings"), version)
+    if version.before_7 and "mappings" in body:
+        body["mappings"] = {DOCUMENT_TYPE: body["mappings"]}
+    return body
 
 
-def _ways(settings: dict[str, Any], key: str) -> tuple[tuple[dict[str, Any], str], ...]:
-    """In which table of an index's settings, and under which name, a key may stand."""
+def _spellings(settings: dict[str, Any], key: str) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Return the tables and names under which an index's settings may hold a key."""
     return (settings, f"index.{key}"), (settings, key), (_table(settings, "index"), key)
 
 
-def _setting(settings: dict[str, Any], key: str) -> Any:
-    """What the settings of an index say for a key."""
-    return next((table[name] for table, name in _ways(settings, key) if name in table), _NONE)
+def _find_setting(settings: dict[str, Any], key: str) -> Any:
+    return next((table[name] for table, name in _spellings(settings, key) if name in table), _MISSING)
 
 
-def _shards(settings: dict[str, Any]) -> int:
-    """How many shards the settings of an index give it; SpecError where they give no such number."""
-    found = _setting(settings, "number_of_shards")
-    text = str(found)
-    is_number = isinstance(found, int | str) and not isinstance(found, bool) and text.isascii() and text.isdigit()
-    if not is_number or len(text) > 4 or not 1 <= int(text) <= _MOST_SHARDS:
+def _count_shards(settings: dict[str, Any]) -> int:
+    """Return the number of shards in an index's settings; SpecError for an invalid one."""
+    shards = _find_setting(settings, "number_of_shards")
+    text = str(shards)
+    is_number = isinstance(shards, int | str) and not isinstance(shards, bool) and text.isascii() and text.isdigit()
+    if not is_number or len(text) > 4 or not 1 <= int(text) <= _MAX_SHARDS:
         raise SpecError(
-            f'mapping: "number_of_shards" is {quoted(found)}; write a whole number from 1 to {_MOST_SHARDS}'
+            f'mapping: "number_of_shards" is {quote_value(shards)}; write a whole number from 1 to {_MAX_SHARDS}'
         )
     return int(text)
 
 
 def _table(body: dict[str, Any], key: str) -> dict[str, Any]:
-    """The table under a key, an empty one where there is none."""
-    found = body.get(key, {})
-    if not isinstance(found, dict):
-        raise SpecError(f'mapping: "{key}" is {quoted(found)}, not a table; write it as the server takes it')
-    return found
+    """Return the table of a key, an empty one if it is missing."""
+    table = body.get(key, {})
+    if not isinstance(table, dict):
+        raise SpecError(f'mapping: "{key}" is {quote_value(table)}, not a table; write it as the server takes it')
+    return table
 
 
-def creation(names: Sequence[str], created: Mapping[str, Any]) -> Preparation:
-    """These indices made with such a body, and where they are searched."""
+def create_indices(names: Sequence[str], body: Mapping[str, Any]) -> Preparation:
+    """Return requests that create indices with this body, and the path of their searches."""
     return Preparation(
-        requests=tuple(AdminRequest(method="PUT", path=urls.path(name), body=dict(created)) for name in names),
+        requests=tuple(AdminRequest(method="PUT", path=urls.join_path(name), body=dict(body)) for name in names),
         indices=tuple(names),
-        search_path=urls.path(names, "_search"),
+        search_path=urls.join_path(names, "_search"),
     )
 
 
-def copied(prepared: Preparation, first: str) -> Preparation:
-    """The same indices, whose first copy is on the node of that name, and all copies are there before a load.
+def place_primaries(preparation: Preparation, first_node: str) -> Preparation:
+    """Add requests that put all primaries on the first node and wait for all replicas.
 
-    Where a cluster puts the first copy is chance, and which nodes wait for which others depends on it.
+    A cluster places primaries by chance, and that decides which nodes wait for which others.
     """
     requests = []
-    for name, request in zip(prepared.indices, prepared.requests, strict=True):
+    for name, request in zip(preparation.indices, preparation.requests, strict=True):
         body = request.body or {}
         replicas = body["settings"].get("index.number_of_replicas")
         if replicas:
-            held = {"index.number_of_replicas": 0, "index.routing.allocation.include._name": first}
+            pinned = {"index.number_of_replicas": 0, "index.routing.allocation.include._name": first_node}
             released = {"index.number_of_replicas": replicas, "index.routing.allocation.include._name": None}
-            requests.append(dataclasses.replace(request, body={**body, "settings": body["settings"] | held}))
-            requests.append(AdminRequest(method="PUT", path=urls.path(name, "_settings"), body=released))
+            requests.append(dataclasses.replace(request, body={**body, "settings": body["settings"] | pinned}))
+            requests.append(AdminRequest(method="PUT", path=urls.join_path(name, "_settings"), body=released))
         else:
             requests.append(request)
-        green = f"/_cluster/health{urls.path(name)}?wait_for_status=green&timeout=50s"
-        requests.append(AdminRequest(method="GET", path=green))
-    return dataclasses.replace(prepared, requests=tuple(requests))
+        requests.append(AdminRequest(method="GET", path=_wait_for_green(name)))
+    return dataclasses.replace(preparation, requests=tuple(requests))
 
 
-def found_again(prepared: Preparation, nodes: Sequence[str], replicas: int) -> Preparation:
-    """The same indices, which nodes of these names find in their files: then, too, all copies are there before a load.
+def recover_primaries(preparation: Preparation, nodes: Sequence[str], replicas: int) -> Preparation:
+    """Add requests for indices that the nodes find in their files: wait for all copies, primaries on the first node.
 
-    Where each node has one the first one is on the first node. After a start that is chance again: the others are given
-    up, and come back from what their nodes have.
+    After a restart primaries are placed by chance again. If each node has a copy, those of the other nodes are
+    cancelled, and recover from the first node.
     """
-    if not prepared.indices:
-        return prepared
-    green = AdminRequest(
+    if not preparation.indices:
+        return preparation
+    wait = AdminRequest(
         method="GET",
-        path=f"/_cluster/health{urls.path(prepared.indices)}?wait_for_status=green&timeout=50s",
-        accept=(200, 408),
+        path=_wait_for_green(preparation.indices),
+        accepted_statuses=(200, 408),
         until_path="status",
         until_value="green",
     )
     if replicas != len(nodes) - 1:
-        return dataclasses.replace(prepared, requests_again=(green,))
-    given = (prepared.requests[0].body or {})["settings"]
-    others = [
+        return dataclasses.replace(preparation, requests_if_preloaded=(wait,))
+    settings = (preparation.requests[0].body or {})["settings"]
+    commands = [
         {"cancel": {"index": name, "shard": shard, "node": node, "allow_primary": True}}
-        for name in prepared.indices
-        for shard in range(_shards(given))
+        for name in preparation.indices
+        for shard in range(_count_shards(settings))
         for node in nodes[1:]
     ]
-    first = AdminRequest(method="POST", path="/_cluster/reroute", body={"commands": others})
-    return dataclasses.replace(prepared, requests_again=(green, first, green))
+    cancel = AdminRequest(method="POST", path="/_cluster/reroute", body={"commands": commands})
+    return dataclasses.replace(preparation, requests_if_preloaded=(wait, cancel, wait))
 
 
-def _replace(mapping: dict[str, Any], version: Version) -> None:
-    """Other field types and analyzers, in place, where the version has not those of the mapping."""
+def _wait_for_green(indices: str | Sequence[str]) -> str:
+    return f"/_cluster/health{urls.join_path(indices)}?wait_for_status=green&timeout=50s"
+
+
+def _replace_unsupported(mapping: dict[str, Any], version: Version) -> None:
+    """Replace field types and analyzers that the version lacks, in place."""
     for key, value in list(mapping.items()):
         if isinstance(value, dict):
-            _replace(value, version)
+            _replace_unsupported(value, version)
         elif key in ("type", "analyzer") and isinstance(value, str) and value in version.replaced:
-            other = version.replaced[value]
-            if other is None:
+            replacement = version.replaced[value]
+            if replacement is None:
                 raise SpecError(
-                    f'{version.archive.name} {version.archive.version}: it has no {key} "{value}", the module is not '
+                    f'{version.archive.name} {version.archive.version}: no {key} "{value}": its module is not '
                     "published. Choose another version or workload."
                 )
-            mapping[key] = other
+            mapping[key] = replacement
             mapping.pop("scaling_factor", None)

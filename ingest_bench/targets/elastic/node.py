@@ -1,201 +1,177 @@
-"""OpenSearch and Elasticsearch, as far as they are alike: settings, an index, its documents, what the node says."""
+"""Targets `opensearch` and `elasticsearch`: launch, indices, counts, and checks of what a node reports."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import urls
-from ingest_bench.jvm import artifacts
-from ingest_bench.model.load import Wire
-from ingest_bench.model.target import LaunchPlan, Listens
-from ingest_bench.targets import counting, requests
-from ingest_bench.targets.elastic import index, modules, node_answers, node_options
-from ingest_bench.targets.small import java_properties
-from ingest_bench.targets.version import Requirements, chosen
-from ingest_bench.units import quoted
+from ingest_bench.jvm import artifacts, cache
+from ingest_bench.jvm.options import uses_collector
+from ingest_bench.model.load import ProtocolOptions
+from ingest_bench.model.target import LaunchPlan
+from ingest_bench.targets import counting
+from ingest_bench.targets.base import NodeStart, Plain, Requirements, choose_version, count_copies
+from ingest_bench.targets.elastic import index, node_options
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ingest_bench.jvm.attach import Attached
-    from ingest_bench.jvm.java import Java
-    from ingest_bench.model.results import Value
-    from ingest_bench.model.target import Endpoint, Preparation, TargetOptions
-    from ingest_bench.model.track import AdminRequest, Operation
-    from ingest_bench.model.workload import Workload
-    from ingest_bench.targets.elastic.node_options import Version
+    from ingest_bench.jvm.attach import AttachedJvm
+    from ingest_bench.model.load import AdminRequest, Operation, Workload
+    from ingest_bench.model.results import ColumnValue
+    from ingest_bench.model.target import Preparation, TargetOptions
+    from ingest_bench.targets.elastic.node_options import Module, Version
     from ingest_bench.targets.http import Http
 
 
-# The module of a whole distribution that has what ours may lack.
+# The modules of a full distribution for what ours may lack.
 _MODULES = {"english": "analysis-common", "scaled_float": "mapper-extras", "percolator": "percolator"}
+_OWN_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)")
+_NETTY_ALLOCATOR = re.compile(r"-Dio\.netty\.allocator\.type: (\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A server of this kind, in several versions."""
+class ElasticTarget(Plain):
+    """OpenSearch or Elasticsearch, in several versions."""
 
     name: str
     default_version: str
     table: Mapping[str, Version]
 
+    # Indices are files, and the translog is written before each response.
+    is_persistent = True
+
     @property
     def versions(self) -> Mapping[str, Requirements]:
-        """What each version needs."""
+        """Return the requirements of each version."""
         return {name: _requirements(version) for name, version in self.table.items()}
 
-    def version(self, asked: TargetOptions) -> Version:
-        """The chosen line of the table."""
-        return self.table[chosen(self.name, self.versions, asked.version, self.default_version)]
+    def version(self, options: TargetOptions) -> Version:
+        """Return the chosen version."""
+        return self.table[choose_version(self.name, self.versions, options.version, self.default_version)]
 
-    @property
-    def keeps_files(self) -> bool:
-        """Its indices are files, and its translog is written before it answers."""
-        return True
+    def with_modules(self, version: str, available: Collection[str]) -> ElasticTarget:
+        """Return this target without replacements for what the available modules provide."""
+        row = self.table[version]
+        replaced = {old: new for old, new in row.replaced.items() if _MODULES.get(old) not in available}
+        return replace(self, table={**self.table, version: replace(row, replaced=replaced)})
 
-    def with_modules(self, version: str, there: Collection[str]) -> Node:
-        """The same node, whose mappings are left alone as far as the module that they need is there."""
-        line = self.table[version]
-        replaced = {old: new for old, new in line.replaced.items() if _MODULES.get(old) not in there}
-        return replace(self, table={**self.table, version: replace(line, replaced=replaced)})
+    def describe_replacements(self, options: TargetOptions) -> str:
+        """Return which field types and analyzers of a mapping are replaced."""
+        return ", ".join(f"{old} by {new or 'nothing'}" for old, new in self.version(options).replaced.items())
 
-    def replacements(self, asked: TargetOptions) -> str:
-        """What a mapping gets in the place of something else."""
-        return ", ".join(f"{old} by {new or 'nothing'}" for old, new in self.version(asked).replaced.items())
-
-    def requirements(self, asked: TargetOptions) -> Requirements:
-        """What the chosen version needs; SpecError for a choice that it cannot have."""
-        version = self.version(asked)
-        node_options.settings(version, asked)
-        node_options.gc_flags(version, asked, version.java_version)
-        java_properties.copies(asked)
+    def requirements(self, options: TargetOptions) -> Requirements:
+        """Return what the chosen version needs; SpecError for options that it cannot have."""
+        version = self.version(options)
+        node_options.server_settings(version, options)
+        node_options.gc_flags(version, options, version.java_version)
+        count_copies(options)
         return _requirements(version)
 
-    def launch_plan(
-        self,
-        asked: TargetOptions,
-        java: Java,
-        home: Path,
-        node: int,
-        nodes: Sequence[Endpoint],
-        jvm_options: tuple[str, ...],
-    ) -> LaunchPlan:
-        """How to start a node with an empty home, which is made here. The archive stays as it is."""
-        version = self.version(asked)
-        dist = modules.added(artifacts.unpacked(version.archive), version.modules)
+    def launch_plan(self, node: NodeStart) -> LaunchPlan:
+        """Return how to start a node in an empty home, which is made here. The archive is not changed."""
+        version, home = self.version(node.options), node.home
+        dist = _add_modules(artifacts.fetch_unpacked(version.archive), version.modules)
         for folder in ("config", "data", "logs", "tmp"):
             (home / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in node_options.config_files(self.name, version, asked, java, home, dist, jvm_options).items():
+        files = node_options.config_files(self.name, version, node, dist)
+        for name, text in files.items():
             (home / "config" / name).write_text(text, encoding="utf-8")
         return LaunchPlan(
-            argv=node_options.argv(version, asked, java, home, dist, node, nodes, jvm_options),
-            env=node_options.env(version, java, home),
+            argv=node_options.build_argv(version, node, dist),
+            env=node_options.build_environment(version, node),
             cwd=home,
             writable=(home,),
             pid_is_jvm=version.launcher is None,
         )
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
-        """Whether the node is in a cluster of all that would take an index; RunFailed says which node it misses.
+        """Return True if the node is in a complete cluster that accepts indices; RunFailed names missing nodes.
 
-        NoAnswer when it does not answer at all.
+        NoResponse if it does not respond at all.
         """
-        answer = nodes[node].request("GET", "/_cluster/health?local=true", timeout_s=10)
+        response = nodes[node].request("GET", "/_cluster/health?local=true", timeout_s=10)
         try:
-            is_formed = answer.status == 200 and answer.json()["status"] in ("green", "yellow")
+            is_formed = response.status == 200 and response.json()["status"] in ("green", "yellow")
         except (ValueError, KeyError, TypeError):
             return False
-        if missing := node_answers.missing(nodes[node], node, len(nodes)):
-            raise RunFailed(f"it has not found {', '.join(missing)} of its cluster")
+        if missing := find_missing_nodes(nodes[node], node, len(nodes)):
+            raise RunFailed(f"{', '.join(missing)} missing from its cluster")
         return is_formed
 
-    def index_body(
-        self, asked: TargetOptions, mapping: Mapping[str, Any], *, whatever_it_says: bool = False
-    ) -> dict[str, Any]:
-        """The body of an index's creation: one shard with a copy on each node, unless target or mapping say else."""
-        replicas = java_properties.copies(asked) - 1
-        forced = whatever_it_says or asked.replicas is not None
-        return index.body(mapping, self.version(asked), replicas=replicas, whatever_it_says=forced)
+    def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
+        """Return the bulk protocol, with the index's path."""
+        document_type = (index.DOCUMENT_TYPE,) if self.version(options).before_7 else ()
+        return ProtocolOptions(keys={"path": urls.join_path(workload.index, *document_type, "_bulk")})
 
-    def listens(self, asked: TargetOptions) -> Listens:
-        """On which port it listens, and how long it may take until it is ready."""
-        del asked
-        return Listens()
+    def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
+        """Return requests that create these indices; with several nodes, the primaries are on the first one."""
+        # Workloads are published for one node: their mappings have no replicas.
+        body = self.index_body(options, mapping, override_replicas=options.nodes > 1)
+        preparation = index.create_indices(indices, body)
+        if options.nodes == 1:
+            return preparation
+        names = [node_options.node_name(number) for number in range(options.nodes)]
+        placed = index.place_primaries(preparation, names[0])
+        return index.recover_primaries(placed, names, count_copies(options) - 1)
 
-    def wire(self, asked: TargetOptions, workload: Workload) -> Wire:
-        """Bulks, to the index's own path."""
-        kind = (index.TYPE,) if self.version(asked).before_7 else ()
-        return Wire(keys={"path": urls.path(workload.index, *kind, "_bulk")})
-
-    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
-        """These indices are made; of several nodes the first one has the first copy."""
-        # A workload is published for one node: it has no copies.
-        made = index.creation(indices, self.index_body(asked, mapping, whatever_it_says=asked.nodes > 1))
-        if asked.nodes == 1:
-            return made
-        names = [node_options.name(number) for number in range(asked.nodes)]
-        return index.found_again(index.copied(made, names[0]), names, java_properties.copies(asked) - 1)
-
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """The same request; an index is made as this version understands it."""
+    def adapt_track_request(self, options: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
+        """Return the request, with the body of a new index in the form of this version."""
         if operation != "create-index":
             return request
-        return replace(request, body=self.index_body(asked, request.body or {}))
+        return replace(request, body=self.index_body(options, request.body or {}))
 
-    def ask(self, http: Http, request: AdminRequest) -> None:
-        """Carries out such a request over HTTP."""
-        requests.ask(http, request)
+    def index_body(
+        self, options: TargetOptions, mapping: Mapping[str, Any], *, override_replicas: bool = False
+    ) -> dict[str, Any]:
+        """Return the body that creates an index: one shard with a copy on each node, by default."""
+        replicas = count_copies(options) - 1
+        override_replicas = override_replicas or options.replicas is not None
+        return index.index_body(mapping, self.version(options), replicas=replicas, override_replicas=override_replicas)
+
+    def execute(self, http: Http, request: AdminRequest) -> None:
+        """Send the request."""
+        http.execute(request)
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
-        """The documents in all these indices, after a refresh, as any node knows. One that is not there has none."""
+        """Return the number of documents in these indices, after a refresh. A missing index has none."""
         if not indices:
             return 0
-        http = nodes[0]
-        http.expect("POST", f"{urls.path(indices, '_refresh')}?ignore_unavailable=true", timeout_s=300)
-        path = f"{urls.path(indices, '_count')}?ignore_unavailable=true"
-        answer = http.expect("GET", path, timeout_s=300)
-        try:
-            return counting.whole(answer["count"], "count")
-        except (KeyError, TypeError, ValueError):
-            raise RunFailed(f"server: GET {http.origin}{path} tells no number of documents: {quoted(answer)}") from None
+        nodes[0].request_json("POST", f"{urls.join_path(indices, '_refresh')}?ignore_unavailable=true", timeout_s=300)
+        path = f"{urls.join_path(indices, '_count')}?ignore_unavailable=true"
+        return counting.request_count(nodes[0], path, timeout_s=300)
 
-    def flush(self, nodes: Sequence[Http], jvms: Sequence[Attached], indices: Sequence[str]) -> None:
-        """What the indices have in memory is in segments, and their translogs are empty."""
+    def flush(self, nodes: Sequence[Http], jvms: Sequence[AttachedJvm], indices: Sequence[str]) -> None:
+        """Write the indices in memory to segments, and empty their translogs."""
         del jvms
-        nodes[0].expect("POST", urls.path(indices, "_flush"), timeout_s=300)
+        nodes[0].request_json("POST", urls.join_path(indices, "_flush"), timeout_s=300)
 
     def jvm_stats(self, http: Http) -> Any:
-        """What all nodes say of their JVMs; None where nobody says it."""
-        answer = http.request("GET", "/_nodes/stats/jvm", timeout_s=10)
-        return answer.json() if answer.status == 200 else None
+        """Return the JVM statistics of all nodes; None if they are not available."""
+        response = http.request("GET", "/_nodes/stats/jvm", timeout_s=10)
+        return response.json() if response.status == 200 else None
 
-    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
-        """Nothing: a node counts no socket reads."""
-        del nodes
-        return {}
-
-    def read_back(self, nodes: Sequence[Http]) -> None:
-        """Nothing by numbers of ours: its documents have none."""
-        del nodes
-
-    def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
-        """What the node says about itself; InvalidRun when that is not what was asked."""
-        (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
+    def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
+        """Return what the node reports about itself; InvalidRun if that is not as chosen."""
+        (info,) = http.request_json("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
         log = "" if http.log is None else http.log.read_text(encoding="utf-8", errors="replace")
-        allocator = node_answers.logged_allocator(log)
-        version = self.version(asked)
-        node_answers.check(version, asked, told, allocator)
+        allocator = find_allocator(log)
+        check_node(self.version(options), options, info, allocator)
         return {
-            "version": told["version"],
-            "java": told["jvm"]["version"],
-            "collectors": ", ".join(told["jvm"]["gc_collectors"]),
-            "heap_bytes": told["jvm"]["mem"]["heap_max_in_bytes"],
+            "version": info["version"],
+            "java": info["jvm"]["version"],
+            "collectors": ", ".join(info["jvm"]["gc_collectors"]),
+            "heap_bytes": info["jvm"]["mem"]["heap_max_in_bytes"],
             "allocator": allocator,
-            "replaced": self.replacements(asked),
-            "receive_predictor": node_answers.told_receive_predictor(told["settings"]),
+            "replaced": self.describe_replacements(options),
+            "receive_predictor": _read_receive_predictor(info["settings"]),
         }
 
 
@@ -204,3 +180,87 @@ def _requirements(version: Version) -> Requirements:
     return Requirements(
         artifacts=(version.archive, *jars), java_version=version.java_version, full_jdk=version.full_jdk
     )
+
+
+def _add_modules(dist: Path, modules: tuple[Module, ...]) -> Path:
+    """Return a distribution with these modules: its files, hard-linked, and the modules. Made once in the cache.
+
+    The archives for integration tests contain only the network module. The field types `scaled_float` and `percolator`
+    of the workloads are in modules that the projects publish as jars for Java clients.
+    """
+    if not modules:
+        return dist
+    jars = {module: artifacts.fetch(module.jar) for module in modules}
+    digest = hashlib.sha256("".join(module.jar.sha256 + module.plugin for module in modules).encode()).hexdigest()
+    name = f"with-modules/{dist.parent.name}-{digest[:8]}/{dist.name}"
+    return cache.get_or_make(name, lambda partial: _link_with_modules(dist, jars, partial))
+
+
+def _link_with_modules(dist: Path, jars: dict[Module, Path], into: Path) -> None:
+    shutil.copytree(dist, into, copy_function=os.link, symlinks=True)
+    (template,) = (into / "modules").glob("transport-netty4/plugin-descriptor.properties")
+    properties = dict(
+        line.split("=", 1) for line in template.read_text().splitlines() if "=" in line and line[0] != "#"
+    )
+    for module, jar in jars.items():
+        folder = into / "modules" / module.name
+        folder.mkdir()
+        shutil.copy(jar, folder)
+        own = properties | {"name": module.name, "description": module.name, "classname": module.plugin}
+        lines = [f"{key}={value}" for key, value in own.items()]
+        (folder / "plugin-descriptor.properties").write_text("\n".join(lines) + "\n")
+
+
+def find_allocator(log: str) -> str | None:
+    """Return the allocator in a node's log: unpooled, opensearch_configured …, or Netty's own: pooled, unpooled."""
+    own = _OWN_ALLOCATOR.search(log)
+    if own is not None and own[1] != "netty_default":
+        return own[1]
+    netty = _NETTY_ALLOCATOR.search(log)
+    return None if netty is None else netty[1]
+
+
+def _read_receive_predictor(settings: Mapping[str, Any]) -> str:
+    """Return the receive buffer in a node's settings: "32768b", "65536b..524288b", or "default"."""
+    netty = settings.get("http", {}).get("netty", {})
+    if "receive_predictor_min" in netty:
+        return f"{netty['receive_predictor_min']}..{netty['receive_predictor_max']}"
+    return str(netty.get("receive_predictor_size", "default"))
+
+
+def find_missing_nodes(http: Http, node: int, nodes: int) -> list[str]:
+    """Return the names of nodes that are not in the cluster of this node."""
+    if nodes == 1:
+        return []
+    # The node's own view: a request to the master would fail if there is none.
+    response = http.request("GET", "/_cluster/state/nodes?local=true", timeout_s=5)
+    others = [node_options.node_name(number) for number in range(nodes) if number != node]
+    try:
+        members = {member["name"] for member in response.json()["nodes"].values()} if response.status == 200 else set()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        members = set()
+    return [name for name in others if name not in members]
+
+
+def check_node(version: Version, options: TargetOptions, info: Mapping[str, Any], allocator: str | None) -> None:
+    """Raise InvalidRun if the node does not run with the chosen options."""
+    gc = version.choose_gc(options)
+    beans = tuple(info["jvm"]["gc_collectors"])
+    heap_bytes = info["jvm"]["mem"]["heap_max_in_bytes"]
+    wrong = []
+    if info["version"] != version.archive.version:
+        wrong.append(f"version {info['version']} instead of {version.archive.version}")
+    if not uses_collector(gc, beans):
+        wrong.append(f"collectors {', '.join(beans)} instead of gc {gc}")
+    # Collectors with survivor spaces count one of them less than the whole heap.
+    if not 0.85 * options.heap_bytes <= heap_bytes <= options.heap_bytes:
+        wrong.append(f"a heap of {heap_bytes} bytes instead of {options.heap_bytes}")
+    if options.allocator != "default" and (allocator == "unpooled") != (options.allocator == "unpooled"):
+        wrong.append(f"allocator {allocator or 'unknown'} in its log instead of {options.allocator}")
+    expected = "..".join(f"{size}b" for size in options.receive_predictor_bytes) or "default"
+    actual = _read_receive_predictor(info["settings"])
+    has_own_setting = any(key.startswith("http.netty.receive_predictor") for key in options.setting)
+    if actual != expected and not has_own_setting:
+        wrong.append(f"receive predictor {actual} instead of {expected}")
+    if wrong:
+        raise InvalidRun(f"server: it does not run as chosen: {'; '.join(wrong)}")

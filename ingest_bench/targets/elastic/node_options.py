@@ -1,4 +1,4 @@
-"""How a node of OpenSearch or Elasticsearch is started, and how its answers are read. All of it is pure."""
+"""Command line, configuration and settings of an OpenSearch or Elasticsearch node. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ingest_bench.errors import SpecError
-from ingest_bench.jvm import options
+from ingest_bench.jvm.options import collector_options, heap_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ingest_bench.jvm.artifacts import Artifact
-    from ingest_bench.jvm.java import Java
-    from ingest_bench.model.server import Collector
-    from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.targets.elastic.modules import Module
+    from ingest_bench.model.target import Collector, Endpoint, TargetOptions
+    from ingest_bench.targets.base import NodeStart
 
 # Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
 NO_ANALYZERS: Mapping[str, str | None] = {"english": "standard"}
-_OURS = ("path.", "network.", "http.port", "transport.", "discovery.", "node.name", "cluster.name", "cluster.initial_")
-# Where nodes speak to each other: the first of the servers' own range (9300-9399).
+_RESERVED_SETTINGS = (
+    *("path.", "network.", "http.port", "transport.", "discovery."),
+    *("node.name", "cluster.name", "cluster.initial_"),
+)
+# Port between nodes: the first of the servers' default range (9300-9399).
 _TRANSPORT_PORT = 9300
 
 LOGGING = """\
@@ -39,8 +40,17 @@ logger.allocator.level = debug
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A module that an archive leaves out: its jar and the class of its plugin."""
+
+    name: str
+    jar: Artifact
+    plugin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One version of a server: how it is launched, and where it differs."""
+    """One version of a server: how it is launched, and how it differs from others."""
 
     archive: Artifact
     java_version: int
@@ -51,47 +61,52 @@ class Version:
     """The options of its own config/jvm.options and start script. {home} and {dist} stand for the two folders."""
     gc: Collector = "g1"
     gc_options: tuple[str, ...] = ()
-    """Tuning that its own files give to that collector."""
+    """The tuning of that collector in its own files."""
     small_heap_gc_options: tuple[str, ...] | None = None
-    """The same for a heap below 8 GiB, where that is another one."""
+    """The tuning for a heap below 8 GiB; None: the same."""
     settings: tuple[tuple[str, str], ...] = ()
     full_jdk: bool = False
     modules: tuple[Module, ...] = ()
-    """What the workloads need and the archive leaves out."""
+    """Modules that workloads need and the archive leaves out."""
     replaced: Mapping[str, str | None] = field(default_factory=lambda: NO_ANALYZERS)
-    """Field types and analyzers that it has not, and what a mapping gets in their place; None: nothing will do."""
+    """Field types and analyzers that it lacks, and their replacements in a mapping; None: no replacement."""
     before_7: bool = False
     """Documents have a type, and some settings have their old names."""
     launcher: str | None = None
     """A start script that forks the server; None: the JVM is started directly."""
 
+    def choose_gc(self, options: TargetOptions) -> Collector:
+        """Return the chosen collector, or its own."""
+        return self.gc if options.gc == "default" else options.gc
 
-def argv(
-    version: Version,
-    asked: TargetOptions,
-    java: Java,
-    home: Path,
-    dist: Path,
-    node: int,
-    nodes: Sequence[Endpoint],
-    jvm_options: tuple[str, ...],
-) -> tuple[str, ...]:
-    """The command that starts the node of that place.
 
-    The start scripts run up to four more JVMs before it, so Java is called here. One of those four starts with all
-    options, so that it would write the recording and the GC log of the next.
+def build_argv(version: Version, node: NodeStart, dist: Path) -> tuple[str, ...]:
+    """Return the command that starts a node from the distribution in `dist`.
+
+    Java is called directly: the start scripts run up to four more JVMs first, and one of these gets all options and
+    would write the recording and the GC log of the server.
     """
-    given = (*settings(version, asked), *cluster(version, node, nodes), *address(version, nodes[node], home))
-    arguments = tuple(f"-E{key}={value}" for key, value in given)
+    node_settings = (
+        *server_settings(version, node.options),
+        *cluster_settings(version, node.number, node.nodes),
+        *_address_settings(version, node.listen, node.home),
+    )
+    arguments = tuple(f"-E{key}={value}" for key, value in node_settings)
     if version.launcher is not None:
         return (str(dist / version.launcher), *arguments)
+    distribution = (
+        f"-D{version.family}.path.conf={node.home / 'config'}",
+        f"-D{version.family}.distribution.type=zip",
+        f"-D{version.family}.bundled_jdk=false",
+        *(("-Des.distribution.flavor=default",) if version.family == "es" else ()),
+    )
     return (
-        str(java.java),
-        *jvm_flags(version, asked, java, home, dist),
-        *asked.jvm,
-        *jvm_options,
+        str(node.java.java),
+        *jvm_flags(version, node, dist),
+        *node.options.jvm,
+        *node.jvm_options,
         f"-D{version.family}.path.home={dist}",
-        *(() if version.before_7 else _kind(version, home)),
+        *(() if version.before_7 else distribution),
         "-cp",
         str(dist / "lib" / "*"),
         version.main,
@@ -99,89 +114,71 @@ def argv(
     )
 
 
-def _kind(version: Version, home: Path) -> tuple[str, ...]:
-    return (
-        f"-D{version.family}.path.conf={home / 'config'}",
-        f"-D{version.family}.distribution.type=zip",
-        f"-D{version.family}.bundled_jdk=false",
-        *(("-Des.distribution.flavor=default",) if version.family == "es" else ()),
-    )
-
-
-def env(version: Version, java: Java, home: Path) -> dict[str, str]:
-    """What a start script is told, or what the script would have told the JVM."""
+def build_environment(version: Version, node: NodeStart) -> dict[str, str]:
+    """Return the environment of a start script, or what the script would have set for the JVM."""
     if version.launcher is None:
-        return {"LIBFFI_TMPDIR": str(home / "tmp")}
+        return {"LIBFFI_TMPDIR": str(node.home / "tmp")}
     return {
-        "ES_JAVA_HOME": str(java.home),
-        "ES_TMPDIR": str(home / "tmp"),
-        "ES_PATH_CONF": str(home / "config"),
+        "ES_JAVA_HOME": str(node.java.home),
+        "ES_TMPDIR": str(node.home / "tmp"),
+        "ES_PATH_CONF": str(node.home / "config"),
         # The launcher is a JVM too, and leaves an empty folder at each start.
-        "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={home / 'tmp'}",
+        "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={node.home / 'tmp'}",
     }
 
 
-def config_files(
-    name: str,
-    version: Version,
-    asked: TargetOptions,
-    java: Java,
-    home: Path,
-    dist: Path,
-    jvm_options: tuple[str, ...],
-) -> dict[str, str]:
-    """The files of a node's config folder. What was asked is on the command line, where a launcher does not read it."""
+def config_files(name: str, version: Version, node: NodeStart, dist: Path) -> dict[str, str]:
+    """Return the files of a node's config folder. Only a launcher reads options from there, not the command line."""
     files = {
         ("opensearch" if name == "opensearch" else "elasticsearch") + ".yml": "# Everything is on the command line.\n",
         "log4j2.properties": LOGGING,
     }
     if version.launcher is not None:
-        lines = (*jvm_flags(version, asked, java, home, dist), *asked.jvm, *jvm_options)
+        lines = (*jvm_flags(version, node, dist), *node.options.jvm, *node.jvm_options)
         files["jvm.options"] = "\n".join(lines) + "\n"
     return files
 
 
-def jvm_flags(version: Version, asked: TargetOptions, java: Java, home: Path, dist: Path) -> tuple[str, ...]:
-    """The JVM's own options: those of the distribution, with heap, collector and allocator as asked."""
-    own = tuple(flag.format(home=home, dist=dist) for flag in version.jvm)
-    if not java.is_full:
-        # pip's runtime has no such module, and without it Lucene takes its scalar code.
-        own = tuple(flag for flag in own if flag != "--add-modules=jdk.incubator.vector")
+def jvm_flags(version: Version, node: NodeStart, dist: Path) -> tuple[str, ...]:
+    """Return the options of the distribution, with heap, collector and allocator as chosen."""
+    flags = tuple(flag.format(home=node.home, dist=dist) for flag in version.jvm)
+    if not node.java.is_full:
+        # pip's runtime lacks this module; without it Lucene uses its scalar code.
+        flags = tuple(flag for flag in flags if flag != "--add-modules=jdk.incubator.vector")
     return (
-        *own,
-        *options.heap(asked.heap_bytes),
-        f"-XX:MaxDirectMemorySize={asked.heap_bytes // 2}",
-        *gc_flags(version, asked, java.version),
-        *allocator_flags(version, asked),
+        *flags,
+        *heap_options(node.options.heap_bytes),
+        f"-XX:MaxDirectMemorySize={node.options.heap_bytes // 2}",
+        *gc_flags(version, node.options, node.java.version),
+        *allocator_flags(version, node.options),
     )
 
 
-def gc_flags(version: Version, asked: TargetOptions, java_version: int) -> tuple[str, ...]:
-    """The collector's options: the distribution's tuning only where its own collector is used."""
-    gc = version.gc if asked.gc == "default" else asked.gc
+def gc_flags(version: Version, options: TargetOptions, java_version: int) -> tuple[str, ...]:
+    """Return the collector's options, with the distribution's tuning only for its own collector."""
+    gc = version.choose_gc(options)
     tuning = version.gc_options
-    if version.small_heap_gc_options is not None and asked.heap_bytes < 8 << 30:
+    if version.small_heap_gc_options is not None and options.heap_bytes < 8 << 30:
         tuning = version.small_heap_gc_options
-    return (*options.collector(gc, java_version), *(tuning if gc == version.gc else ()))
+    return (*collector_options(gc, java_version), *(tuning if gc == version.gc else ()))
 
 
-def allocator_flags(version: Version, asked: TargetOptions) -> tuple[str, ...]:
-    """The system properties that choose Netty's allocator in that version.
+def allocator_flags(version: Version, options: TargetOptions) -> tuple[str, ...]:
+    """Return the system properties that choose Netty's allocator in that version.
 
     Since 7 the node's own choice is unpooled up to a heap of 1 GiB and pooled above. Its property
     use_unpooled_allocator=false means unpooled too (NettyAllocator.useUnpooled, Elasticsearch 7 to OpenSearch 3), so
     a small heap gets Netty's own pool, with chunks as the node would make them: below half a region of G1.
     """
-    if asked.allocator == "default":
+    if options.allocator == "default":
         return ()
     if version.before_7:
-        return (f"-Dio.netty.allocator.type={asked.allocator}",)
-    if asked.allocator == "unpooled":
+        return (f"-Dio.netty.allocator.type={options.allocator}",)
+    if options.allocator == "unpooled":
         return (f"-D{version.family}.use_unpooled_allocator=true",)
-    if asked.heap_bytes > 1 << 30:
+    if options.heap_bytes > 1 << 30:
         return ()
-    gc = version.gc if asked.gc == "default" else asked.gc
-    max_order = 5 if gc == "g1" and version.family == "opensearch" else 7
+    max_order = 5 if version.choose_gc(options) == "g1" and version.family == "opensearch" else 7
     return (
         f"-D{version.family}.unsafe.use_netty_default_allocator=true",
         "-Dio.netty.allocator.type=pooled",
@@ -189,29 +186,29 @@ def allocator_flags(version: Version, asked: TargetOptions) -> tuple[str, ...]:
     )
 
 
-def settings(version: Version, asked: TargetOptions) -> tuple[tuple[str, str], ...]:
-    """The node's settings from what was asked; SpecError for what that version cannot do."""
-    for key in asked.setting:
-        if key.startswith(_OURS):
-            raise SpecError(f'target.setting: "{key}" is set by ingest-bench itself; leave it out')
-    given = {
+def server_settings(version: Version, options: TargetOptions) -> tuple[tuple[str, str], ...]:
+    """Return the node's settings from the options; SpecError for what that version cannot do."""
+    for key in options.setting:
+        if key.startswith(_RESERVED_SETTINGS):
+            raise SpecError(f'target.setting: "{key}" is set by ingest-bench; remove it')
+    settings = {
         "cluster.name": "ingest-bench",
-        # A full disk would stop the writes in the middle of a run.
+        # A full disk would stop writes in the middle of a run.
         "cluster.routing.allocation.disk.threshold_enabled": "false",
         **dict(version.settings),
-        **receive_predictor(version, asked.receive_predictor_bytes),
+        **_receive_predictor_settings(version, options.receive_predictor_bytes),
     }
-    if asked.socket_receive_buffer_bytes is not None:
-        given["http.tcp.receive_buffer_size"] = f"{asked.socket_receive_buffer_bytes}b"
-    return (*(given | asked.setting).items(),)
+    if options.socket_receive_buffer_bytes is not None:
+        settings["http.tcp.receive_buffer_size"] = f"{options.socket_receive_buffer_bytes}b"
+    return (*(settings | options.setting).items(),)
 
 
-def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[str, str]:
-    """The settings of the buffer that a socket is read into: fixed, or adaptive between two sizes."""
+def _receive_predictor_settings(version: Version, sizes_bytes: tuple[int, ...]) -> dict[str, str]:
+    """Return the settings of the socket's read buffer: one fixed size, or adaptive between two."""
     if len(sizes_bytes) == 2:
         if not version.before_7:
             raise SpecError(
-                "target.receive_predictor: a range (an adaptive buffer) is for Elasticsearch 5.6 and the sink; later "
+                "target.receive_predictor: a range (adaptive buffer) requires Elasticsearch 5.6 or the sink; later "
                 "versions have one fixed size"
             )
         smallest, largest = sizes_bytes
@@ -222,18 +219,19 @@ def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[st
     return {"http.netty.receive_predictor_size": f"{sizes_bytes[0]}b"} if sizes_bytes else {}
 
 
-def name(node: int) -> str:
-    """What the node of that place calls itself."""
+def node_name(node: int) -> str:
+    """Return the name of a node in its cluster."""
     return f"node-{node + 1}"
 
 
-def cluster(version: Version, node: int, nodes: Sequence[Endpoint]) -> tuple[tuple[str, str], ...]:
-    """Who it is, and how it finds the others."""
+def cluster_settings(version: Version, node: int, nodes: Sequence[Endpoint]) -> tuple[tuple[str, str], ...]:
+    """Return the settings of a node's name and of how it finds the others."""
     transport = "transport.tcp.port" if version.before_7 else "transport.port"
+    name = ("node.name", node_name(node))
     if len(nodes) == 1:
-        return (("node.name", name(node)), ("discovery.type", "single-node"), (transport, "0"))
-    own = (("node.name", name(node)), (transport, str(_TRANSPORT_PORT)))
-    hosts = ",".join(f"{each.host}:{_TRANSPORT_PORT}" for each in nodes)
+        return (name, ("discovery.type", "single-node"), (transport, "0"))
+    own = (name, (transport, str(_TRANSPORT_PORT)))
+    hosts = ",".join(f"{endpoint.host}:{_TRANSPORT_PORT}" for endpoint in nodes)
     if version.before_7:
         majority = str(len(nodes) // 2 + 1)
         return (
@@ -242,12 +240,12 @@ def cluster(version: Version, node: int, nodes: Sequence[Endpoint]) -> tuple[tup
             ("discovery.zen.minimum_master_nodes", majority),
         )
     masters = "cluster_manager" if version.family == "opensearch" else "master"
-    first = ",".join(name(place) for place in range(len(nodes)))
-    return (*own, ("discovery.seed_hosts", hosts), (f"cluster.initial_{masters}_nodes", first))
+    names = ",".join(node_name(number) for number in range(len(nodes)))
+    return (*own, ("discovery.seed_hosts", hosts), (f"cluster.initial_{masters}_nodes", names))
 
 
-def address(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, str], ...]:
-    """Where it listens, on that address only, and its folders."""
+def _address_settings(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, str], ...]:
+    """Return the settings of the address, the only one where it listens, and of its folders."""
     return (
         *((("path.conf", str(home / "config")),) if version.before_7 else ()),
         ("network.host", listen.host),

@@ -1,1 +1,0 @@
-"""Statistics of plain numbers: exact percentiles, histograms, changes of a level."""

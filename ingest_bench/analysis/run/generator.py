@@ -1,0 +1,189 @@
+"""Limits of the load generator: its CPU, its own delays, and what a closed loop hides."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window, is_in_flight, iterate_batches
+from ingest_bench.model.results import ColumnValue, InvalidReason, Note, Summary, nearest_rank
+from ingest_bench.model.samples import WorkerReport, service_times_ns
+from ingest_bench.units import format_time
+
+# A worker has one thread: above this share of a core it sends what it can, not what is scheduled.
+_BUSY_SHARE = 0.9
+# A partial second at the edge of the measurement counts as a second if this much of it is inside.
+_MIN_SECOND_NS = 5 * 10**8
+# Timers and schedulers cause delays up to this value; they are never called a limit, however fast the server is.
+_DELAY_NS = 50 * 10**6
+# A response that takes more than this many medians is slow.
+_SLOW = 10
+# Below this share of the measurement, idle users are not worth reporting.
+_MIN_IDLE_SHARE = 0.02
+# From this many requests per second, a suggested rate has no fraction; a lower rate has three digits, rounded down.
+_WHOLE_RATE = 10
+_ROUND_DOWN = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCpu:
+    """CPU use of the busiest load workers within the measurement, as shares of a core."""
+
+    mean: float
+    worst_second: float
+
+
+def busiest_worker(marks: Sequence[Samples], window: Window) -> WorkerCpu | None:
+    """Return the maxima over the worker processes (`CPU_MARK`); None without marks within the window.
+
+    A worker's idle warm-up must not compensate for a busy measurement.
+    """
+    workers = [cpu for process in marks if (cpu := _cpu_within(process, window)) is not None]
+    if not workers:
+        return None
+    return WorkerCpu(max(cpu.mean for cpu in workers), max(cpu.worst_second for cpu in workers))
+
+
+def _cpu_within(marks: Samples, window: Window) -> WorkerCpu | None:
+    at_ns, used_ns = marks["at_ns"], (marks["user_ns"] + marks["system_ns"]).astype(float)
+    inside_ns = np.minimum(at_ns[1:], window.end_ns) - np.maximum(at_ns[:-1], window.start_ns)
+    length_ns = inside_ns[inside_ns > 0].sum()
+    if not length_ns:
+        return None
+    # CPU use is assumed constant between two marks.
+    shares = np.diff(used_ns) / np.maximum(np.diff(at_ns), 1)
+    mean = float((shares * np.maximum(inside_ns, 0)).sum() / length_ns)
+    seconds = shares[inside_ns >= _MIN_SECOND_NS]
+    return WorkerCpu(mean, float(seconds.max()) if len(seconds) else mean)
+
+
+def find_generator_limit(
+    report: WorkerReport, busy: WorkerCpu | None, response_ms_p50: ColumnValue
+) -> list[InvalidReason]:
+    """Return the reason why the generator was the limit, if it was.
+
+    Limits are its CPU in its worst second, and in an open loop its own delay (from due until sent by a free user) once
+    it reaches the measured response times.
+
+    A closed loop is not judged by the lateness of its event loop: nothing is due before the response. On a machine
+    shared with the server the event loop is late because the server is busy. That is a note (`note_loop_lag`).
+    """
+    if busy is not None and busy.worst_second >= _BUSY_SHARE:
+        used = f"{busy.worst_second:.0%} of a core in its worst second ({busy.mean:.0%} of the measurement)"
+        text = f"generator-bound: a load worker used {used}; use more processes (--set processes=2) or fewer users"
+        return [InvalidReason("generator", text)]
+    if not report.is_open_loop or report.send_delay_p99_ns <= _relevant_delay_ns(response_ms_p50):
+        return []
+    late = format_time(report.send_delay_p99_ns)
+    text = f"generator-bound: requests left {late} late (p99); give the load a core of its own, or lower the rate"
+    return [InvalidReason("generator", text)]
+
+
+def note_loop_lag(report: WorkerReport, response_ms_p50: ColumnValue) -> list[Note]:
+    """Return a note if the event loop of a closed loop was late; the run stays valid."""
+    if report.is_open_loop or report.loop_lag_p99_ns <= _relevant_delay_ns(response_ms_p50):
+        return []
+    late = format_time(report.loop_lag_p99_ns)
+    text = f"the load's event loop ran {late} late (p99), longer than a typical response: the CPU was shared"
+    return [Note(source="load", text=text)]
+
+
+def _relevant_delay_ns(response_ms_p50: ColumnValue) -> float:
+    """Return the delay above which the measurement is affected."""
+    return max(_DELAY_NS, response_ms_p50 * 1e6 if isinstance(response_ms_p50, (int, float)) else 0)
+
+
+def _p99_ms(time_ns: int, count: int | None) -> float | None:
+    """Return the time in ms; None for too few samples for a 99th percentile."""
+    return None if count is not None and nearest_rank(99, count) is None else time_ns / 1e6
+
+
+def generator_columns(report: WorkerReport, busy: WorkerCpu | None) -> dict[str, ColumnValue]:
+    """Return the columns about the generator."""
+    open_loop: dict[str, ColumnValue] = {
+        "send_delay_ms_p99": _p99_ms(report.send_delay_p99_ns, report.send_delay_samples),
+        "send_delay_samples": report.send_delay_samples,
+        "arrivals_waited": report.arrivals_waited,
+        "arrivals_unsent": report.arrivals_unsent,
+    }
+    return {
+        "generator_cpu_percent": busy.mean * 100 if busy else None,
+        "generator_cpu_percent_max": busy.worst_second * 100 if busy else None,
+        "generator_lag_ms_p99": _p99_ms(report.loop_lag_p99_ns, report.loop_lag_samples),
+        "generator_lag_samples": report.loop_lag_samples,
+        **(open_loop if report.is_open_loop else dict.fromkeys(open_loop)),
+        "documents_repeated": report.documents_repeated,
+        "documents_resent": report.documents_resent,
+    }
+
+
+# A closed loop hides requests: a user that waits for a slow response sends nothing meanwhile. If one of four users
+# waits 3.4 s, one request of thousands is slow, and the requests that would have been sent are in no percentile (Gil
+# Tene's "coordinated omission").
+
+
+def closed_loop_columns(
+    samples: SampleSource, window: Window, report: WorkerReport, median_ms: ColumnValue
+) -> dict[str, ColumnValue]:
+    """Return the mean idle time of users during slow responses; None for an open loop or an unknown median."""
+    if report.is_open_loop or not isinstance(median_ms, (int, float)):
+        return {"idle_while_waiting_s": None}
+    waited_ns, users = 0, set[int]()
+    for batch, _ in iterate_batches(samples):
+        sent = batch[is_in_flight(batch, window) & (batch["user"] >= 0)]
+        users.update(sent["user"].tolist())
+        slow = sent[service_times_ns(sent) > _SLOW * median_ms * 1e6]
+        ends, begins = slow["done_ns"].clip(max=window.end_ns), slow["sent_ns"].clip(min=window.start_ns)
+        waited_ns += int((ends - begins).clip(min=0).sum())
+    return {"idle_while_waiting_s": waited_ns / 1e9 / len(users) if users else None}
+
+
+def note_hidden_waiting(values: Mapping[str, ColumnValue], window: Window) -> list[Note]:
+    """Return a note about the hidden waiting, with the open loop that would show it."""
+    if (idle := _idle_and_rate(values, window.length_s)) is None:
+        return []
+    idle_s, rate = idle
+    text = (
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {window.length_s:.1f} s on average, because a"
+        f" response took more than {_SLOW} times the median. Requests that were not sent meanwhile are in"
+        " no percentile; an open loop counts them, at a lower rate than this if the users kept the server busy:"
+        f" --set arrivals={rate}"
+    )
+    return [Note(source="load", text=text)]
+
+
+def describe_hidden_waiting(run: Summary) -> str:
+    """Return the same in short, for display with response times; "" if it is not worth reporting."""
+    if run.measure_start_ns is None or run.measure_end_ns is None:
+        return ""
+    length_s = (run.measure_end_ns - run.measure_start_ns) / 1e9
+    if (idle := _idle_and_rate(run.values, length_s)) is None:
+        return ""
+    idle_s, rate = idle
+    return (
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, which no percentile"
+        f" includes; an open loop does: arrivals={rate} or less"
+    )
+
+
+def _idle_and_rate(values: Mapping[str, ColumnValue], length_s: float) -> tuple[float, str] | None:
+    """Return the idle time per user and the rate for an open loop; None if it is not worth reporting."""
+    idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests_answered")
+    if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _MIN_IDLE_SHARE * length_s:
+        return None
+    return idle_s, _format_rate(requests / length_s)
+
+
+def _format_rate(per_s: float) -> str:
+    """Return a rate in the form of `arrivals`, rounded down.
+
+    Above the rate of its responses, a server that was always busy never catches up. At this rate it has caught up at
+    the end of the run.
+    """
+    if per_s >= _WHOLE_RATE:
+        return f"{int(per_s)}/s"
+    number, unit = (per_s, "s") if per_s >= 1 / 60 else (per_s * 3600, "h")
+    return f"{_ROUND_DOWN.create_decimal(repr(number)).normalize():f}/{unit}"

@@ -1,1 +1,0 @@
-"""The search for the highest rate that meets a goal."""

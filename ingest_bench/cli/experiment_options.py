@@ -1,0 +1,226 @@
+"""Options of `run` and `plan` that say what is measured, and the plans made from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingest_bench.cli.options import FlowOptions
+from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import files, records, user_json
+from ingest_bench.lab import campaign
+from ingest_bench.lab.server import reach
+from ingest_bench.model.experiment import Plan
+from ingest_bench.model.load import TrackOptions
+from ingest_bench.results import layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentOptions:
+    """Options of `run` and `plan` that say what is measured."""
+
+    experiment: Annotated[
+        str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")
+    ] = None
+    sets: Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")] = (
+        field(default_factory=list)
+    )
+    replicates: Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)] = None
+    against_itself: Annotated[
+        int | None,
+        typer.Option(
+            "--aa",
+            metavar="N",
+            help="A/A test: run each cell N times on each of two equal sides. Shows how much of a change is noise, and "
+            "how many replicates show a change of 10%, 5% or 3%.",
+            min=3,
+        ),
+    ] = None
+    measure: Annotated[str | None, typer.Option(help='Duration of each measurement, such as "20s".')] = None
+    warm_up: Annotated[str | None, typer.Option(help='Duration of the warm-up before it: "5s", or "auto".')] = None
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|FILE",
+            help="Measure until N documents are indexed; or send the documents of this file (NDJSON, also compressed).",
+        ),
+    ] = None
+    track: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Rally track or OpenSearch Benchmark workload: its folder, or a self-contained .json file."
+        ),
+    ] = None
+    track_params: Annotated[
+        str, typer.Option(help="Parameters of the track: NAME:VALUE,…, a JSON object, or a JSON file.")
+    ] = ""
+    challenge: Annotated[
+        str | None, typer.Option(help="Challenge (test procedure) of the track, if not the default.")
+    ] = None
+    include_tasks: Annotated[
+        str, typer.Option(help="Run only these tasks: NAME, type:bulk or tag:setup, with commas.")
+    ] = ""
+    exclude_tasks: Annotated[str, typer.Option(help="Run all tasks except these.")] = ""
+    test_mode: Annotated[bool, typer.Option("--test-mode", help="Send 1,000 documents of each file of the track.")] = (
+        False
+    )
+    target: Annotated[
+        str | None,
+        typer.Option(help="A target by name (see `list`), or a custom target: a TOML file that says how to start it."),
+    ] = None
+    url: Annotated[
+        list[str],
+        typer.Option(
+            "--url", help="Measure the server that runs at URL. Repeatable: one for each address of a cluster."
+        ),
+    ] = field(default_factory=list)
+    attach: Annotated[
+        list[int], typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
+    ] = field(default_factory=list)
+    interface: Annotated[
+        str | None,
+        typer.Option(help="The real interface that leads to --url: shape it with the network profile. Needs root."),
+    ] = None
+    flows: FlowOptions = field(default_factory=FlowOptions)
+    ca_file: Annotated[Path | None, typer.Option(help="CA certificate (PEM) of the server at --url.")] = None
+    client_cert: Annotated[
+        Path | None,
+        typer.Option(help="Client certificate (PEM), if the server requires one. Or INGEST_BENCH_CLIENT_CERT."),
+    ] = None
+    client_key: Annotated[
+        Path | None,
+        typer.Option(help="Key of the client certificate, without a passphrase. Or INGEST_BENCH_CLIENT_KEY."),
+    ] = None
+    aborts: Annotated[
+        list[str],
+        typer.Option(
+            "--abort",
+            metavar="CONDITION",
+            help='Abort a hopeless load: "errors > 5% for 10s", "p99 > 2s for 30s". Repeatable.',
+        ),
+    ] = field(default_factory=list)
+
+    @property
+    def track_options(self) -> TrackOptions | None:
+        """The track and its options."""
+        if self.track is None:
+            if self.track_params or self.challenge or self.test_mode or self.include_tasks or self.exclude_tasks:
+                raise SpecError(
+                    "--track-params, --challenge, --include-tasks, --exclude-tasks and --test-mode require --track DIR"
+                )
+            return None
+        # Absolute, because the plan keeps it: a run may be resumed from another folder.
+        path, parameters = catalog.absolute_path(self.track), user_json.parse_track_parameters(self.track_params)
+        return TrackOptions(
+            path=path,
+            parameters=parameters,
+            challenge=self.challenge,
+            test_mode=self.test_mode,
+            include_tasks=_split_names(self.include_tasks),
+            exclude_tasks=_split_names(self.exclude_tasks),
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that have options of their own, by their keys."""
+        table: dict[str, Any] = {"measure": self.measure, "warm_up": self.warm_up, "abort": self.aborts or None}
+        if self.documents is not None:
+            table |= self._document_settings(self.documents)
+        if (track := self.track_options) is not None:
+            table["track"] = {key: value for key, value in records.to_json(track).items() if value not in (None, [])}
+        if self.target is not None:
+            is_file = self.target.endswith(".toml")
+            table["file" if is_file else "target"] = catalog.absolute_path(self.target) if is_file else self.target
+        for key in ("ca_file", "client_cert", "client_key"):
+            path: Path | None = getattr(self, key)
+            table[key] = catalog.absolute_path(path) if path else None
+        return table
+
+    def _document_settings(self, documents: str) -> dict[str, Any]:
+        if documents == "-":
+            raise SpecError(
+                "--documents -: standard input can be read only once, and workers and --resume read it again. "
+                "Write it to a file"
+            )
+        if not re.fullmatch("[0-9]+", documents):
+            # Absolute, as the track's: --resume may be called from another folder.
+            return {"documents": catalog.absolute_path(documents)}
+        number = documents.lstrip("0")
+        if self.measure is not None or not number:
+            raise SpecError(
+                f"--documents {documents}: must be at least 1, and cannot be combined with --measure: the last one "
+                "ends the run"
+            )
+        # Python parses no number above 4300 digits; 40 are enough to reject it as too large.
+        return {"measure_documents": int(number[:40])}
+
+
+def build_plans(options: ExperimentOptions) -> list[Plan]:
+    """Return the plan, or one for each experiment that this one includes; raise SpecError for impossible options."""
+    names = spec.expand_includes(options.experiment) if options.experiment is not None else (None,)
+    return [_build_plan(name, options) for name in names]
+
+
+def _build_plan(experiment: str | None, options: ExperimentOptions) -> Plan:
+    settings, server = options.settings, _server_settings(options)
+    if experiment == "track" and options.track is None:
+        raise SpecError("the experiment track requires --track DIR")
+    name = experiment or _default_experiment(options, settings, server)
+    if options.against_itself is not None and options.replicates is not None:
+        raise SpecError("--aa cannot be combined with --replicates: its number is that of the replicates of each side")
+    replicates = options.against_itself or options.replicates
+    description = spec.load_experiment(
+        name, options.sets, fixed=settings, running=server or None, replicates=replicates
+    )
+    if experiment is None and options.track is not None:
+        description = dataclasses.replace(description, name=_folder_name(options.track))
+    plan = spec.build_plan(description)
+    if options.against_itself is not None:
+        plan = spec.pair_runs(plan)
+    layout.check_names(plan)
+    return campaign.drop_inapplicable_cells(reach.pin_processes(plan))
+
+
+def _server_settings(options: ExperimentOptions) -> dict[str, Any]:
+    """Return the settings of a server that runs already; empty for one that ingest-bench starts."""
+    first, *more = options.url or (None,)
+    if len(options.attach) > 1:
+        raise SpecError(f"--attach {', '.join(map(str, options.attach))}: only one JVM can be attached; give one pid")
+    table: dict[str, Any] = {
+        "url": first,
+        "more_urls": more or None,
+        "attach": options.attach[0] if options.attach else None,
+        "interface": options.flows.to_table(options.interface) or None,
+    }
+    if table["interface"] and not (options.url or options.attach):
+        raise SpecError("--interface requires --url URL, a server that runs already")
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _default_experiment(options: ExperimentOptions, settings: dict[str, Any], server: dict[str, Any]) -> str:
+    """Return the experiment to run when none is named."""
+    if options.track is not None:
+        return "track"
+    if options.attach:
+        return "attached"
+    if server:
+        return "running"
+    if "file" in settings:
+        return "custom-target"
+    raise SpecError("no experiment given. Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _folder_name(track: Path) -> str:
+    """Return the track's name as the name of a result folder: JVM options accept no path with a space in it."""
+    name = files.track_name(Path(catalog.absolute_path(track)).resolve())
+    return re.sub(r"[^A-Za-z0-9=._-]+", "_", name)

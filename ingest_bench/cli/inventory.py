@@ -1,0 +1,142 @@
+"""`list`, `fetch`, `doctor` and `workload`: available parts, and the capabilities of this machine."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingest_bench import probes, targets
+from ingest_bench.cli import screen
+from ingest_bench.documents import export
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.host import cgroups, settings, sync_supervisor, volume
+from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.inputs import files, records
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.network import link_capabilities
+from ingest_bench.probes import recording
+from ingest_bench.probes.kernel import kernel_reads
+from ingest_bench.protocols import PROTOCOLS
+from ingest_bench.results import facts
+from ingest_bench.targets.base import check_targets
+from ingest_bench.units import format_count
+
+app = typer.Typer()
+workload_app = typer.Typer(help="Show a workload, or write its documents to a file.", no_args_is_help=True)
+app.add_typer(workload_app, name="workload")
+
+WorkloadName = Annotated[str, typer.Argument(help="A workload by name (see `list`), or your own TOML file.")]
+
+
+@app.command("list")
+def list_parts(
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object, for programs.")] = False,
+) -> None:
+    """List the experiments, network profiles, workloads, targets, protocols and probes."""
+    folders = {
+        "experiments": catalog.EXPERIMENTS,
+        "network profiles": catalog.NETWORKS,
+        "workloads": catalog.WORKLOADS,
+    }
+    parts = {
+        title: {
+            name: str(catalog.read_table(path).get("description", ""))
+            for name, path in files.data_files(folder).items()
+        }
+        for title, folder in folders.items()
+    }
+    parts["targets"] = {name: ", ".join(target.versions) for name, target in targets.TARGETS.items()}
+    parts["protocols"] = {name: _first_line(protocol) for name, protocol in PROTOCOLS.items()}
+    parts["probes"] = {name: _first_line(probe) for name, probe in probes.PROBES.items()}
+    if as_json:
+        screen.print_text(json.dumps(parts, indent=1))
+        return
+    for title, rows in parts.items():
+        screen.print_names(title, list(rows.items()))
+
+
+@app.command()
+def fetch(
+    target: Annotated[str, typer.Argument(help="A target by name, see `list`, or the TOML file of a custom target.")],
+    version: Annotated[str | None, typer.Option(help="Version of the target; default: its default version.")] = None,
+) -> None:
+    """Download a server and its JDK into the cache, so that later runs need no network."""
+    options = _target_options(target, version)
+    requirements = targets.resolve(options).requirements(options)
+    with screen.download_progress() as on_progress:
+        java = targets.fetch(requirements, None, on_progress)
+        recording.reader_command(java)
+    screen.print_text(f"{options.name}: everything is in the cache")
+
+
+@app.command()
+def doctor(
+    servers: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="TOML files of custom targets.")
+    ] = None,
+) -> None:
+    """Show the capabilities of this machine, and the remedy for each one that is missing."""
+    custom = {options.name: targets.resolve(options) for options in map(_target_options, servers or ())}
+    screen.print_text(run_check(CapabilityCheck(name="machine", attempt=_describe_machine)).detail)
+    for capability in (
+        *link_capabilities.capabilities(),
+        settings.check_settings(),
+        *(cgroups.check_cgroups(), volume.check_volume(), cgroups.check_io_throttle()),
+        *(sync_supervisor.check_sync_supervisor(), kernel_reads.check_capability()),
+        *check_targets({**targets.TARGETS, **custom}),
+    ):
+        screen.print_capability(capability.present, capability.name, capability.detail)
+        if capability.remedy:
+            screen.print_text(textwrap.indent(capability.remedy, " " * 6))
+    screen.print_text("Settings of this machine, with the recommendations of the servers' vendors:")
+    machine = settings.read_machine_facts()
+    for item in settings.RECOMMENDATIONS:
+        state = "harmful" if item.is_harmful(machine) else "fine   "
+        screen.print_text(f"{state}  {item.name}: {item.describe(machine)}")
+        screen.print_text(f"         recommended: {item.recommended} ({item.source})")
+
+
+@workload_app.command("show")
+def show_workload(name: WorkloadName) -> None:
+    """Show the documents of a workload: sizes, fields and the first document."""
+    rows = export.describe_workload(catalog.load_workload(name))
+    width = max(len(key) for key, _ in rows)
+    for key, value in rows:
+        screen.print_text(f"{key:<{width}}  {value}")
+
+
+@workload_app.command("write")
+def write_workload(
+    name: WorkloadName,
+    file: Annotated[
+        Path, typer.Option("--out", help="The file to write: NDJSON, compressed if it ends in .gz or .zst.")
+    ],
+    documents: Annotated[int, typer.Option(help="Number of documents.", min=1)] = 10_000,
+    seed: Annotated[int, typer.Option(help="Another seed gives other documents of the same kind.")] = 1,
+) -> None:
+    """Write the documents of a workload to a file."""
+    records.read_key(LoadOptions, ("seed",), seed, "--seed")
+    written = export.write_documents(catalog.load_workload(name), documents, file, seed)
+    screen.print_text(f"{file}: {format_count(documents, 'document')}, {written:,} bytes of JSON")
+
+
+def _target_options(target: str, version: str | None = None) -> TargetOptions:
+    table = {"file": target} if target.endswith(".toml") else {"name": target}
+    return spec.build_target(table | ({} if version is None else {"version": version}), "target")
+
+
+def _describe_machine() -> str:
+    values = facts.collect_facts()
+    return (
+        f"{values['distribution']}, kernel {values['kernel']}, {values['cores']} cores, "
+        f"{values['memory_bytes'] / 2**30:.0f} GiB, Python {values['python']}, uid {values['uid']}"
+    )
+
+
+def _first_line(part: object) -> str:
+    return ((part if isinstance(part, type) else type(part)).__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,140 @@
+"""Options that several commands share, and `grouped`: a dataclass of options as one parameter of a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import Parameter
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.cli import screen
+from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
+from ingest_bench.model.network import RealInterface
+
+_Result = TypeVar("_Result")
+
+To = Annotated[
+    list[str],
+    typer.Option(
+        "--to",
+        metavar="HOST[/BITS]:PORTS",
+        help="Connections to this host or network and these TCP ports (9200,9300-9310). Repeatable: all share the "
+        "shaped queues.",
+    ),
+]
+LocalPorts = Annotated[
+    str | None,
+    typer.Option(
+        "--port",
+        metavar="PORTS",
+        help=screen.escape_markup(
+            "On the server's machine: connections to these local ports, from any host or from each --to HOST[/BITS]."
+        ),
+    ),
+]
+DefaultRoute = Annotated[
+    bool, typer.Option("--allow-default-route", help="Also shape flows on the interface of the default route.")
+]
+InterfaceMtu = Annotated[
+    bool, typer.Option("--interface-mtu", help="Set the MTU of the interface (for all traffic), not of the route.")
+]
+SharedSettings = Annotated[
+    bool,
+    typer.Option("--shared-settings", help="Also set what affects other traffic: offloads, GSO sizes, TCP buffers."),
+]
+SshLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="Longest duration if your own SSH connection uses the interface; default 10min. That connection is not "
+        "shaped."
+    ),
+]
+Columns = Annotated[list[str], typer.Option("--column", help="A column of summary.csv. Repeatable.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowOptions:
+    """Which connections of a real interface are shaped: options of `net apply`, `run` and `plan`."""
+
+    to: To = field(default_factory=list)
+    port: LocalPorts = None
+    allow_default_route: DefaultRoute = False
+    interface_mtu: InterfaceMtu = False
+    shared_settings: SharedSettings = False
+    ssh_limit: SshLimit = None
+
+    def to_table(self, interface: str | None) -> dict[str, Any]:
+        """Return the given options by key; raise SpecError for an impossible interface, host or port."""
+        if interface is None:
+            if self != FlowOptions():
+                raise SpecError("--to, --port, --interface-mtu and similar require --interface NAME, such as eth1")
+            return {}
+        records.read_key(RealInterface, ("name",), interface, "--interface")
+        for host in self.to:
+            records.read_key(RealInterface, ("to",), [host], "--to")
+        for key, text in (("port", self.port), ("ssh_limit", self.ssh_limit)):
+            if text is not None:
+                records.read_key(RealInterface, (key,), text, f"--{key.replace('_', '-')}")
+        return {"name": interface, **{key: value for key, value in dataclasses.asdict(self).items() if value}}
+
+
+def check_columns(names: list[str]) -> None:
+    """Raise SpecError for a name that is not a column of summary.csv."""
+    columns = [column.name for column in COLUMNS]
+    for name in names:
+        if name not in columns:
+            raise SpecError(f'--column: unknown column "{name}"; {records.suggest(name, columns)}')
+
+
+def grouped(command: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Return the command for typer, with the fields of each dataclass parameter as options."""
+    groups: dict[str, Any] = {}
+    options: list[Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            options += _list_options(parameter.annotation)
+        else:
+            options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def call(**values: Any) -> _Result:
+        instances = {name: _build_group(group, values) for name, group in groups.items()}
+        return command(**instances, **{option.name: values[option.name] for option in options if option.name in values})
+
+    call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return call
+
+
+def _list_options(group: Any) -> list[Parameter]:
+    options: list[Parameter] = []
+    hints = get_type_hints(group, include_extras=True)
+    for item in dataclasses.fields(group):
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            options += _list_options(hint)
+            continue
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        empty = Parameter.empty if default is dataclasses.MISSING else default
+        options.append(Parameter(item.name, Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
+    return options
+
+
+def _build_group(group: Any, values: dict[str, Any]) -> Any:
+    """Build the dataclass from its own values, which are removed from `values`."""
+    hints: Mapping[str, Any] = get_type_hints(group)
+    return group(
+        **{
+            item.name: _build_group(hints[item.name], values)
+            if dataclasses.is_dataclass(hints[item.name])
+            else values.pop(item.name)
+            for item in dataclasses.fields(group)
+        }
+    )

@@ -1,0 +1,389 @@
+"""`run`, `plan` and `calibrate`: execute experiments, or show what would run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingest_bench import targets
+from ingest_bench.analysis.run import summary
+from ingest_bench.cli import screen, worker
+from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
+from ingest_bench.cli.options import grouped
+from ingest_bench.cli.report import print_results
+from ingest_bench.errors import Interrupted, RunFailed, SpecError
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import records
+from ingest_bench.lab import calibration, campaign, evaluation
+from ingest_bench.lab import find_max as search_for_max
+from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
+from ingest_bench.load.fleet.roster import RemoteWorkers
+from ingest_bench.model.experiment import Cell, Plan, Search
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.report import cell_tables
+from ingest_bench.results import layout
+from ingest_bench.results.facts import collect_facts
+from ingest_bench.results.layout import Results
+from ingest_bench.units import format_bytes, format_count, format_time
+
+app = typer.Typer()
+
+# Boot and other time of a run outside warm-up and measurement (measured on 2 cores; `run` prints it).
+_OVERHEAD_S = 15
+# A plan names this many values of a setting, and counts the others.
+_MAX_NAMED = 5
+# From here on the load generator itself was the limit (`analysis.run.generator_health`).
+_BUSY_PERCENT = 90
+
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Download missing corpora of the track into the cache. Resumes an interrupted download.",
+    ),
+]
+AllowDelete = Annotated[
+    bool, typer.Option("--allow-delete", help="Allow a track to delete its own indices on the server at --url.")
+]
+FindMax = Annotated[
+    str | None,
+    typer.Option(
+        "--find-max",
+        help='Search the highest rate that meets a goal: "p99 < 500ms". Errors must stay below 0.1% by default.',
+    ),
+]
+MaxRuns = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Maximum number of runs of --find-max in each cell. Default: {Search(goal='').max_runs}. With --resume, "
+        "a search continues up to this number.",
+        min=3,
+    ),
+]
+ResultsFolder = Annotated[Path | None, typer.Option("--out", help='The folder for results. Default: "results".')]
+LastFrames = Annotated[
+    bool,
+    typer.Option(
+        "--last-frames", help="Keep the headers of the last frames of each run that fails, is aborted or is invalid."
+    ),
+]
+Jfr = Annotated[
+    JfrSettings,
+    typer.Option(
+        "--jfr",
+        help="Events of the flight recorder: those of the probes, or also the JDK's profile settings, for JDK Mission "
+        "Control.",
+    ),
+]
+
+
+@app.command()
+@grouped
+def run(  # noqa: PLR0917 - typer passes all of them by name
+    context: typer.Context,
+    measured: ExperimentOptions,
+    download: Download = False,
+    allow_delete: AllowDelete = False,
+    results_folder: ResultsFolder = None,
+    netem: Annotated[
+        NetemBackend, typer.Option(help="Where netem runs: in this kernel, or in a User-Mode Linux router.")
+    ] = "auto",
+    java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="A results folder: execute only its missing runs.")] = None,
+    find_max: FindMax = None,
+    max_runs: MaxRuns = None,
+    workers: worker.Workers = None,
+    bind: worker.Bind = None,
+    keys: worker.RunKeys = None,
+    locust_web: worker.LocustWeb = None,
+    prometheus: worker.Prometheus = None,
+    last_frames: LastFrames = False,
+    jfr: Jfr = "default",
+) -> int:
+    """Run an experiment: measure every cell, and write tables and pictures."""
+    options = RunOptions(
+        netem=netem,
+        java_home=java_home,
+        allow_delete=allow_delete,
+        locust_web=worker.parse_web_endpoint(locust_web),
+        last_frames=last_frames,
+        jfr=jfr,
+    )
+    fleet_options = {"workers": workers, "bind": bind, "keys": keys} if workers is not None else {}
+    execution = _Execution(
+        options=options,
+        download=download,
+        remote=worker.parse_workers(context, workers, bind, keys),
+        prometheus=prometheus,
+        arguments=_list_arguments(options, **fleet_options, locust_web=locust_web, prometheus=prometheus),
+    )
+    if max_runs is not None:
+        records.read_key(Search, ("max_runs",), max_runs, "--max-runs")
+    if resume is not None:
+        if measured != ExperimentOptions() or find_max is not None:
+            raise SpecError("--resume cannot be combined with an experiment or its settings: the folder has the plan")
+        if results_folder is not None:
+            raise SpecError(
+                f"--resume {resume} cannot be combined with --out: results go to the resumed folder; remove --out "
+                f"{results_folder}"
+            )
+        return _resume(resume, max_runs, execution)
+    plans = build_plans(measured)
+    if find_max is not None:
+        if measured.against_itself is not None:
+            raise SpecError("--aa cannot be combined with --find-max: a search has no equal runs to compare")
+        rules = Search(goal=find_max) if max_runs is None else Search(goal=find_max, max_runs=max_runs)
+        plans = [search_for_max.plan_search(plan, rules) for plan in plans]
+    elif max_runs is not None:
+        raise SpecError(f"--max-runs {max_runs} requires --find-max GOAL")
+    return _start(plans, results_folder or Path("results"), execution)
+
+
+@app.command("plan")
+@grouped
+def show_plan(measured: ExperimentOptions) -> None:
+    """Show what would run, in which order, and for how long."""
+    for plan in build_plans(measured):
+        _print_plan(plan)
+    screen.print_text("Nothing was started.")
+
+
+@app.command()
+def calibrate(
+    sets: Annotated[list[str], typer.Option("--set", help="A setting or a factor: bulk=55kB processes=1,4.")] = [],  # noqa: B006 - typer copies it
+    results_folder: Annotated[Path, typer.Option("--out", help="The folder for results.")] = Path("results"),
+) -> int:
+    """Measure how much load this machine can send to a cheap server; later runs warn if they request more."""
+    plan, options = spec.build_plan(spec.load_experiment(calibration.EXPERIMENT, sets)), RunOptions()
+    campaign.check_machine(plan, options)
+    _fetch([plan], options)
+    results = layout.create_results(results_folder, plan, collect_facts())
+    with campaign.lock_results(results), screen.run_progress(len(plan.runs)) as progress:
+        summaries = campaign.run_missing(results, options, progress)
+    rates = calibration.rates_of_runs(plan, summaries)
+    if not rates:
+        raise RunFailed(f"calibrate: no run was valid; the reasons are in {results.path / layout.SUMMARY}")
+    rows = [
+        [
+            f"{rate.body_bytes / 1000:,.1f} kB",
+            str(rate.processes),
+            f"{rate.requests_per_s:,.0f}",
+            f"{rate.requests_per_s * rate.body_bytes / 1e6:,.0f}",
+            f"{rate.cpu_percent:.0f}",
+        ]
+        for rate in rates
+    ]
+    screen.print_table(plan.description, ["body", "processes", "requests/s", "MB/s", "CPU of the busiest, %"], rows)
+    screen.print_notes(cell_tables.list_notes(summaries))
+    if max(rate.cpu_percent for rate in rates) < _BUSY_PERCENT:
+        screen.print_text(
+            "note: no load process used a full core: the server or other programs were the limit. Calibrate on an idle "
+            "machine."
+        )
+    screen.print_text(f"saved: {calibration.save_rates(rates)}")
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Execution:
+    """Options of `run` that say how runs are executed."""
+
+    options: RunOptions
+    download: bool
+    remote: RemoteWorkers | None
+    prometheus: str | None
+    arguments: Sequence[str]
+    """The arguments with which `run --resume` executes the remaining runs in the same way."""
+
+    @contextlib.contextmanager
+    def start(self) -> Iterator[RunOptions]:
+        """Wait for workers and start the exporter; yield the options that include them."""
+        options, web = self.options, self.options.locust_web
+        with worker.open_exporter(self.prometheus) as exporter, worker.open_fleet(self.remote, web) as fleet:
+            yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
+
+    def resume_commands(self, unfinished: Sequence[Results]) -> str:
+        """Return the commands that continue these results."""
+        commands = (("ingest-bench", "run", "--resume", str(results.path), *self.arguments) for results in unfinished)
+        return "; ".join(map(shlex.join, commands))
+
+
+def _resume(folder: Path, max_runs: int | None, execution: _Execution) -> int:
+    """Execute the missing runs of a results folder; return the exit code."""
+    results, jfr = layout.open_results(folder, to_write=True), execution.options.jfr
+    catalog.check_fingerprints(layout.read_fingerprints(folder), results.plan)
+    if (recorded := layout.read_facts(folder).get("jfr", jfr)) != jfr:
+        raise SpecError(
+            f"--resume {folder}: its runs were recorded with --jfr {recorded}, whose CPU cost differs: give --jfr "
+            f"{recorded}"
+        )
+    remaining = campaign.remaining_plan(results)
+    campaign.check_netem(results, remaining, execution.options.netem)
+    if max_runs is not None and results.plan.search is None:
+        raise SpecError(f"--max-runs {max_runs} applies to searches only, and {folder} is not a search")
+    if execution.download:
+        _download([results.plan])
+    worker.check_workers(execution.remote, [results.plan])
+    notes = campaign.check_machine(remaining, execution.options)
+    _fetch([remaining], execution.options)
+    if max_runs is not None:
+        with campaign.lock_results(results):
+            search_for_max.extend_search(results, max_runs)
+    with execution.start() as options:
+        return _execute(results, options, notes, execution.resume_commands([results]))
+
+
+def _start(plans: Sequence[Plan], results_folder: Path, execution: _Execution) -> int:
+    """Execute these plans, each in a new folder; return the exit code."""
+    if execution.download:
+        _download(plans)
+    worker.check_workers(execution.remote, plans)
+    started = [run.cell for plan in plans for run in plan.runs if not run.cell.target.is_already_running]
+    layout.check_writable(results_folder, by_jvm=any(cell.probes or execution.options.is_profiling for cell in started))
+    notes = [campaign.check_machine(plan, execution.options) for plan in plans]
+    _fetch(plans, execution.options)
+    with execution.start() as options:
+        facts = {**collect_facts(), "jfr": options.jfr}
+        folders = [
+            layout.create_results(results_folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
+            for plan in plans
+        ]
+        # When one is interrupted, those that have not begun are to be resumed too.
+        codes = [
+            _execute(results, options, notes[number], execution.resume_commands(folders[number:]))
+            for number, results in enumerate(folders)
+        ]
+    return max(codes)
+
+
+def _list_arguments(options: RunOptions, **others: object) -> list[str]:
+    """Return the command line arguments that differ from the defaults: runs of one folder are compared.
+
+    `others` are options of the command that are not in `options`, by their names.
+    """
+    defaults = RunOptions()
+    names = ("jfr", "netem", "java_home", "allow_delete", "last_frames")
+    values = {name: value for name in names if (value := getattr(options, name)) != getattr(defaults, name)} | others
+    arguments: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            arguments += [option] if value is True else [option, str(value)]
+    return arguments
+
+
+def _download(plans: Sequence[Plan]) -> None:
+    with screen.download_progress() as on_progress:
+        campaign.download_corpora(plans, screen.print_text, on_progress)
+
+
+def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
+    with screen.download_progress() as on_progress:
+        for plan in plans:
+            campaign.fetch_servers(plan, options, on_progress)
+
+
+def _execute(results: Results, options: RunOptions, notes: Sequence[str], resume_commands: str) -> int:
+    """Execute the missing runs and print the results; return the exit code. Interrupted says how to resume."""
+    # Calibration is about this machine, not about remote workers.
+    warnings = [] if options.fleet is not None else calibration.rate_warnings(results.plan, calibration.load_rates())
+    for line in (*notes, *warnings):
+        screen.print_text(line)
+    try:
+        run_missing = campaign.run_missing if results.plan.search is None else search_for_max.run_search
+        with campaign.lock_results(results):
+            most_runs = search_for_max.max_runs(results.plan)
+            with screen.run_progress(most_runs, _mean_run_s(results.plan)) as progress:
+                summaries = run_missing(results, options, progress)
+            pictures = evaluation.write_report(results, summaries)
+        return print_results(results, summaries, pictures)
+    except KeyboardInterrupt:
+        raise Interrupted(f"everything that was started is stopped. To resume: {resume_commands}") from None
+
+
+def _print_plan(plan: Plan) -> None:
+    notes = campaign.check_plan(plan)
+    seconds = [_estimate_run_s(run.cell.load) for run in plan.runs]
+    keys = [factor.key for factor in plan.factors]
+    rows = [
+        [str(number), *(run.cell.levels[key] for key in keys), str(run.replicate), _format_estimate(run_s)]
+        for number, (run, run_s) in enumerate(zip(plan.runs, seconds, strict=True), 1)
+    ]
+    screen.print_names(plan.description or plan.experiment, describe_plan(plan))
+    screen.print_table("", ["#", *keys, "replicate", "about"], rows)
+    for line in notes:
+        screen.print_text(line)
+    total = f"about {_format_estimate(sum(seconds))}" if all(seconds) else "as long as their documents take"
+    screen.print_text(f"{format_count(len(rows), 'run')}, {total}.")
+
+
+def describe_plan(plan: Plan) -> list[tuple[str, str]]:
+    """Return settings such as "users" with their value, or with all values ("4 / 8") where cells differ."""
+    values: dict[str, list[str]] = {}
+    # Runs are in random order, levels in the order of the experiment.
+    places = {factor.key: {level: at for at, level in enumerate(factor.levels)} for factor in plan.factors}
+    cells = sorted(campaign.unique_cells(plan), key=lambda cell: [places[key][cell.levels[key]] for key in places])
+    for cell in cells:
+        for name, text in _describe_cell(cell):
+            values.setdefault(name, []).append(text)
+    return [(name, _join_values(list(dict.fromkeys(texts)))) for name, texts in values.items()]
+
+
+def _join_values(texts: Sequence[str]) -> str:
+    more = len(texts) - _MAX_NAMED
+    return " / ".join([*texts[:_MAX_NAMED], *([f"{more} more"] if more > 0 else [])])
+
+
+def _describe_cell(cell: Cell) -> Iterator[tuple[str, str]]:
+    target, load = cell.target, cell.load
+    if target.is_already_running:
+        yield "server", str(target.url or f"pid {target.attach}")
+    else:
+        version = target.version or targets.resolve(target).default_version
+        nodes = f", {target.nodes} nodes" if target.nodes > 1 else ""
+        yield "server", f"{target.name} {version}".rstrip() + nodes
+        yield "heap", format_bytes(target.heap_bytes)
+    yield "network", "unchanged" if cell.network is None else cell.network.name
+    yield "workload", summary.workload_name(cell)
+    if load.track is None:
+        yield from _describe_load(load)
+    yield "probes", ", ".join(cell.probes) or "none"
+
+
+def _describe_load(load: LoadOptions) -> Iterator[tuple[str, str]]:
+    workload = catalog.load_workload(load.workload)
+    yield "users", f"{load.users or workload.users:,}"
+    if load.bulk_bytes is not None:
+        yield "bulk", f"at most {format_bytes(load.bulk_bytes)}"
+    else:
+        yield "bulk", f"{load.bulk_documents or workload.bulk_documents:,} documents"
+    yield "warm-up", load.warm_up_ns if isinstance(load.warm_up_ns, str) else format_time(load.warm_up_ns)
+    if load.measure_documents is not None:
+        yield "measured", f"{load.measure_documents:,} documents"
+    else:
+        yield "measured", format_time(load.measure_ns)
+
+
+def _format_estimate(seconds: float) -> str:
+    return screen.format_duration(seconds) if seconds else "?"
+
+
+def _mean_run_s(plan: Plan) -> float | None:
+    """Estimate the mean duration of a run; None where it, or the number of runs, is unknown."""
+    seconds = [_estimate_run_s(run.cell.load) for run in plan.runs]
+    return statistics.fmean(seconds) if all(seconds) and plan.search is None else None
+
+
+def _estimate_run_s(load: LoadOptions) -> float:
+    """Estimate the duration of a run; 0 where it is unknown: a track and a number of documents are sent once."""
+    if load.track or load.measure_documents:
+        return 0
+    return (load.max_warm_up_ns + load.measure_ns) / 1e9 + _OVERHEAD_S

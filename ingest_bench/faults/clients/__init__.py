@@ -1,1 +1,0 @@
-"""Faults of clients, beside the load."""

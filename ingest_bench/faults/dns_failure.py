@@ -1,0 +1,85 @@
+"""Fault `dns-failure`: the clients cannot resolve the server's name, so that new connections fail; open ones stay.
+
+A load knows the addresses of its server from the start, so no failure of a name server would affect it. In a cell with
+this fault each node has a name, and each new connection of the load resolves it at our name server, as a client without
+a cache does. The name server answers SERVFAIL at once, or does not answer: then a lookup times out. Rejected: bind
+mounts over /etc/resolv.conf, because nscd or systemd-resolved, which libc asks first, do not see them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ingest_bench import system
+from ingest_bench.errors import undo_on_error
+from ingest_bench.faults import name_server
+from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.target import Endpoint, ServerAddress
+from ingest_bench.network.act.sandbox import Namespace
+
+_ADDRESS = "127.0.0.1"
+
+
+@dataclass(slots=True)
+class NodeNames:
+    """Names of the nodes, and their name server. If several faults overlap, the latest applies."""
+
+    name_server: system.Child
+    addresses: tuple[ServerAddress, ...]
+    """Each node by its name."""
+    active: list[Fault] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def fail(self, fault: Fault) -> Callable[[], None]:
+        """Let the name server fail as *fault* says; return the function that ends it."""
+
+        def end() -> None:
+            with self.lock:
+                self.active.remove(fault)
+                self.exchange_state()
+
+        with self.lock, undo_on_error(end):
+            self.active.append(fault)
+            self.exchange_state()
+        return end
+
+    def exchange_state(self) -> dict[str, int]:
+        """Send the present state to the name server; return how many questions it "answered" and "failed" so far."""
+        with self.lock:
+            state = self.active[-1].resolver if self.active else "answer"
+            counts: dict[str, int] = json.loads(self.name_server.request(state))
+            return counts
+
+
+@contextmanager
+def serve_names(clients: Namespace, endpoints: Sequence[Endpoint]) -> Iterator[NodeNames]:
+    """Run a name server in the clients' namespace with names such as node-1. Call it from the main thread."""
+    names = [Endpoint(f"node-{number}.ingest-bench.test", node.port) for number, node in enumerate(endpoints, 1)]
+    records = [f"{name.host}={node.host}" for name, node in zip(names, endpoints, strict=True)]
+    command = clients.command(system.build_script_argv(name_server.__file__, _ADDRESS, *records))
+    with system.Child(command, name="dns-failure: the name server") as child:
+        resolver = Endpoint(_ADDRESS, int(child.read_line()))
+        yield NodeNames(child, tuple(ServerAddress(endpoint=name, resolver=resolver) for name in names))
+
+
+def _begin(fault: Fault, stage: Stage) -> ActiveFault:
+    names = stage.names
+    assert names is not None  # noqa: S101 - see `needs_names` below
+    failed_before = names.exchange_state()["failed"]
+    end_failure = names.fail(fault)
+
+    def end() -> str:
+        failed = names.exchange_state()["failed"] - failed_before
+        end_failure()
+        # Not an error: that the load is unaffected while its connections stay open is a result.
+        return f"{failed} lookups failed" if failed else "no client resolved the name"
+
+    return ActiveFault("", end)
+
+
+DNS_FAILURE = FaultKind(scope="server", begin=_begin, has_duration=True, keys=frozenset({"resolver"}), needs_names=True)

@@ -1,1 +1,0 @@
-"""Faults of what a node has of its machine."""

@@ -1,0 +1,135 @@
+"""Record part of a running JVM's life: a flight recording and log files, without leaving a trace in the JVM.
+
+Both are steps of a ledger session: its watchdog switches them off when we exit, are killed, or exceed the time limit.
+If the watchdog is killed too, `ingest-bench net restore` and the next session with this JVM switch them off, and the
+recording ends by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import untrusted
+from ingest_bench.ledger import watchdog
+from ingest_bench.ledger.steps import Action, Step, Undo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ingest_bench.jvm.attach import AttachedJvm
+    from ingest_bench.jvm.options import Log
+
+# To write a recording of some hundred megabytes.
+_STOP_LIMIT_S = 600
+# The recording's own end, after the watchdog's.
+_EXTRA_DURATION_S = 60
+_SUCCESS = "Command executed successfully"
+RECORDING = "recording.jfr"
+_SETTINGS = "settings.jfc"
+
+
+@contextmanager
+def observe(
+    jvm: AttachedJvm, into: Path, *, settings: Path | None, logs: Sequence[Log], limit_s: int
+) -> Iterator[None]:
+    """Observe a JVM for the block's time: afterwards `into` has `recording.jfr`, with these settings (.jfc), and logs.
+
+    The recording may begin before the block: a JVM gives whole chunks. The JVM writes with its own rights, into a
+    folder of its own below one that only this process can write, so that its user cannot rename it. The recording of a
+    killed JVM is lost. InvalidRun if the block took longer than `limit_s`: everything was switched off then. RunFailed
+    if another run of this program observes this JVM.
+    """
+    # Not TMPDIR: the JVM's user must get there too. The name cannot be guessed.
+    top = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108
+    name, folder = top.name, top / "jvm"
+    title = f"probes in the JVM with pid {jvm.pid}"
+    with watchdog.open_session(
+        f"jvm-{jvm.pid}", title, time_limit_s=limit_s, namespace_kinds=("mnt", "pid")
+    ) as session:
+        session.apply((_make_folder(top),))
+        own_settings = top / _SETTINGS
+        if settings is not None:
+            shutil.copyfile(settings, own_settings)
+            own_settings.chmod(0o644)
+        folder.mkdir(mode=0o700)
+        # From here on the JVM's user may put links there: we write nothing there.
+        if system.is_root():
+            os.chown(folder, jvm.uid, -1)
+        if settings is not None:
+            duration_s = limit_s + _EXTRA_DURATION_S
+            session.apply((_start_recording(jvm, name, own_settings, folder / RECORDING, duration_s),))
+        session.apply([_enable_log(jvm, log, folder) for log in logs])
+        try:
+            yield
+        finally:
+            # If the session is over, the watchdog has switched off and deleted all; the session reports that.
+            if not session.is_expired():
+                if settings is not None:
+                    _stop_recording(jvm, name, folder / RECORDING)
+                for log in logs:
+                    # If this fails, the watchdog does it.
+                    if jvm.is_alive():
+                        system.run(jvm.jcmd_argv(*log.disable_command(folder)), check=False)
+                _keep_files(folder, into)
+
+
+def _make_folder(folder: Path) -> Step:
+    """Return the step that makes a folder. mkdir fails if another user has taken the name."""
+    remove = Action(argv=("rm", "-r", "--", str(folder)))
+    undo = Undo(action=remove, existing_path=str(folder))
+    return Step(name=str(folder), action=Action(argv=("mkdir", "-m", "711", str(folder))), undo=(undo,))
+
+
+def _start_recording(jvm: AttachedJvm, name: str, settings: Path, file: Path, duration_s: int) -> Step:
+    # maxsize=0: the default drops the oldest chunks beyond 250 MB.
+    options = (f"name={name}", f"settings={settings}", f"filename={file}", "maxsize=0", f"duration={duration_s}s")
+    undo = Undo(
+        action=Action(argv=jvm.jcmd_argv("JFR.stop", f"name={name}"), expected_output="Stopped recording"),
+        check_argv=jvm.jcmd_argv("JFR.check"),
+        check_output=f"name={name}",
+        pid=jvm.pid,
+    )
+    start = Action(argv=jvm.jcmd_argv("JFR.start", *options), expected_output="Started recording")
+    return Step(name=f"recording of pid {jvm.pid}", action=start, undo=(undo,))
+
+
+def _enable_log(jvm: AttachedJvm, log: Log, folder: Path) -> Step:
+    undo = Undo(
+        action=Action(argv=jvm.jcmd_argv(*log.disable_command(folder)), expected_output=_SUCCESS),
+        check_argv=jvm.jcmd_argv("VM.log", "list"),
+        check_output=str(folder / log.name),
+        pid=jvm.pid,
+    )
+    enable = Action(argv=jvm.jcmd_argv(*log.enable_command(folder)), expected_output=_SUCCESS)
+    return Step(name=f"{log.name} of pid {jvm.pid}", action=enable, undo=(undo,))
+
+
+def _stop_recording(jvm: AttachedJvm, name: str, file: Path) -> None:
+    """Let the JVM complete the file of its recording. A JVM that exited in good order has done so itself."""
+    if not jvm.is_alive():
+        return
+    try:
+        response = jvm.run_jcmd("JFR.stop", f"name={name}", timeout_s=_STOP_LIMIT_S)
+    except RunFailed:
+        if not jvm.is_alive():
+            return
+        raise
+    if "Stopped recording" not in response and not file.is_file():
+        raise RunFailed(f"attach: pid {jvm.pid} refused JFR.stop and said: {response.strip()}")
+
+
+def _keep_files(folder: Path, into: Path) -> None:
+    """Move the files of the JVM's user into ours. A link that leads elsewhere is not followed."""
+    try:
+        refused = untrusted.move_files(folder, into)
+    except OSError as error:
+        raise RunFailed(f"attach: the files of the JVM in {folder} cannot be moved to {into}: {error}") from None
+    if refused:
+        raise RunFailed(f"attach: {str(refused[0])!a} is not a plain file of a probe; the JVM's user put it there.")

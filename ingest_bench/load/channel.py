@@ -1,0 +1,65 @@
+"""A child process and its parent: lines of JSON over standard input and output, in a process that runs gevent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import gevent
+from gevent.queue import Queue
+from gevent.socket import wait_read, wait_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_FLUSH_TIMEOUT_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+class LineChannel:
+    """Lines of JSON to and from our parent over standard output and input, read and written by greenlets."""
+
+    def __init__(self) -> None:
+        os.set_blocking(1, False)
+        self._outgoing: Queue[Any] = Queue()
+        self._writer = gevent.spawn(self._write)
+
+    def send(self, line: Mapping[str, Any]) -> None:
+        """Send a line. Never waits."""
+        self._outgoing.put(line)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines that arrive, until the parent closes its end."""
+        incomplete = b""
+        while True:
+            wait_read(0)
+            block = os.read(0, 1 << 20)
+            if not block:
+                return
+            *lines, incomplete = (incomplete + block).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+
+    def flush(self) -> None:
+        """Wait, at most 5 s, until the lines are written; no more lines can be sent."""
+        self._outgoing.put(StopIteration)
+        self._writer.join(timeout=_FLUSH_TIMEOUT_S)
+
+    def _write(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            for line in self._outgoing:
+                unwritten = memoryview(json.dumps(line).encode() + b"\n")
+                while unwritten:
+                    try:
+                        unwritten = unwritten[os.write(1, unwritten) :]
+                    except BlockingIOError:
+                        wait_write(1)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies; entering a user namespace clears an earlier request."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

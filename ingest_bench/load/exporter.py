@@ -1,0 +1,168 @@
+"""Prometheus exporter (`--prometheus`): live figures while loads run."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from dataclasses import dataclass, field
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.load.figures import BUCKETS_NS, EDGES_NS, LoadFigures, RequestFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from prometheus_client import Metric
+
+    from ingest_bench.load.supervisor import Progress
+    from ingest_bench.model.target import Endpoint
+
+# A scraper that sends no request, or does not read, keeps its thread no longer than this.
+_IDLE_S = 10.0
+_STEP_OF_BUCKET = {bucket_ns: EDGES_NS.tolist().index(bucket_ns) for bucket_ns in BUCKETS_NS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    labels: Mapping[str, str] = field(default_factory=dict)
+    earlier: LoadFigures = field(default_factory=LoadFigures)
+    """Of the run's loads that have ended."""
+    current: LoadFigures = field(default_factory=LoadFigures)
+    phase: str = ""
+
+
+class Exporter:
+    """The metrics of one run, from its first load to the beginning of the next run.
+
+    Counters sum all loads of a run. They restart at 0 with each run, which has its own labels.
+    """
+
+    def __init__(self) -> None:
+        self._snapshot = _Snapshot()
+
+    def begin_run(self, **labels: str) -> None:
+        """Begin a run: forget the metrics of the run before."""
+        self._snapshot = _Snapshot(labels=labels)
+
+    def begin_load(self) -> None:
+        """Begin the next load of the run."""
+        snapshot = self._snapshot
+        self._snapshot = _Snapshot(labels=snapshot.labels, earlier=snapshot.earlier + snapshot.current)
+
+    def update(self, progress: Progress) -> None:
+        """Take the progress of the current load."""
+        snapshot = self._snapshot
+        current = progress.figures or snapshot.current
+        self._snapshot = _Snapshot(snapshot.labels, snapshot.earlier, current, progress.phase)
+
+    def describe(self) -> list[Metric]:
+        """Return []: the registry would call `collect` to find the names otherwise."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment. prometheus_client calls it in its own threads."""
+        # One attribute, read once: it is replaced as a whole.
+        snapshot = self._snapshot
+        if not snapshot.labels:
+            return
+        names, values = list(snapshot.labels), list(snapshot.labels.values())
+        total = snapshot.earlier + snapshot.current
+        kinds = {"bulk": total.bulks} | ({"query": total.queries} if total.queries.requests else {})
+        requests = CounterMetricFamily(
+            "ingest_bench_requests", "Requests that ended, by outcome.", labels=[*names, "kind", "outcome"]
+        )
+        documents = CounterMetricFamily(
+            "ingest_bench_documents", "Documents of these, by outcome.", labels=[*names, "kind", "outcome"]
+        )
+        sent = CounterMetricFamily(
+            "ingest_bench_sent_bytes", "Bytes that the kernel took of these, headers included.", labels=[*names, "kind"]
+        )
+        times = HistogramMetricFamily(
+            "ingest_bench_response_seconds",
+            "Response time (done - scheduled) of these, with any outcome.",
+            labels=[*names, "kind"],
+        )
+        for kind, figures in kinds.items():
+            for metric, counts in ((requests, figures.outcomes), (documents, figures.documents)):
+                for outcome, count in counts.items():
+                    metric.add_metric([*values, kind, outcome], count)
+            sent.add_metric([*values, kind], figures.bytes_sent)
+            times.add_metric([*values, kind], _cumulative_buckets(figures), figures.response_ns / 1e9)
+        yield from (requests, documents, sent, times)
+        in_flight = GaugeMetricFamily("ingest_bench_in_flight", "Users that wait for a response now.", labels=names)
+        in_flight.add_metric(values, snapshot.current.in_flight)
+        yield in_flight
+        cpu = CounterMetricFamily(
+            "ingest_bench_generator_cpu_seconds",
+            "CPU that the processes of the load used since it began.",
+            labels=[*names, "worker", "mode"],
+        )
+        for worker_and_mode, used_ns in total.cpu_ns.items():
+            cpu.add_metric([*values, *worker_and_mode.split(" ")], used_ns / 1e9)
+        yield cpu
+        phase = GaugeMetricFamily("ingest_bench_phase", "1: the load is in this phase.", labels=[*names, "phase"])
+        phase.add_metric([*values, snapshot.phase], 1)
+        yield phase
+
+
+def _cumulative_buckets(figures: RequestFigures) -> list[tuple[str, float]]:
+    """Return the exact number of response times up to each bucket's end."""
+    buckets = [
+        (f"{bucket_ns / 1e9:g}", float(sum(count for step, count in figures.steps.items() if step <= last)))
+        for bucket_ns, last in _STEP_OF_BUCKET.items()
+    ]
+    return [*buckets, ("+Inf", float(figures.requests))]
+
+
+@contextlib.contextmanager
+def serve_metrics(address: Endpoint) -> Iterator[Exporter]:
+    """Serve an exporter at /metrics of that address during the block; RunFailed if the port cannot be opened."""
+    exporter = Exporter()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(exporter)
+    server_class = _Server6 if ":" in address.host else _Server
+    try:
+        server = make_server(address.host, address.port, make_wsgi_app(registry), server_class, _Handler)
+    except OSError as error:
+        raise RunFailed(f"{address}: metrics cannot be served there ({error.strerror}). Choose another port.") from None
+    with server:
+        thread = threading.Thread(target=server.serve_forever, name="prometheus", daemon=True)
+        thread.start()
+        try:
+            yield exporter
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    # A scraper that does not read must not delay our exit.
+    daemon_threads = True
+    block_on_close = False
+
+    def server_bind(self) -> None:
+        """Bind without the reverse DNS query of the standard library."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore scrapers that disconnect."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _IDLE_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the standard library
+        """Log nothing: the output of the command is about runs."""

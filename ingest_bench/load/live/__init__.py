@@ -1,1 +1,0 @@
-"""What a load tells while it runs."""

@@ -1,1 +1,0 @@
-"""The Locust users: what they send, and what they do with a ticket. How they send it, a protocol says."""

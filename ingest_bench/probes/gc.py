@@ -1,0 +1,317 @@
+"""Probe `gc`: pauses, full collections, heap and direct buffers, from the flight recording and the GC log.
+
+Pauses are the recording's (nanoseconds); the log is the second source. Within the measurement both must have the same
+pauses of the same collections, otherwise the run is invalid. If the recording is cut off, only the log is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
+from ingest_bench.jvm.options import Log
+from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series, percentile
+from ingest_bench.probes import gc_log, recording
+from ingest_bench.probes.context import JvmProbe
+from ingest_bench.probes.gc_log import GcLog, LogPause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ingest_bench.probes.context import Events, ReadContext
+
+# Largest distance between the JVM's log and our clock.
+_LOG_NS = 20_000_000
+# The two clocks of one pause are read some microseconds apart: 0.14 ms was the largest difference of 90 pauses of a
+# quiet JVM. A thread that lost its CPU in between made it 4 ms, so the sum is compared, not single pauses.
+TOLERANCE_NS = 20_000_000
+TOLERANCE = 0.05
+# As causes of stalls.
+PAUSE, STARVED = "garbage collection", "garbage collection waiting for a CPU"
+_FAILURES = {
+    "gc_promotion_failures": "jdk.PromotionFailed",
+    "gc_evacuation_failures": "jdk.EvacuationFailed",
+    "gc_concurrent_mode_failures": "jdk.ConcurrentModeFailure",
+    "gc_allocation_stalls": "jdk.ZAllocationStall",
+}
+DIRECT_BUFFERS: Events = {"jdk.DirectBufferStatistics": {"period": "1 s"}}
+# Concurrent cycles: the heap after one holds live data and new garbage, so it does not measure survivors.
+_CONCURRENT = {"G1Old", "ConcurrentMarkSweep"}
+_FULL = {"G1Full", "SerialOld", "ParallelOld", "PSMarkSweep"}
+# All collections of Shenandoah have this name, full ones too.
+_UNDISTINGUISHED = {"Shenandoah"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """One pause of the recording."""
+
+    gc: int
+    end_ns: int
+    duration_ns: int
+
+    @property
+    def start_ns(self) -> int:
+        """Start of the pause (CLOCK_REALTIME)."""
+        return self.end_ns - self.duration_ns
+
+
+_AnyPause = TypeVar("_AnyPause", Pause, LogPause)
+
+
+class Collection(NamedTuple):
+    """One collection of the recording."""
+
+    gc: int
+    end_ns: int
+    duration_ns: int
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Number of pauses in the log within the measurement, and its differences from the recording."""
+
+    log_pauses: int
+    differences: tuple[str, ...]
+
+
+def _read_gc(context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield pauses and collections that ended within the measurement."""
+    recorded = recording.load_recording(context)
+    log = _load_log(context)
+    if recorded.problem:
+        yield Note(source="gc", text=recorded.problem)
+    if log is None:
+        yield Note(source="gc", text=f"there is no GC log in {context.raw}: no second source")
+    else:
+        yield from (Note(source="gc", text=text) for text in log.problems())
+        yield Reading("gc_collector", log.collector or None)
+        yield Reading("g1_region_bytes", log.region_bytes or context.attachment.g1_region_bytes)
+        regions = [before for at_ns, before, _ in log.humongous_regions if context.covers(at_ns)]
+        yield Reading("humongous_regions_max", max(regions, default=None))
+    if recorded.is_complete:
+        yield from _read_recording(recorded, log, context)
+    elif log is not None and log.is_supported:
+        yield from _read_log_only(log, context)
+
+
+GC = JvmProbe(
+    events={
+        **{f"jdk.{name}": {"threshold": "0 ns"} for name in ("GarbageCollection", "GCPhasePause", "ZAllocationStall")},
+        **{
+            f"jdk.{name}": {"enabled": "true"}
+            for name in ("GCHeapSummary", "PromotionFailed", "EvacuationFailed", "ConcurrentModeFailure")
+        },
+        **DIRECT_BUFFERS,
+    },
+    # The log has every collection; the recording starts after the first ones. Not gc+humongous=debug: it adds an unused
+    # line for each humongous object to each pause.
+    logs=(Log(name="gc.log", what="gc*=info"),),
+    read=_read_gc,
+)
+
+
+def starved_spans(context: ReadContext) -> list[tuple[int, int]]:
+    """Return start and end of each pause that had no CPU, from the log; none without a log."""
+    log = _load_log(context)
+    pauses = log.pauses if log is not None else []
+    return [(pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses if pause.is_starved]
+
+
+def pause_cause(start_ns: int, end_ns: int, starved: Sequence[tuple[int, int]]) -> str:
+    """Return STARVED if the span is one of *starved*, otherwise PAUSE."""
+    is_starved = any(abs(start_ns - start) <= _LOG_NS and abs(end_ns - end) <= _LOG_NS for start, end in starved)
+    return STARVED if is_starved else PAUSE
+
+
+def _load_log(context: ReadContext) -> GcLog | None:
+    """Return the GC log; of an attached JVM from the moment on at which the recording ran too."""
+    path, attachment = context.raw / "gc.log", context.attachment
+    if not path.exists():
+        return None
+    try:
+        log = gc_log.parse_gc_log(files.read_lines(path), attachment.collector)
+    except OSError as error:
+        raise SpecError(f"{path}: this is not a GC log: {error.strerror}") from None
+    log.pauses = [pause for pause in log.pauses if pause.end_ns >= attachment.since_ns // 10**6 * 10**6]
+    return log
+
+
+def _read_recording(recorded: recording.Recording, log: GcLog | None, context: ReadContext) -> Iterator[ProbeOutput]:
+    content = recorded.content
+    pauses = [Pause(gc_id, end_ns, duration_ns) for gc_id, end_ns, duration_ns, _ in content["pauses"]]
+    if log is not None:
+        pauses = complete_pauses(pauses, log, content["last_ns"])
+    pauses_within = [pause for pause in pauses if context.covers(pause.end_ns)]
+    collections = [Collection(*fields) for fields in content["collections"]]
+    within = [collection for collection in collections if context.covers(collection.end_ns)]
+    yield from _pauses_over_time(pauses, context)
+    full = sum(collection.name in _FULL for collection in within)
+    is_full_known = not any(collection.name in _UNDISTINGUISHED for collection in collections)
+    yield from _pause_readings(pauses_within, full if is_full_known else None)
+    yield Reading("gc_collections", len(within))
+    # A concurrent cycle has the cause of the collection that started it: do not count it twice.
+    blocking = (collection for collection in within if collection.name not in _CONCURRENT)
+    yield Reading(
+        "gc_humongous_collections", sum(collection.cause == "G1 Humongous Allocation" for collection in blocking)
+    )
+    causes = {collection.gc: collection.cause for collection in collections}
+    yield Reading("gc_causes", _count_causes(causes.get(pause.gc, "cycle not ended") for pause in pauses_within))
+    failures = Counter(name for end_ns, name in content["failures"] if context.covers(end_ns))
+    for name, event in _FAILURES.items():
+        yield Reading(name, failures[event] if event in content["known"] else None)
+    concurrent = {collection.gc for collection in collections if collection.name in _CONCURRENT}
+    yield from _heap_readings(content["heap"], concurrent, context)
+    yield from direct_buffer_readings(content["direct"], context)
+    if log is not None and log.is_supported:
+        agreement = compare_pauses(pauses, full, log.pauses, context)
+        yield Reading("gc_pauses_log", agreement.log_pauses)
+        yield from (Note(source="gc", text=text, invalidates=True) for text in agreement.differences)
+
+
+def _read_log_only(log: GcLog, context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield the same numbers from the log alone: milliseconds, and a heap in whole megabytes."""
+    certain = [pause for pause in log.pauses if pause.is_certain]
+    within = [pause for pause in certain if context.covers(pause.end_ns)]
+    pauses = [Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in certain]
+    yield Note(source="gc", text="pauses and heap are from the GC log alone: the flight recording is incomplete")
+    yield from _pauses_over_time(pauses, context)
+    full = sum(pause.is_full for pause in within)
+    yield from _pause_readings([pause for pause in pauses if context.covers(pause.end_ns)], full)
+    yield Reading("gc_pauses_log", len(within))
+    yield Reading("gc_causes", _count_causes(pause.name for pause in within))
+    after = [pause.after_bytes for pause in within if pause.collects and pause.after_bytes is not None]
+    yield Reading("heap_after_gc_max_bytes", max(after, default=None))
+    points = [
+        (pause.end_ns + offset_ns, used)
+        for pause in log.pauses
+        for offset_ns, used in ((-pause.duration_ns, pause.before_bytes), (0, pause.after_bytes))
+        if pause.collects and used is not None
+    ]
+    yield _series("heap_bytes", points)
+
+
+def _pause_readings(pauses: Sequence[Pause], full: int | None) -> Iterator[ProbeOutput]:
+    counts = Counter(pause.duration_ns for pause in pauses)
+    yield Reading("gc_pauses", len(pauses))
+    yield Reading("full_gcs", full)
+    yield Reading("gc_pause_ms_total", sum(pause.duration_ns for pause in pauses) / 1e6)
+    for name, percent in (("p50", 50), ("p99", 99), ("max", 100)):
+        value = percentile(counts, percent)
+        yield Reading(f"gc_pause_ms_{name}", None if value is None else value / 1e6)
+
+
+def _pauses_over_time(pauses: Sequence[Pause], context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield all pauses, also those of the warm-up: they delay requests too."""
+    yield _series("gc_pause_ms", [(pause.start_ns, pause.duration_ns / 1e6) for pause in pauses])
+    starved = starved_spans(context)
+    spans: dict[str, list[Interval]] = {PAUSE: [], STARVED: []}
+    for pause in pauses:
+        cause = pause_cause(pause.start_ns, pause.end_ns, starved)
+        spans[cause].append(Interval(cause, pause.start_ns, pause.end_ns))
+    for cause, intervals in spans.items():
+        yield CauseIntervals(cause, tuple(intervals), blocks_responses=True, timing_error_ns=_LOG_NS)
+
+
+def _heap_readings(
+    summaries: list[list[int | str]], concurrent: set[int], context: ReadContext
+) -> Iterator[ProbeOutput]:
+    points, after = [], []
+    for gc_id, at_ns, when, used, _ in summaries:
+        if gc_id in concurrent:
+            continue
+        points.append((int(at_ns), float(used)))
+        if when == "After GC" and context.covers(int(at_ns)):
+            after.append(int(used))
+    yield Reading("heap_after_gc_max_bytes", max(after, default=None))
+    yield _series("heap_bytes", points)
+
+
+def direct_buffer_readings(samples: list[list[int]], context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield the JVM's direct buffers per second. Java 11 has no such event; Netty may allocate outside this pool."""
+    within = [sample for sample in samples if context.covers(sample[0])]
+    columns = ("direct_buffers_max", "direct_buffer_used_max_bytes", "direct_buffer_capacity_max_bytes")
+    for index, column in enumerate(columns, 1):
+        yield Reading(column, max((sample[index] for sample in within), default=None))
+    if samples:
+        yield _series("direct_buffer_bytes", [(at_ns, float(used)) for at_ns, _, used, _ in samples])
+
+
+def _count_causes(causes: Iterator[str]) -> str:
+    return ", ".join(f"{cause}: {count}" for cause, count in Counter(causes).most_common())
+
+
+def _series(name: str, points: Sequence[tuple[int, float]]) -> Series:
+    ordered = sorted(points)
+    return Series(name, tuple(at_ns for at_ns, _ in ordered), tuple(value for _, value in ordered))
+
+
+def complete_pauses(pauses: Sequence[Pause], log: GcLog, until_ns: int) -> list[Pause]:
+    """Return the recording's pauses, completed from the log. *until_ns*: its last event (CLOCK_REALTIME).
+
+    A pause that waited for CMS has the log's duration: the program was stopped during the wait (JDK 11.0.13: 203 ms in
+    the log, 142 ms in the recording, 61 ms until CMS released the heap). The JVM writes the pauses of a concurrent
+    cycle when the cycle ends; those of an unended cycle come from the log (JDK 11 and 17: a remark was missing from a
+    recording that was dumped 1.2 s later). The log does not show the end of a CMS cycle that a full collection cut off.
+    """
+    waits_ns = {pause.gc: pause.duration_ns for pause in log.pauses if pause.waited_for_cms}
+    recorded = {pause.gc for pause in pauses}
+    unended = [
+        Pause(pause.gc, pause.end_ns, pause.duration_ns)
+        for pause in log.pauses
+        if pause.is_concurrent and pause.gc not in recorded
+        if log.cycle_ends.get(pause.gc, until_ns) >= until_ns // 10**6 * 10**6
+    ]
+    adjusted = [replace(pause, duration_ns=max(pause.duration_ns, waits_ns.get(pause.gc, 0))) for pause in pauses]
+    return [*adjusted, *unended]
+
+
+def compare_pauses(pauses: Iterable[Pause], full: int, log: Iterable[LogPause], context: ReadContext) -> Agreement:
+    """Compare both sources within the measurement: the n-th pause of a collection is the n-th in both.
+
+    The recording's time decides if a pause is within the measurement: the log's is cut to milliseconds. Collections
+    before the recording began and pauses that the log is not certain of are not differences.
+    """
+    recorded = _group_by_collection(pauses)
+    logged = _group_by_collection(pause for pause in log if pause.is_certain or pause.gc in recorded)
+    pairs: list[tuple[Pause, LogPause]] = []
+    only_recorded, only_logged = [], []
+    for gc_id in sorted(recorded.keys() | logged.keys()):
+        in_recording, in_log = recorded.get(gc_id, []), logged.get(gc_id, [])
+        pairs += [pair for pair in zip(in_recording, in_log, strict=False) if context.covers(pair[0].end_ns)]
+        only_recorded += [pause for pause in in_recording[len(in_log) :] if context.covers(pause.end_ns)]
+        only_logged += [pause for pause in in_log[len(in_recording) :] if context.covers(pause.end_ns)]
+    differences = [
+        *_one_sided_differences(only_recorded, "the flight recording"),
+        *_one_sided_differences(only_logged, "the GC log"),
+    ]
+    logged_full = sum(pause.is_full for _, pause in pairs) + sum(pause.is_full for pause in only_logged)
+    if full != logged_full:
+        differences.append(f"full collections: {full} in the flight recording, {logged_full} in the GC log")
+    recorded_ns = sum(pause.duration_ns for pause, _ in pairs)
+    logged_ns = sum(pause.duration_ns for _, pause in pairs)
+    if abs(recorded_ns - logged_ns) > max(TOLERANCE_NS, TOLERANCE * recorded_ns):
+        differences.append(
+            f"sum of {len(pairs)} pauses: {recorded_ns / 1e6:.3f} ms in the recording, {logged_ns / 1e6:.3f} ms in the "
+            "GC log"
+        )
+    return Agreement(log_pauses=len(pairs) + len(only_logged), differences=tuple(differences))
+
+
+def _group_by_collection(pauses: Iterable[_AnyPause]) -> dict[int, list[_AnyPause]]:
+    groups: dict[int, list[_AnyPause]] = defaultdict(list)
+    for pause in sorted(pauses, key=lambda pause: pause.end_ns):
+        groups[pause.gc].append(pause)
+    return groups
+
+
+def _one_sided_differences(pauses: Sequence[Pause | LogPause], source: str) -> list[str]:
+    if not pauses:
+        return []
+    examples = ", ".join(f"GC({pause.gc})" for pause in pauses[:5])
+    return [f"{len(pauses)} pauses are only in {source}: {examples}{' …' if len(pauses) > 5 else ''}"]

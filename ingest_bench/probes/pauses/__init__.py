@@ -1,1 +1,0 @@
-"""Garbage collections, by the flight recorder and by the GC log."""

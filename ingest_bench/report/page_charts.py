@@ -1,0 +1,484 @@
+"""Charts of the pages: data for the script (runs over time, stacks), and SVG for what needs no script."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from math import ceil, floor, isfinite, log2, log10
+from typing import Any
+from urllib.parse import quote
+
+from ingest_bench.analysis import quantiles
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.compare.comparison import Comparison
+from ingest_bench.analysis.compare.trend import History, Trend
+from ingest_bench.analysis.run import generator
+from ingest_bench.model.results import Series, Summary, percentile
+from ingest_bench.report import change_tables, stall_table
+from ingest_bench.report.formatting import format_axis_number, format_count, format_gb, format_size
+from ingest_bench.report.page_html import escape_breakable, render_cards
+
+Point = tuple[float, float]
+# A longer series keeps the lowest and highest value of each part: a day of seconds has more points than a screen.
+_MAX_POINTS = 4000
+# Title of a panel; of its lines: series, name, colour, kind. "steps": a value holds for the second that begins at its
+# time. "seconds": the same as a line through the middles, interrupted where a second is missing.
+_Line = tuple[str, str, str, str]
+_PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
+    ("Documents/s", (("docs_per_s", "documents/s", "blue", "steps"),)),
+    (
+        "Response, ms: median blue, longest red",
+        (
+            ("response_ms_max", "longest response, ms", "red", "seconds"),
+            ("response_ms_p50", "median response, ms", "blue", "seconds"),
+        ),
+    ),
+    ("GC pauses, ms", (("gc_pause_ms", "GC pause, ms", "red", "bars"),)),
+    ("Heap in use, bytes", (("heap_bytes", "heap, bytes", "green", "line"),)),
+    ("Objects of 1 MiB and more, bytes", (("large_allocation_bytes", "object, bytes", "pink", "bars"),)),
+)
+_CHART_HINT = (
+    "Drag to zoom, double-click for everything. With the keyboard focus: + and - zoom, arrows move, 0 shows everything."
+)
+
+# Narrower frames are merged with their narrow siblings.
+_NARROWEST_FRAME = 0.002
+# Servers with deep stacks have a few thousand frames that wide; if there are more, the narrowest are merged too.
+_MAX_FRAMES = 4000
+MAX_ICICLE_BYTES = 2_000_000
+"""Limit for all icicles of a page: a folder of hundreds of runs would make a page that no browser opens."""
+# File names have at most 235 bytes (results/safe_files.py), and a prefix and a suffix are added.
+_MAX_NAME = 200
+_ICICLE_HINT = "Click a frame to zoom. With the keyboard focus: arrow keys select, Enter zooms, 0 shows everything."
+_ICICLE_KEY = (
+    '<p class="key"><span class="netty">Netty</span> <span class="lucene">Lucene</span> <span class="jdk">JDK</span> '
+    '<span class="other">all others</span> <span class="class">the class</span></p>'
+)
+
+_WIDTH, _HEIGHT = 320, 130
+_LEFT, _RIGHT, _TOP, _BOTTOM = 14, 306, 8, 108
+_BINS_PER_OCTAVE = 4
+# Columns of response times. They are evenly spaced on the axis: the last one includes all requests.
+_RESPONSE_COLUMNS = (
+    ("response_ms_p50", "50%"),
+    ("response_ms_p99", "99%"),
+    ("response_ms_p999", "99.9%"),
+    ("response_ms_max", "all"),
+)
+
+_INTERVAL_WIDTH, _INTERVAL_HEIGHT = 400, 26
+_MIDDLE, _HALF = _INTERVAL_WIDTH / 2, _INTERVAL_WIDTH / 2 - 14
+# A longer interval ends in an arrow: one cell with two noisy runs would press all others to a point.
+_WIDEST_SCALE, _NARROWEST_SCALE = 1.0, 0.01
+
+_HISTORY_WIDTH, _HISTORY_HEIGHT = 460, 170
+_HISTORY_LEFT, _HISTORY_RIGHT, _HISTORY_TOP, _HISTORY_BOTTOM = 72, 450, 12, 142
+
+
+def chart_data(run: Summary) -> dict[str, Any] | None:
+    """Return the run over time for the script, in seconds from the start of the measurement; None without series."""
+    start_ns = run.measure_start_ns
+    if start_ns is None or run.measure_end_ns is None:
+        return None
+    panels = []
+    for title, lines in _PANELS:
+        drawn = [
+            {"name": name, "colour": colour, "kind": kind, "points": points}
+            for series, name, colour, kind in lines
+            if series in run.series and (points := _points(run.series[series], start_ns))
+        ]
+        panels += [{"title": title, "lines": drawn}] if drawn else []
+    if not panels:
+        return None
+    end = (run.measure_end_ns - start_ns) / 1e9
+    # From the first second of the load: the heap while the server booted is no warm-up.
+    load = run.series.get("docs_per_s")
+    begin = min(0.0, (load.at_ns[0] - start_ns) / 1e9) if load and load.at_ns else 0.0
+
+    def seconds(at_ns: int) -> float:
+        return (at_ns - start_ns) / 1e9
+
+    faults = [
+        {"kind": fault.kind, "from": seconds(fault.start_ns), "to": seconds(fault.end_ns or fault.start_ns)}
+        for fault in run.faults
+        # Outside the load: its record is damaged, or clocks were set.
+        if seconds(fault.end_ns or fault.start_ns) >= begin and seconds(fault.start_ns) <= end
+    ]
+    stalls = [
+        {"cause": stall_table.format_causes([stall]), "from": seconds(stall.start_ns), "to": seconds(stall.end_ns)}
+        for stall in run.stalls
+    ]
+    spans = {"faults": faults, "stalls": stalls}
+    return {"title": f"{run.run} over time", "from": begin, "to": end, "panels": panels, **spans}
+
+
+def chart_figure(number: int, run: Summary) -> str:
+    """Render the element in which the script draws the run with that number in the data."""
+    return (
+        f'<figure data-run="{number}">\n<figcaption>{escape_breakable(run.run)}</figcaption>\n'
+        f'<svg tabindex="0" role="img" aria-label="{escape(run.run)} over time"></svg>\n'
+        f'<p class="readout" aria-live="polite">{_CHART_HINT}</p>\n</figure>'
+    )
+
+
+def _points(series: Series, start_ns: int) -> list[Point]:
+    points = [
+        (round((at - start_ns) / 1e9, 6), float(f"{value:.6g}"))
+        for at, value in zip(series.at_ns, series.values, strict=True)
+        # JSON has no infinity and no NaN.
+        if isfinite(value)
+    ]
+    if len(points) <= _MAX_POINTS:
+        return points
+    size = -(-len(points) // (_MAX_POINTS // 2))
+    parts = (points[at : at + size] for at in range(0, len(points), size))
+    return [
+        point
+        for part in parts
+        for point in sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
+    ]
+
+
+@dataclass(slots=True)
+class Frame:
+    """A frame with the bytes allocated in it and in all frames below it."""
+
+    name: str
+    total: int = 0
+    children: dict[str, Frame] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class IcicleData:
+    """The icicles of a page: the names that they share, and one graph for each run."""
+
+    names: Sequence[str]
+    graphs: Sequence[Mapping[str, Any]]
+    places: Mapping[str, int]
+    """Index of its graph by run, of those that are drawn."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The input of the script."""
+        return {"names": self.names, "graphs": self.graphs}
+
+
+def folded_file_name(run: Summary) -> str:
+    """Return the file with the complete stacks of a run, next to the page. It is unique for each run."""
+    name = quote(run.run.replace("/", "-"), safe="=+")
+    if len(name) > _MAX_NAME:
+        name = f"{name[:_MAX_NAME]}-{hashlib.sha256(run.run.encode()).hexdigest()[:12]}"
+    return f"allocations-{name}.folded"
+
+
+def format_folded(run: Summary) -> str:
+    """Format all stacks of a run in Brendan Gregg's folded form, which flamegraph.pl and speedscope read."""
+    return "".join(f"{frames} {size}\n" for frames, size in sorted(run.stacks.items()))
+
+
+def build_icicles(summaries: Sequence[Summary]) -> IcicleData:
+    """Build the icicles of all runs with stacks up to `MAX_ICICLE_BYTES`: the first run of each cell first."""
+    names: dict[str, int] = {}
+    graphs: list[Mapping[str, Any]] = []
+    places: dict[str, int] = {}
+    size = 0
+    groups = [[run for run in row.runs if run.stacks] for row in cells.group_by_cell(summaries)]
+    first = [run for runs in groups for run in runs[:1]]
+    for run in (*first, *(run for runs in groups for run in runs[1:])):
+        before = len(names)
+        graph = _build_graph(run, names)
+        size += len(json.dumps(graph)) + len(json.dumps(list(names)[before:]))
+        if size > MAX_ICICLE_BYTES:
+            # Drop its names too, which may be most of the size.
+            names = dict(list(names.items())[:before])
+            break
+        places[run.run] = len(graphs)
+        graphs.append(graph)
+    return IcicleData(list(names), graphs, places)
+
+
+def icicle_figure(run: Summary, icicles: IcicleData, *, is_open: bool) -> str:
+    """Render the element in which the script draws the stacks of a run, or why it does not; "" without stacks."""
+    if not run.stacks:
+        return ""
+    file = f'<a href="{quote(folded_file_name(run))}">{escape(folded_file_name(run))}</a>'
+    name = escape_breakable(run.run)
+    if (place := icicles.places.get(run.run)) is None:
+        limit = f"{MAX_ICICLE_BYTES // 1_000_000} MB"
+        return (
+            f'<p class="faint">{name}: allocations by stack are not drawn, the page is limited to {limit} of them: '
+            f"{file}</p>"
+        )
+    graph = icicles.graphs[place]
+    total, merged = graph["nodes"][0][2], graph["merged"]
+    text = (
+        f"{format_gb(total)} in all. The width of a frame is what it and the frames below it allocated; the last frame "
+        "is the class. A TLAB counts in full for the thread that requested it."
+    )
+    if merged:
+        text += f" {merged / total:.1%} are in frames below {graph['least']:.1%} each, which are merged."
+    return (
+        f"<details{' open' if is_open else ''}>\n<summary>{name}: allocations by stack</summary>\n"
+        f'<p class="faint">{text} All stacks: {file}</p>\n{_ICICLE_KEY}\n'
+        f'<figure data-flames="{place}">\n<svg tabindex="0" role="img" aria-label="{escape(run.run)}: allocations by '
+        f'stack"></svg>\n<p class="readout" aria-live="polite">{_ICICLE_HINT}</p>\n</figure>\n</details>'
+    )
+
+
+def _build_graph(run: Summary, names: dict[str, int]) -> dict[str, Any]:
+    """Return the frames from the top down, each as (depth, index of its name, bytes); `merged` bytes have no frame."""
+    tree = Frame("all")
+    for frames, size in run.stacks.items():
+        frame = tree
+        frame.total += size
+        for name in frames.split(";"):
+            frame = frame.children.setdefault(name, Frame(name))
+            frame.total += size
+    least = _NARROWEST_FRAME
+    # No frame is wider than its caller, so the drawn frames are the widest of all.
+    widest = sorted(_iterate_totals(tree), reverse=True)
+    if len(widest) > _MAX_FRAMES:
+        least = max(least, (widest[_MAX_FRAMES] + 1) / tree.total)
+    nodes: list[tuple[int, int, int]] = []
+    merged = _add_nodes(nodes, names, tree, least * tree.total)
+    return {"title": run.run, "least": least, "merged": merged, "nodes": nodes}
+
+
+# The next two are loops: an attached JVM may keep 2048 frames of a stack, more than Python's recursion limit.
+def _iterate_totals(tree: Frame) -> Iterator[int]:
+    waiting = [tree]
+    while waiting:
+        frame = waiting.pop()
+        yield frame.total
+        waiting.extend(frame.children.values())
+
+
+def _add_nodes(nodes: list[tuple[int, int, int]], names: dict[str, int], tree: Frame, least: float) -> int:
+    """Append the nodes of all frames with at least that many bytes; return the bytes of the others."""
+    merged, waiting = 0, [(0, tree)]
+    while waiting:
+        depth, frame = waiting.pop()
+        nodes.append((depth, names.setdefault(frame.name, len(names)), frame.total))
+        children = sorted(frame.children.values(), key=lambda child: -child.total)
+        small = sum(child.total for child in children if child.total < least)
+        if small:
+            waiting.append((depth + 1, Frame("(smaller)", small)))
+            merged += small
+        waiting.extend((depth + 1, child) for child in reversed(children) if child.total >= least)
+    return merged
+
+
+def draw_read_sizes(rows: Sequence[CellRuns]) -> str:
+    """Draw a histogram of read sizes for each cell, all on one axis; "" where no reads were measured."""
+    measured = [(row, counts) for row in rows if (counts := row.counts("read_bytes"))]
+    if not measured:
+        return ""
+    # A bar below 0.5% is too low to see: rare small reads would only squeeze the others.
+    low = min(log2(percentile(counts, 0.5) or 1) for _, counts in measured) - 0.5
+    high = max(max(log2(max(counts)) for _, counts in measured) + 0.3, low + 4)
+    return render_cards([(row.name, _draw_histogram(row, counts, low, high)) for row, counts in measured])
+
+
+def draw_response_times(rows: Sequence[CellRuns]) -> str:
+    """Draw the response times of each cell at some percentiles, the median over its runs, on one logarithmic axis.
+
+    "" where no response was measured.
+    """
+    measured = [(row, times) for row in rows if len(times := _response_times(row)) > 1]
+    if not measured:
+        return ""
+    low = floor(log10(min(value for _, times in measured for _, value in times)))
+    high = ceil(log10(max(value for _, times in measured for _, value in times)))
+    return render_cards(
+        [(row.name, _draw_curve(times, low, max(high, low + 1)) + _hidden_wait(row)) for row, times in measured]
+    )
+
+
+def _draw_histogram(row: CellRuns, counts: dict[int, int], low: float, high: float) -> str:
+    def x(exponent: float) -> float:
+        return _LEFT + (min(max(exponent, low), high) - low) / (high - low) * (_RIGHT - _LEFT)
+
+    bins = quantiles.logarithmic_bins(counts, _BINS_PER_OCTAVE)
+    most = max(number for _, _, number in bins)
+    bars = []
+    for lower, upper, number in bins:
+        # The bin of 1 byte would begin at minus infinity: it is as wide as the others.
+        left, right = x(log2(lower - 1) if lower > 1 else -1 / _BINS_PER_OCTAVE), x(log2(upper))
+        height = number / most * (_BOTTOM - _TOP)
+        if right > left and number:
+            place = f'x="{left:.1f}" y="{_BOTTOM - height:.1f}" width="{right - left:.1f}" height="{height:.1f}"'
+            bars.append(f'<rect class="bar" {place}/>')
+    step = ceil((high - low) / 4)
+    ticks = [
+        _label(x(at), format_size(2**at)) for at in range(ceil(low), floor(high) + 1) if at % step == 0 and x(at) > 25
+    ]
+    base = f'<line class="rule" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>'
+    mean = row.median("read_bytes_mean")
+    text = f"{format_count(sum(counts.values()))} reads" + (f", {format_size(mean)} on average" if mean else "")
+    return _svg([*bars, base, *ticks], text) + f'<p class="faint">{text}</p>'
+
+
+def _response_times(row: CellRuns) -> list[tuple[int, float]]:
+    """Return the known times as (place, ms); a percentile is empty where there are too few requests for it."""
+    times = [(place, row.median(column)) for place, (column, _) in enumerate(_RESPONSE_COLUMNS)]
+    return [(place, value) for place, value in times if value is not None and value > 0]
+
+
+def _draw_curve(times: Sequence[tuple[int, float]], low: int, high: int) -> str:
+    last = len(_RESPONSE_COLUMNS) - 1
+
+    def x(place: int) -> float:
+        return _LEFT + 48 + place / last * (_RIGHT - _LEFT - 68)
+
+    def y(value: float) -> float:
+        return _BOTTOM - (log10(value) - low) / (high - low) * (_BOTTOM - _TOP)
+
+    heights = [(10.0**at, y(10.0**at)) for at in range(low, high + 1, ceil((high - low) / 4))]
+    rules = [
+        f'<line class="rule" x1="{x(0):.1f}" x2="{x(last):.1f}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        f'<text x="{x(0) - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">'
+        f"{f'{ms / 1000:g} s' if ms >= 1000 else f'{ms:g} ms'}</text>"
+        for ms, at in heights
+    ]
+    path = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in times)
+    points = [f'<circle class="bar" cx="{x(place):.1f}" cy="{y(value):.1f}" r="4"/>' for place, value in times]
+    ticks = [_label(x(place), text) for place, (_, text) in enumerate(_RESPONSE_COLUMNS)]
+    text = ", ".join(f"{_RESPONSE_COLUMNS[place][1]} within {format_count(value)} ms" for place, value in times)
+    parts = [*rules, f'<polyline class="line blue" points="{path}"/>', *points, *ticks]
+    return _svg(parts, text) + f'<p class="faint">{text}</p>'
+
+
+def _hidden_wait(row: CellRuns) -> str:
+    """Render the remark on waits that the closed loop hides, of the run that hides most."""
+    worst = max(
+        row.measured_or_oom.valid, key=lambda run: float(run.values.get("idle_while_waiting_s") or 0), default=None
+    )
+    text = generator.describe_hidden_waiting(worst) if worst else ""
+    return f'<p class="hides">{escape_breakable(text)}</p>' if text else ""
+
+
+def _svg(parts: Sequence[str], label: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+
+
+def _label(x: float, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{text}</text>'
+
+
+def draw_intervals(changes: Sequence[Comparison]) -> str:
+    """Draw comparisons, sorted by column: for each column a heading with its scale, and one interval for each cell."""
+    parts = []
+    for column, several in itertools.groupby(changes, lambda change: change.column):
+        group = list(several)
+        ends = [abs(end) for change in group for end in change.relative_interval or (change.relative or 0.0,)]
+        scale = min(_WIDEST_SCALE, max(_NARROWEST_SCALE, *ends))
+        rows = "".join(_interval_row(change, scale) for change in group)
+        parts.append(
+            f"<h3>{escape(column)}</h3>\n"
+            f'<p class="faint">Scale: -{scale:.0%} to +{scale:.0%}; the line in the middle is no change.</p>\n'
+            f'<div class="intervals">\n{rows}</div>'
+        )
+    return "\n".join(parts)
+
+
+def _interval_row(change: Comparison, scale: float) -> str:
+    text = f"<b>{escape(change_tables.format_change(change))}</b>"
+    if change.relative_interval is not None:
+        text += f" ({escape(change_tables.format_interval(change))})"
+    elif change.interval is None:
+        text += f" {change_tables.NO_VERDICT}"
+    if change.is_distinct is not None:
+        text += f", {change_tables.describe_verdict(change)}"
+    kind = "changed" if change.is_distinct else "unknown"
+    label = f"{change_tables.format_change(change)} {change_tables.format_interval(change)}".strip()
+    return (
+        f"<div>{escape_breakable(change_tables.format_cells(change))}</div>\n"
+        f'<svg class="{kind}" viewBox="0 0 {_INTERVAL_WIDTH} {_INTERVAL_HEIGHT}" role="img" '
+        f'aria-label="{escape(label)}">'
+        f'<rect class="frame" width="{_INTERVAL_WIDTH}" height="{_INTERVAL_HEIGHT}" rx="4"/>'
+        f'<line class="zero" x1="{_MIDDLE:g}" x2="{_MIDDLE:g}" y1="0" y2="{_INTERVAL_HEIGHT}"/>'
+        f"{_draw_interval(change, scale)}</svg>\n"
+        f'<div class="readout">{text}</div>\n'
+    )
+
+
+def _draw_interval(change: Comparison, scale: float) -> str:
+    """Draw the change and its interval, with an arrow where one is beyond the scale; "" for a change from 0."""
+    if change.relative is None:
+        return ""
+    middle = _INTERVAL_HEIGHT / 2
+
+    def x(share: float) -> float:
+        return _MIDDLE + max(-1.0, min(1.0, share / scale)) * _HALF
+
+    def arrow(share: float) -> str:
+        at, outward = x(share), 7 if share > 0 else -7
+        points = f"{at + outward:.1f},{middle:g} {at:.1f},{middle - 6:g} {at:.1f},{middle + 6:g}"
+        return f'<polygon class="point" points="{points}"/>'
+
+    parts = []
+    if change.relative_interval is not None:
+        low, high = change.relative_interval
+        parts.append(f'<line class="span" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:g}" y2="{middle:g}"/>')
+        for end in (low, high):
+            cap = f'<line class="span" x1="{x(end):.1f}" x2="{x(end):.1f}" y1="7" y2="{_INTERVAL_HEIGHT - 7}"/>'
+            parts.append(arrow(end) if abs(end) > scale else cap)
+    if abs(change.relative) <= scale:
+        parts.append(f'<circle class="point" cx="{x(change.relative):.1f}" cy="{middle:g}" r="5"/>')
+    elif change.relative_interval is None:
+        parts.append(arrow(change.relative))
+    return "".join(parts)
+
+
+def draw_histories(trend: Trend) -> str:
+    """Draw each history of a trend, those that changed first."""
+    cards = [
+        (f"{history.column}, {change_tables.format_history(history, trend)}", _draw_history(history))
+        for history in change_tables.order_histories(trend)
+    ]
+    return render_cards(cards, "cards wide-cards")
+
+
+def _draw_history(history: History) -> str:
+    """Draw the results as points, and the level as a line that breaks at each step."""
+    low, high = change_tables.value_limits(history)
+    last = len(history.values) - 1
+
+    def x(place: float) -> float:
+        return _HISTORY_LEFT + place / last * (_HISTORY_RIGHT - _HISTORY_LEFT)
+
+    def y(value: float) -> float:
+        return _HISTORY_BOTTOM - (value - low) / (high - low) * (_HISTORY_BOTTOM - _HISTORY_TOP)
+
+    parts = [
+        f'<line class="rule" x1="{_HISTORY_LEFT}" x2="{_HISTORY_RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        f'<text x="{_HISTORY_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{format_axis_number(value)}</text>'
+        for value in (low, (low + high) / 2, high)
+    ]
+    for change in history.changes:
+        at = x(change.place - 0.5)
+        parts.append(f'<line class="zero" x1="{at:.1f}" x2="{at:.1f}" y1="{_HISTORY_TOP}" y2="{_HISTORY_BOTTOM}"/>')
+    for place, value in enumerate(history.values):
+        kind = "odd" if place in history.outliers else "bar"
+        parts.append(f'<circle class="{kind}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="3"/>')
+    for begin, end in change_tables.level_segments(history):
+        points = " ".join(f"{x(place):.1f},{y(history.line[place]):.1f}" for place in range(begin, end))
+        parts.append(f'<polyline class="line red" points="{points}"/>')
+    for place, anchor in ((0, "start"), (last, "end")):
+        text = escape(history.dates[place][:10])
+        parts.append(f'<text x="{x(place):.1f}" y="{_HISTORY_HEIGHT - 10}" text-anchor="{anchor}">{text}</text>')
+    sentences = [
+        change_tables.describe_change(change, change_tables.date_of(history, change)) for change in history.changes
+    ]
+    lines = [
+        f"{text}; {change_tables.describe_facts(change)}"
+        for text, change in zip(sentences, history.changes, strict=True)
+    ]
+    label = "; ".join(sentences or [change_tables.NO_STEP])
+    texts = "".join(f'<p class="faint">{escape(line)}</p>' for line in lines or [change_tables.NO_STEP])
+    return _svg(parts, label, _HISTORY_WIDTH, _HISTORY_HEIGHT) + texts

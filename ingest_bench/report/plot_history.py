@@ -1,0 +1,66 @@
+"""Picture of a history of results (`trend`): a panel for each history, those that changed first."""
+
+from __future__ import annotations
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from ingest_bench.analysis.compare.trend import History, Trend
+from ingest_bench.report import change_tables
+from ingest_bench.report import plot_style as style
+from ingest_bench.report.formatting import format_axis_number
+
+_MAX_PANELS = 12
+_PANEL_IN, _ABOVE_IN, _BELOW_IN = 1.75, 0.75, 0.4
+
+
+def draw_trend(trend: Trend) -> bytes:
+    """Draw each result as a point, and the level as a line that breaks where it changed."""
+    histories = change_tables.order_histories(trend)[:_MAX_PANELS]
+    columns = 1 if len(histories) < 2 else 2
+    rows = max(1, math.ceil(len(histories) / columns))
+    more = len(trend.histories) - len(histories)
+    notes = [f"{more} more histories are not drawn: give fewer columns (--column), or use the page (--html)"]
+    conditions = "each point: the median of the runs of a result; hollow: an outlier, not counted"
+    with style.figure_style():
+        figure = style.new_figure(2.6 + rows * (_PANEL_IN + _ABOVE_IN + _BELOW_IN))
+        top = style.add_heading(figure, change_tables.summarise_trend(trend), conditions)
+        height_in = figure.get_figheight()
+        row_height = (top - style.add_notes(figure, notes if more else [])) / rows
+        size = (1 / columns - 1.55 / style.WIDTH_IN, row_height - (_ABOVE_IN + _BELOW_IN) / height_in)
+        for number, history in enumerate(histories):
+            left = number % columns / columns + 1.0 / style.WIDTH_IN
+            bottom = top - (number // columns + 1) * row_height + _BELOW_IN / height_in
+            axes = figure.add_axes((left, bottom, *size))
+            change = change_tables.NO_STEP
+            if history.changes:
+                newest = history.changes[-1]
+                change = change_tables.describe_change(newest, change_tables.date_of(history, newest)[:10])
+            titles = [f"{history.column}, {change_tables.format_history(history, trend)}", change]
+            lines = [style.shorten_to_width(figure, text, 12, size[0] * style.WIDTH_IN) for text in titles]
+            axes.set_title("\n".join(lines), loc="left", fontsize=12)
+            _draw_history(axes, history)
+        return style.save_figure(figure)
+
+
+def _draw_history(axes: Axes, history: History) -> None:
+    counted = [place for place in range(len(history.values)) if place not in history.outliers]
+    for places, face in ((counted, style.BLUE), (history.outliers, "white")):
+        numbers = [history.values[place] for place in places]
+        axes.scatter(places, numbers, s=26, facecolor=face, edgecolor=style.BLUE, linewidth=1.0, zorder=2)
+    for begin, end in change_tables.level_segments(history):
+        axes.plot(range(begin, end), history.line[begin:end], color=style.RED, linewidth=2.2, zorder=3)
+    for change in history.changes:
+        axes.axvline(change.place - 0.5, color=style.FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_ylim(*change_tables.value_limits(history))
+    axes.grid(visible=True, axis="y", color=style.RULE, linewidth=0.6)
+    axes.tick_params(length=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_axis_number(value)))
+    last = len(history.dates) - 1
+    places = sorted({0, *(change.place for change in history.changes), last})
+    # Dates that are closer than this would overlap.
+    distance = max(1, round(last / 5))
+    ticks = [place for number, place in enumerate(places) if number == 0 or place - places[number - 1] >= distance]
+    axes.set_xticks(ticks, [history.dates[place][:10] for place in ticks])

@@ -1,0 +1,82 @@
+"""`stalls.csv`: every stall of every run, with the causes that explain it and those that were ruled out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingest_bench.analysis.stalls.attribution import format_cause, list_causes
+from ingest_bench.analysis.stalls.phases import PHASES, UNSPLIT
+from ingest_bench.model.results import Cause, Stall, Summary
+
+_HEAD = (
+    *("run", "start_s", "end_s", "requests", "max_concurrent", "longest_s"),
+    *("causes", "threads", "nodes", "unexplained_s", "undecided", "ruled_out"),
+    *(f"longest_{phase}_s" for phase in PHASES),
+    "longest_unseen_s",
+)
+
+
+def stall_rows(summaries: Sequence[Summary]) -> list[list[object]]:
+    """Return a head and a row for each stall. Times are seconds since the measurement began.
+
+    `longest_PHASE_s` is how long the longest request was in each phase. Without the probe `reads` the phases on the
+    wire, being read and being worked on cannot be told apart: their sum is in `longest_unseen_s`.
+    """
+    rows: list[list[object]] = [list(_HEAD)]
+    for run in summaries:
+        for stall in run.stalls:
+            phases = dict(stall.phases)
+            first, last = _seconds_from_start(run, stall)
+            rows.append(
+                [
+                    *(run.run, f"{first:.3f}", f"{last:.3f}", stall.requests, stall.max_concurrent),
+                    *(_format_seconds(stall.longest_response_ns), _list_causes(stall.causes)),
+                    "; ".join(dict.fromkeys(cause.thread for cause in stall.causes if cause.thread)),
+                    "; ".join(dict.fromkeys(str(cause.node) for cause in stall.causes if cause.node is not None)),
+                    _format_seconds(stall.unexplained_ns),
+                    *(_list_causes(stall.undecided), _list_causes(stall.ruled_out)),
+                    *(_format_seconds(phases[name]) if name in phases else "" for name in (*PHASES, UNSPLIT)),
+                ]
+            )
+    return rows
+
+
+def stall_page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Return the same in few columns for people, without columns that are empty."""
+    rows = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out"]]
+    for run in summaries:
+        for stall in run.stalls:
+            first, last = _seconds_from_start(run, stall)
+            rows.append(
+                [
+                    *(run.run, f"{first:.2f} to {last:.2f}"),
+                    str(stall.max_concurrent) if stall.requests else "none: the rate fell",
+                    f"{stall.longest_response_ns / 1e9:.2f}" if stall.requests else "",
+                    _list_causes(stall.causes) or "unexplained",
+                    *(list_causes(stall.undecided), list_causes(stall.ruled_out)),
+                ]
+            )
+    is_used = [any(column[1:]) for column in zip(*rows, strict=True)]
+    return [[cell for cell, used in zip(row, is_used, strict=True) if used] for row in rows]
+
+
+def format_causes(stalls: Sequence[Stall]) -> str:
+    """Format the names of the causes, such as for a picture."""
+    causes = dict.fromkeys(cause.cause for stall in stalls for cause in stall.causes)
+    return ", ".join(causes) or "unexplained"
+
+
+def _seconds_from_start(run: Summary, stall: Stall) -> tuple[float, float]:
+    start_ns = run.measure_start_ns or 0
+    return (stall.start_ns - start_ns) / 1e9, (stall.end_ns - start_ns) / 1e9
+
+
+def _format_seconds(length_ns: int) -> str:
+    return f"{length_ns / 1e9:.3f}"
+
+
+def _list_causes(causes: Sequence[Cause]) -> str:
+    return "; ".join(
+        f"{format_cause(cause)} {_format_seconds(cause.duration_ns)} s" + (f" ({cause.reason})" if cause.reason else "")
+        for cause in causes
+    )

@@ -1,0 +1,194 @@
+"""Files of summaries (`summary.csv`, `.json`, `.parquet`, `histograms.csv`, `nodes.csv`), and rows as text."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, cast, get_args
+
+from ingest_bench.analysis import quantiles
+from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.errors import MissingCapability
+from ingest_bench.model.experiment import RunState
+from ingest_bench.model.results import ColumnValue, Summary
+
+_HEAD = ("experiment", "run", "replicate", "state", "reason")
+_INSTRUMENTED = "instrumented"
+"""Last column: "yes" if costly probes watched the run. Its rates and times are then left out of tables."""
+_MAX_INT64 = 2**63 - 1
+# Counts have at most 64 bits, thus 19 digits.
+_INTEGER, _NUMBER = re.compile(r"-?[0-9]{1,19}"), re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+
+def format_summary_csv(summaries: Sequence[Summary]) -> str:
+    """Format `summary.csv`: one row for each run of any state. An unknown number is an empty cell, never 0."""
+    columns = [column.name for column in COLUMNS]
+    keys = [key for key in _level_keys(summaries) if key not in columns]
+    rows = [
+        [summary.experiment, summary.run, summary.replicate, summary.state, summary.reason]
+        + [summary.levels.get(key, "") for key in keys]
+        + [_format_value(summary.values.get(name)) for name in columns]
+        + ["yes" if summary.instrumented else "no"]
+        for summary in summaries
+    ]
+    return to_csv([[*_HEAD, *keys, *columns, _INSTRUMENTED], *rows])
+
+
+def format_nodes_csv(summaries: Sequence[Summary]) -> str:
+    """Format `nodes.csv`: one row for each node of each run with several nodes."""
+    nodes = [(summary, number, values) for summary in summaries for number, values in enumerate(summary.nodes, 1)]
+    measured = {name for _, _, values in nodes for name in values}
+    columns = [column.name for column in COLUMNS if column.name in measured]
+    keys = _level_keys(summary for summary, _, _ in nodes)
+    rows = [
+        [summary.experiment, summary.run, summary.replicate, summary.state, number]
+        + [summary.levels.get(key, "") for key in keys]
+        + [_format_value(values.get(name)) for name in columns]
+        for summary, number, values in nodes
+    ]
+    return to_csv([["experiment", "run", "replicate", "state", "node", *keys, *columns], *rows])
+
+
+def format_histograms_csv(summaries: Sequence[Summary], name: str = "read_bytes", number: str = "reads") -> str:
+    """Format `histograms.csv`: how many reads had `lower` to `upper` bytes, both included. Only valid runs."""
+    rows = [
+        [summary.run, *row]
+        for summary in summaries
+        if summary.state == "measured"
+        for row in quantiles.logarithmic_bins(summary.histograms.get(name, {}))
+    ]
+    return to_csv([["run", "lower", "upper", number], *rows])
+
+
+def format_summary_json(summaries: Sequence[Summary]) -> str:
+    """Format `summary.json`: everything, with exact histograms and series. Stacks have files of their own."""
+    tables = [dataclasses.asdict(dataclasses.replace(summary, stacks={})) for summary in summaries]
+    for table in tables:
+        del table["stacks"]
+    return json.dumps(tables, indent=1) + "\n"
+
+
+def parse_summary_csv(text: str) -> list[Summary]:
+    """Return the runs of a `summary.csv` with states and numbers, without histograms and series.
+
+    Raise ValueError that says what is wrong with the file.
+    """
+    reader = csv.DictReader(io.StringIO(text), restval="")
+    try:
+        head, rows = reader.fieldnames or [], [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"not a summary.csv: line {reader.line_num}: {error}") from None
+    missing = [name for name in _HEAD if name not in head]
+    if missing:
+        raise ValueError(f"not a summary.csv: the column {missing[0]} is missing")
+    columns = {column.name for column in COLUMNS}
+    keys = [name for name in head if name not in columns and name not in (*_HEAD, _INSTRUMENTED)]
+    summaries: dict[str, Summary] = {}
+    for number, row in rows:
+        if row["state"] not in get_args(RunState):
+            raise ValueError(f'line {number}: "{row["state"]}" is not a state of a run')
+        if not row["replicate"].isdecimal():
+            raise ValueError(f'line {number}: replicate: "{row["replicate"]}" is not a whole number')
+        if row["run"] in summaries:
+            raise ValueError(f'line {number}: the run "{row["run"]}" is listed twice')
+        summaries[row["run"]] = Summary(
+            run=row["run"],
+            cell=row["run"].rpartition("/")[0],
+            replicate=int(row["replicate"]),
+            levels={key: row[key] for key in keys},
+            state=cast("RunState", row["state"]),
+            reason=row["reason"],
+            values={name: _parse_value(row.get(name) or "") for name in columns},
+            instrumented=row.get(_INSTRUMENTED) == "yes",
+            experiment=row["experiment"],
+        )
+    return list(summaries.values())
+
+
+def require_pyarrow() -> Any:
+    """Return the module `pyarrow`; raise MissingCapability where it is not installed.
+
+    It is an optional dependency: it is large, and only `summary.parquet` needs it.
+    """
+    try:
+        import pyarrow  # noqa: PLC0415 - optional
+        import pyarrow.parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingCapability(
+            f"--parquet: this Python has no pyarrow ({error}). Install it: pip install 'ingest-bench[parquet]'"
+        ) from None
+    return pyarrow
+
+
+def format_parquet(summaries: Sequence[Summary]) -> bytes:
+    """Format `summary.parquet`: `summary.csv` with a type for each column, for pandas, Polars or DuckDB.
+
+    An unknown number is null, never 0. A column is int64 if all its numbers are whole, else float64.
+    """
+    arrow = require_pyarrow()
+    columns = [column.name for column in COLUMNS]
+    arrays = {
+        "experiment": arrow.array([run.experiment for run in summaries], arrow.string()),
+        "run": arrow.array([run.run for run in summaries], arrow.string()),
+        "replicate": arrow.array([run.replicate for run in summaries], arrow.int64()),
+        "state": arrow.array([run.state for run in summaries], arrow.string()),
+        "reason": arrow.array([run.reason for run in summaries], arrow.string()),
+    }
+    arrays |= {
+        key: arrow.array([run.levels.get(key, "") for run in summaries], arrow.string())
+        for key in _level_keys(summaries)
+        if key not in columns
+    }
+    arrays |= {name: _to_arrow(arrow, [run.values.get(name) for run in summaries]) for name in columns}
+    arrays[_INSTRUMENTED] = arrow.array([run.instrumented for run in summaries], arrow.bool_())
+    content = io.BytesIO()
+    arrow.parquet.write_table(arrow.table(arrays), content)
+    return content.getvalue()
+
+
+def to_csv(rows: Sequence[Sequence[object]]) -> str:
+    """Format rows as CSV with line feeds."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def to_markdown(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
+    """Format rows as a Markdown table, the first as its head; columns from `numbers_from` on are right-aligned."""
+    head, *body = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    rule = ["---" if place < numbers_from else "---:" for place in range(len(head))]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *body))
+
+
+def _level_keys(summaries: Iterable[Summary]) -> list[str]:
+    return list(dict.fromkeys(key for summary in summaries for key in summary.levels))
+
+
+def _format_value(value: ColumnValue) -> str:
+    if value is None:
+        return ""
+    # Six digits: a nanosecond of a value in milliseconds. More would be arithmetic, not measurement.
+    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _parse_value(text: str) -> ColumnValue:
+    """Parse a number as `_format_value` or a spreadsheet writes it; anything else stays text."""
+    if not text:
+        return None
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _to_arrow(arrow: Any, values: Sequence[ColumnValue]) -> Any:
+    present = [value for value in values if value is not None]
+    if any(isinstance(value, str) for value in present):
+        return arrow.array([None if value is None else str(value) for value in values], arrow.string())
+    if present and all(isinstance(value, int) and abs(value) <= _MAX_INT64 for value in present):
+        return arrow.array(values, arrow.int64())
+    # Converted by Python: pyarrow refuses to round large integers.
+    return arrow.array([None if value is None else float(value) for value in values], arrow.float64())

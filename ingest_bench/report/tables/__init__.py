@@ -1,1 +1,0 @@
-"""Tables as CSV, Markdown and rows for the terminal."""

@@ -1,0 +1,1 @@
+"""Built-in servers: small, in Java on Netty, from our own sources."""

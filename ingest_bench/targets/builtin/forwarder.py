@@ -1,0 +1,127 @@
+"""Target `forwarder`: nodes that share documents by a key and forward them to each other (jvm/Forwarder.java).
+
+It does what the peer forwarder of Data Prepper does, with settings of the same names and defaults. The changes of pull
+request 6394 are settings of their own: `waiting` and `receive_delay`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.model.load import ProtocolOptions
+from ingest_bench.model.target import LaunchPlan
+from ingest_bench.targets import counting
+from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements, refuse_options
+from ingest_bench.targets.builtin import launch
+from ingest_bench.targets.settings import (
+    PEER_FORWARDER_DEFAULTS,
+    Settings,
+    jvm_properties,
+    one_of,
+    parse_field_name,
+    parse_settings,
+    peer_forwarder_settings,
+    time_between,
+)
+
+if TYPE_CHECKING:
+    from ingest_bench.model.load import Workload
+    from ingest_bench.model.results import ColumnValue
+    from ingest_bench.model.target import TargetOptions
+    from ingest_bench.targets.http import Http
+
+MAIN = "Forwarder"
+SETTINGS: Settings = {
+    **peer_forwarder_settings(time_between, prefix="forwarder."),
+    # The field that decides which node owns a document.
+    "key": ("forwarder.key", parse_field_name),
+    "waiting": ("forwarder.waiting", one_of("blocking", "asynchronous")),
+    "receive_delay": ("forwarder.receive_delay", one_of("fixed", "adaptive")),
+}
+# The last two: as before that pull request.
+_DEFAULTS = {**PEER_FORWARDER_DEFAULTS, "key": "sequence", "waiting": "blocking", "receive_delay": "fixed"}
+_REFUSED_OPTIONS = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
+# A node that is still busy so long after its client timeout never becomes idle: half a second for free buffer space,
+# and the rest for one round.
+_IDLE_GRACE_S = 10.0
+_POLL_S = 0.02
+
+
+class Forwarder(Plain):
+    """The target `forwarder`. Its version is the Java that it runs on."""
+
+    name = "forwarder"
+    default_version = "java17"
+    versions: Mapping[str, Requirements] = launch.java_versions(11, 17, 21, 25)
+
+    def requirements(self, options: TargetOptions) -> Requirements:
+        """Return what the chosen version needs; SpecError for options that it cannot have."""
+        requirements = find_requirements(self, options)
+        parse_settings(self.name, SETTINGS, options)
+        refuse_options(options, _REFUSED_OPTIONS, f"{self.name} has no such option")
+        return requirements
+
+    def launch_plan(self, node: NodeStart) -> LaunchPlan:
+        """Return how to start a node; its classes are compiled at first use."""
+        properties = (
+            *jvm_properties(parse_settings(self.name, SETTINGS, node.options)),
+            f"-Dforwarder.host={node.listen.host}",
+            f"-Dforwarder.port={node.listen.port}",
+            f"-Dforwarder.node={node.number}",
+            f"-Dforwarder.nodes={','.join(map(str, node.nodes))}",
+        )
+        return launch.plan_launch(MAIN, node, properties)
+
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Return True if the node has a connection to each other one; RunFailed names the missing ones."""
+        missing = nodes[node].request_json("GET", "/_peers", timeout_s=5)["missing"]
+        if missing:
+            raise RunFailed(f"it is not connected to {', '.join(f'node {number}' for number in missing)}")
+        return True
+
+    def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
+        """Return the protocol: JSON arrays of numbered documents."""
+        del options, workload
+        keys = {"path": "/records", "sequence": "sequence"}
+        return ProtocolOptions(protocol="json-array", keys=keys, toml_key=f"{self.name}: protocol")
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
+        """Return the number of documents that its nodes accepted."""
+        del indices
+        return counting.count_documents(nodes)
+
+    def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
+        """Return the nodes' counters since their start, added up, once all nodes are idle.
+
+        Then no buffer is read and no batch is under way: each accepted document is delivered, dropped, or inside.
+        """
+        _wait_until_idle(nodes)
+        return counting.sum_counters(nodes)
+
+    def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
+        """Return the document numbers of each node, as `analysis.run.delivery` reads them."""
+        return tuple(http.request("GET", "/_delivered").body for http in nodes)
+
+    def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
+        """Return what it reports about itself; InvalidRun if that is not as chosen."""
+        root = http.request_json("GET", "/")
+        values = parse_settings(self.name, SETTINGS, options)
+        expected = {name: values.get(f"forwarder.{name}", str(default)) for name, default in _DEFAULTS.items()}
+        expected["nodes"] = str(options.nodes)
+        return launch.check_description(self.name, root, expected, options) | {name: root[name] for name in _DEFAULTS}
+
+
+def _wait_until_idle(nodes: Sequence[Http]) -> None:
+    """Halt all nodes and wait until none is busy; RunFailed after the longest time that this may take."""
+    for http in nodes:
+        http.request_json("POST", "/_halt", b"")
+    limit_s = nodes[0].request_json("GET", "/")["client_timeout_ns"] / 1e9 + _IDLE_GRACE_S
+    deadline = time.monotonic() + limit_s
+    for http in nodes:
+        while any(work := http.request_json("GET", "/_work").values()):
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{http.origin}: still busy after {limit_s:g} s: {work}")
+            time.sleep(_POLL_S)

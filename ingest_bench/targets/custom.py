@@ -1,0 +1,311 @@
+"""Custom target: a server whose start, readiness, protocol and counts a TOML file of the user describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ingest_bench import system
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.inputs import files, records
+from ingest_bench.jvm import artifacts
+from ingest_bench.jvm.java import ECJ, compile_classes
+from ingest_bench.jvm.options import collector_options, heap_options
+from ingest_bench.model.load import ProtocolOptions
+from ingest_bench.model.target import (
+    CustomTarget,
+    DeliveredDocuments,
+    DocumentCount,
+    LaunchPlan,
+    ListenOptions,
+    StartOptions,
+    TargetOptions,
+)
+from ingest_bench.targets import counting
+from ingest_bench.targets.base import NodeStart, Plain, Requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ingest_bench.jvm.java import Java
+    from ingest_bench.model.load import Workload
+    from ingest_bench.model.results import ColumnValue
+    from ingest_bench.targets.http import Http, Response
+
+T = TypeVar("T")
+# Of a log that is read repeatedly until it has a text: ten thousand times what a server writes at its start.
+_MAX_LOG_BYTES = 16 << 20
+# Options for servers whose settings we know.
+_UNKNOWN_OPTIONS = (
+    "version",
+    "replicas",
+    "receive_predictor_bytes",
+    "allocator",
+    "socket_receive_buffer_bytes",
+    "setting",
+)
+# Options for a JVM that another program starts (JDK 9 and later).
+_OPTIONS_VARIABLE = "JDK_JAVA_OPTIONS"
+# The java command prints this when it reads them (JLI_AddArgsFromEnvVar in args.c of the JDK).
+_OPTIONS_NOTE = f"NOTE: Picked up {_OPTIONS_VARIABLE}"
+# Variables that let the helpers that start a server, perhaps as root, load code or files: those that glibc ignores in
+# set-user-ID programs (sysdeps/generic/unsecvars.h in glibc 2.40), and those of the shell.
+_UNSAFE_VARIABLES = frozenset(
+    (
+        *("GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "MALLOC_TRACE"),
+        *("NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TMPDIR", "TZDIR"),
+        *("BASH_ENV", "ENV", "IFS", "PATH", "PS4", "SHELLOPTS"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custom(Plain):
+    """The target of a TOML file. It has no versions."""
+
+    name: str
+    definition: CustomTarget
+    default_version: str = ""
+
+    # Unknown, so nothing is refused because of it.
+    is_persistent = True
+
+    @property
+    def versions(self) -> Mapping[str, Requirements]:
+        """Return its requirements, if it can be started."""
+        return {} if self.definition.start is None else {"": _start_requirements(self.definition.start)}
+
+    def requirements(self, options: TargetOptions) -> Requirements:
+        """Return its requirements; SpecError if it cannot be started, or for options that a custom target lacks."""
+        self.check()
+        defaults = TargetOptions()
+        for field in _UNKNOWN_OPTIONS:
+            if getattr(options, field) != getattr(defaults, field):
+                raise SpecError(
+                    f"target.{records.toml_key(field)}: not available for the custom target {self.name}; use "
+                    "start.arguments, start.jvm or start.env in its file"
+                )
+        start = self._require_start()
+        for option in (*start.jvm, *options.jvm) if start.command else ():
+            _quote_option(option)
+        collector_options(options.gc, start.java)
+        folders = {Path(self.definition.folder, path) for path in start.classpath}
+        for file in _start_files(start, self.definition.folder):
+            if problem := _find_problem(file, may_be_folder=file in folders):
+                raise SpecError(f"{self.name}: start: {file}: {problem}")
+        return _start_requirements(start)
+
+    def check(self) -> None:
+        """Raise SpecError for keys that contradict each other."""
+        definition, start = self.definition, self.definition.start
+        if not isinstance(definition.protocol.get("name"), str):
+            raise SpecError(f'{self.name}: protocol: the key "name" is missing, such as name = "json-array"')
+        if definition.ready.path is not None and definition.ready.log is not None:
+            raise SpecError(f"{self.name}: ready: path cannot be combined with log; remove one")
+        if definition.count is not None and (definition.count.json is None) == (definition.count.metric is None):
+            raise SpecError(f"{self.name}: count: give one of json and metric, the place of the number in the response")
+        if definition.delivered is not None and not definition.protocol.get("sequence"):
+            raise SpecError(f'{self.name}: delivered requires numbered documents; add sequence = "number" to protocol')
+        if start is not None:
+            self._check_start(start)
+
+    def _check_start(self, start: StartOptions) -> None:
+        if len(start.start_keys) != 1:
+            present = " and ".join(start.start_keys) or "none of them"
+            raise SpecError(f"{self.name}: start: give one of jar, main, source and command (found {present})")
+        if start.main and not (start.classpath or start.maven):
+            raise SpecError(f"{self.name}: start: main requires classpath or maven, which have the class")
+        if start.command and (start.classpath or start.maven or start.arguments):
+            raise SpecError(f"{self.name}: start: command cannot be combined with classpath, maven or arguments")
+        for variable in start.env:
+            if variable in (_OPTIONS_VARIABLE, "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"):
+                raise SpecError(f"{self.name}: start: env.{variable}: put options of the JVM into start.jvm")
+            if variable in _UNSAFE_VARIABLES or variable.startswith(("LD_", "BASH_FUNC_")):
+                raise SpecError(
+                    f"{self.name}: start: env.{variable}: it would also affect the programs that start the server, "
+                    'perhaps as root; set it in a command, such as command = ["env", "NAME=value", "java", …]'
+                )
+
+    def listens(self, options: TargetOptions) -> ListenOptions:
+        """Return its port and the time limit until it is ready."""
+        del options
+        ready_timeout_s = self.definition.ready.timeout_ns / 1e9
+        return ListenOptions(port=self._require_start().port, ready_timeout_s=ready_timeout_s)
+
+    def launch_plan(self, node: NodeStart) -> LaunchPlan:
+        """Return how to start it in an empty home, which is made here."""
+        start, folder, options, java = self._require_start(), self.definition.folder, node.options, node.java
+        node.home.mkdir(parents=True, exist_ok=True)
+        fill = _placeholder_filler(
+            {
+                "{host}": node.listen.host,
+                "{port}": str(node.listen.port),
+                "{home}": str(node.home),
+                "{folder}": folder,
+                "{node}": str(node.number + 1),
+                "{nodes}": ",".join(map(str, node.nodes)),
+            }
+        )
+        jvm = (
+            *heap_options(options.heap_bytes),
+            *collector_options(options.gc, java.version),
+            f"-Djava.io.tmpdir={node.home}",
+            *map(fill, (*start.jvm, *options.jvm)),
+            *node.jvm_options,
+        )
+        env = {name: fill(value) for name, value in start.env.items()}
+        if start.command:
+            program, *arguments = map(fill, start.command)
+            env |= {"JAVA_HOME": str(java.home), "PATH": f"{java.home / 'bin'}:{system.PATH}"}
+            env |= {_OPTIONS_VARIABLE: " ".join(map(_quote_option, jvm))}
+            argv = (str(Path(folder, program)) if "/" in program else program, *arguments)
+        else:
+            argv = (str(java.java), *jvm, *_main_arguments(start, folder, java), *map(fill, start.arguments))
+        return LaunchPlan(
+            argv=argv,
+            env=env,
+            cwd=node.home,
+            writable=(node.home,),
+            readable=tuple(_start_files(start, folder)),
+            pid_is_jvm=not start.command,
+        )
+
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Return True if the sign in the file says that it is ready."""
+        http, ready = nodes[node], self.definition.ready
+        if ready.log is not None and http.log is not None:
+            return _log_contains(http.log, ready.log)
+        if ready.path is None:
+            http.connect()
+            return True
+        response = _get(http, ready.port, ready.path, timeout_s=5)
+        if response.status != ready.status:
+            raise RunFailed(f"GET {ready.path} got status {response.status}; {ready.status} would mean ready")
+        return True
+
+    def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
+        """Return the protocol of the file."""
+        del options, workload
+        self.check()
+        keys = {key: value for key, value in self.definition.protocol.items() if key != "name"}
+        name = str(self.definition.protocol["name"])
+        return ProtocolOptions(protocol=name, keys=keys, toml_key=f"{self.name}: protocol")
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int | None:
+        """Return the number of documents; None if it cannot be counted. RunFailed for an unexpected response."""
+        del indices
+        count = self.definition.count
+        if count is None:
+            return None
+        return sum(self._ask(http, "count", count, partial(counting.read_count, count)) for http in nodes)
+
+    def _ask(self, http: Http, key: str, place: DocumentCount | DeliveredDocuments, read: Callable[[bytes], T]) -> T:
+        """Return what the response there contains; RunFailed quotes any other response."""
+        response = _get(http, place.port, place.path, timeout_s=60)
+        origin = http.origin if place.port is None else f":{place.port}"
+        request = f"{self.name}: {key}: GET {origin}{place.path}"
+        if response.status != 200:
+            raise RunFailed(f"{request} got status {response.status}: {response.excerpt()}")
+        try:
+            return read(response.body)
+        except ValueError as error:
+            raise RunFailed(f"{request}: {error}; the response was: {response.excerpt()}") from None
+
+    def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
+        """Return the document numbers of each node; None if the file has no `delivered`."""
+        if (place := self.definition.delivered) is None:
+            return None
+        time.sleep(place.timeout_ns / 1e9)
+        return tuple(self._ask(http, "delivered", place, counting.pack_numbers) for http in nodes)
+
+    def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
+        """Return name and description of the file; RunFailed if it cannot be counted, InvalidRun if not observed."""
+        del options
+        self.count((http,), ())
+        description: dict[str, ColumnValue] = {"name": self.name, "description": self.definition.description}
+        start, log = self.definition.start, http.log
+        if start is None or log is None:
+            return description
+        if start.command and not _log_contains(log, _OPTIONS_NOTE):
+            raise InvalidRun(
+                f'{self.name}: start: command: its output has no "{_OPTIONS_NOTE}": its JVM got neither heap nor '
+                "collector nor probes. The command must start java and pass on its output"
+            )
+        if start.maven:
+            description["jars"] = ", ".join(artifacts.describe_file(artifacts.parse_jar(jar)) for jar in start.maven)
+        return description
+
+    def _require_start(self) -> StartOptions:
+        if self.definition.start is None:
+            raise SpecError(f"{self.name}: without [start] it must already run; give --url URL or --attach PID")
+        return self.definition.start
+
+
+def _start_requirements(start: StartOptions) -> Requirements:
+    source = (ECJ,) if start.source else ()
+    return Requirements(artifacts=(*source, *map(artifacts.parse_jar, start.maven)), java_version=start.java)
+
+
+def _start_files(start: StartOptions, folder: str) -> Iterator[Path]:
+    """Yield the user's files that the server is started from."""
+    for path in (start.jar, start.source, *start.classpath):
+        if path is not None:
+            yield Path(folder, path)
+    if start.command and "/" in start.command[0] and "{" not in start.command[0]:
+        yield Path(folder, start.command[0])
+
+
+def _find_problem(file: Path, *, may_be_folder: bool) -> str:
+    """Return why a server cannot be started from a file; empty if it can."""
+    try:
+        problem = files.why_not_plain(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return "no such file"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return problem or ("" if may_be_folder or not file.is_dir() else "it is a folder, not a file")
+
+
+def _main_arguments(start: StartOptions, folder: str, java: Java) -> tuple[str, ...]:
+    """Return the arguments of java that choose what it runs."""
+    if start.jar is not None:
+        return ("-jar", str(Path(folder, start.jar)))
+    jars = tuple(artifacts.fetch(artifacts.parse_jar(jar)) for jar in start.maven)
+    path = (*(Path(folder, entry) for entry in start.classpath), *jars)
+    if start.source is None:
+        return ("-cp", ":".join(map(str, path)), str(start.main))
+    source = Path(folder, start.source)
+    classes = compile_classes(java, (source,), path, language=java.version)
+    return ("-cp", ":".join(map(str, (classes, *path))), source.stem)
+
+
+def _placeholder_filler(values: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces placeholders in a text, once; other braces stay."""
+    placeholder = re.compile("|".join(map(re.escape, values)))
+    return lambda text: placeholder.sub(lambda match: values[match[0]], text)
+
+
+def _quote_option(option: str) -> str:
+    """Quote an option for JDK_JAVA_OPTIONS: the java command knows both kinds of quotes and no escapes."""
+    mark = "'" if '"' in option else '"'
+    if mark in option:
+        raise SpecError(f"start.jvm: {option}: an option with both kinds of quotes cannot be passed to a command's JVM")
+    return f"{mark}{option}{mark}"
+
+
+def _log_contains(log: Path, text: str) -> bool:
+    """Return True if the beginning of a log contains a text."""
+    with log.open("rb") as file:
+        return text.encode() in file.read(_MAX_LOG_BYTES)
+
+
+def _get(http: Http, port: int | None, path: str, timeout_s: float) -> Response:
+    if port is None:
+        return http.request("GET", path, timeout_s=timeout_s)
+    with http.at_port(port) as other:
+        return dataclasses.replace(other, deadline=http.deadline).request("GET", path, timeout_s=timeout_s)

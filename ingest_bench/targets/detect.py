@@ -1,0 +1,306 @@
+"""Detect which server runs at a URL, and which version of our tables its requests and responses match."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.targets import counting
+from ingest_bench.targets.custom import Custom
+from ingest_bench.targets.elastic.node import ElasticTarget
+from ingest_bench.targets.http import NoResponse, Response
+
+if TYPE_CHECKING:
+    from ingest_bench.model.results import ColumnValue
+    from ingest_bench.model.target import TargetOptions
+    from ingest_bench.targets import Target
+    from ingest_bench.targets.http import Http
+
+_CREDENTIALS = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"
+_OPENSEARCH_TAGLINE = "The OpenSearch Project"
+# Versions and names have a hundredth of it.
+_MAX_TEXT_CHARACTERS = 10_000
+# OpenSSL's names of the alerts that refuse a client certificate.
+_REFUSED_CERTIFICATE = (
+    "ALERT_CERTIFICATE_EXPIRED",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_CERTIFICATE_UNKNOWN",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """A server that responded to GET /."""
+
+    name: str
+    """A key of TARGETS."""
+    number: str
+    """The version that it reports."""
+    version: str
+    """The version of our table that is used for it."""
+    root: Mapping[str, Any]
+    """Its response to GET /."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return notes for the user."""
+        if self.name == "sink" or self.number == self.version:
+            return ()
+        return (f"{self.name} {self.number} is not in the table; it is treated as {self.version}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """A server that responded, and the target that speaks with it."""
+
+    target: Target
+    options: TargetOptions
+    """With the name and version of the target."""
+    description: dict[str, ColumnValue]
+    """What the server reports about itself."""
+    notes: tuple[str, ...] = ()
+    cluster_id: str | None = None
+    """Equal for all nodes of a cluster; None: unknown."""
+
+    @property
+    def counts_for_all(self) -> bool:
+        """Return True if each address counts the documents of the whole cluster."""
+        return not isinstance(self.target, Custom)
+
+
+def identify(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> Identified:
+    """Identify the server behind the URL by its responses, or by the file of a custom target.
+
+    SpecError for a server that cannot be measured, RunFailed if nothing responds as it should.
+    """
+    if options.custom is not None:
+        custom = Custom(name=options.name, definition=options.custom)
+        custom.check()
+        _require_ready(http, custom)
+        return Identified(target=custom, options=options, description=custom.describe(http, options))
+    server = detect(http, targets)
+    target = adapt_target(http, server, targets)
+    options = replace(options, name=server.name, version=server.version)
+    description = shorten_texts(describe(http, server))
+    if isinstance(target, ElasticTarget):
+        description["replaced"] = target.describe_replacements(options)
+    return Identified(
+        target=target,
+        options=options,
+        description=description,
+        notes=server.notes,
+        cluster_id=server.root.get("cluster_uuid"),
+    )
+
+
+def shorten_texts(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorten the texts that a server reports: they go into the record of each run."""
+    return {
+        key: f"{value[:_MAX_TEXT_CHARACTERS]}…"
+        if isinstance(value, str) and len(value) > _MAX_TEXT_CHARACTERS
+        else value
+        for key, value in description.items()
+    }
+
+
+def identify_name(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> str:
+    """Return name and version of the server behind the URL; SpecError or RunFailed if it is not the expected one."""
+    if options.custom is not None:
+        _require_ready(http, Custom(name=options.name, definition=options.custom))
+        return options.name
+    server = detect(http, targets)
+    return f"{server.name} {server.number}"
+
+
+def read_cluster_id(http: Http, target: Target) -> str | None:
+    """Return the id that all nodes of a cluster report; None if such servers report none. RunFailed for no response."""
+    if isinstance(target, Custom):
+        _require_ready(http, target)
+        return None
+    try:
+        root = http.request("GET", "/").json()
+    except ValueError as error:
+        raise RunFailed(f"server: the response to GET {http.origin}/ is not JSON: {error}") from None
+    return root.get("cluster_uuid") if isinstance(root, dict) else None
+
+
+def _require_ready(http: Http, target: Custom) -> None:
+    try:
+        target.is_ready(0, (http.with_deadline(20),))
+    except NoResponse as error:
+        raise _explain_failure(http.origin, str(error)) from None
+    except RunFailed as error:
+        raise RunFailed(f"{http.origin}: it does not respond as {target.name} should: {error}") from None
+
+
+def detect(http: Http, targets: Mapping[str, Target]) -> Detected:
+    """Detect the server behind the URL; SpecError if it cannot be measured, RunFailed if nothing responds."""
+    try:
+        response = http.request("GET", "/", timeout_s=20)
+    except NoResponse as error:
+        raise _explain_failure(http.origin, str(error)) from None
+    number = _read_hidden_version(http) if _hides_version(response) else None
+    return recognize(response, http.origin, targets, number)
+
+
+def _hides_version(response: Response) -> bool:
+    """Return True for OpenSearch with compatibility.override_main_response_version: it reports 7.10.2."""
+    try:
+        root = response.json()
+        return str(root["tagline"]).startswith(_OPENSEARCH_TAGLINE) and "distribution" not in root["version"]
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _read_hidden_version(http: Http) -> str:
+    """Return the version that the node itself reports; SpecError if it reports none."""
+    path = "/_nodes/_local"
+    response = http.request("GET", path)
+    try:
+        (node,) = response.json()["nodes"].values()
+        return str(node["version"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SpecError(
+            f"{http.origin}: OpenSearch in compatibility mode hides its version, and GET {path} does not report it "
+            f"either (status {response.status}). Set compatibility.override_main_response_version to false"
+        ) from None
+
+
+def recognize(
+    response: Response, origin: str, targets: Mapping[str, Target], hidden_number: str | None = None
+) -> Detected:
+    """Return the server that sent this response to GET /; SpecError if it is not one of the targets. Pure.
+
+    `hidden_number` is the real version of OpenSearch in compatibility mode.
+    """
+    if response.status == 401:
+        raise SpecError(f"{origin}: authentication failed (401). {_CREDENTIALS}")
+    if response.status == 403:
+        raise SpecError(f"{origin}: permission denied (403): this user may not even read GET /. {_CREDENTIALS}")
+    excerpt = response.excerpt()
+    if response.status != 200:
+        raise SpecError(f"{origin}: unknown server: GET / got status {response.status}: {excerpt}")
+    try:
+        root = response.json()
+        number = hidden_number or root["version"]["number"]
+        is_version = re.fullmatch(r"[0-9A-Za-z._+-]{1,64}", number) is not None
+    except (ValueError, KeyError, TypeError):
+        is_version = False
+    if not is_version:
+        raise SpecError(f"{origin}: neither Elasticsearch nor OpenSearch (a proxy?); it responded: {excerpt}")
+    name = "opensearch" if hidden_number else _recognize_name(root)
+    if name == "direct-memory":
+        raise SpecError(f"{origin}: {name} is measured only if ingest-bench starts it: [target] name")
+    if name == "sink":
+        return Detected(name=name, number=number, version=targets[name].default_version, root=root)
+    version = nearest_version(number, targets[name].versions)
+    if version is None:
+        elastic = (target for target in targets.values() if isinstance(target, ElasticTarget))
+        supported = ", ".join(f"{target.name} {version}" for target in elastic for version in target.versions)
+        raise SpecError(
+            f"{origin}: {name} {number} is unknown; supported are {supported}, and others with the same first number"
+        )
+    return Detected(name=name, number=number, version=version, root=root)
+
+
+def _recognize_name(root: Mapping[str, Any]) -> str:
+    if root.get("name") == "sink" and "receive" in root:
+        return "sink"
+    if root.get("name") == "direct-memory" and "collectors" in root:
+        return "direct-memory"
+    return "opensearch" if root["version"].get("distribution") == "opensearch" else "elasticsearch"
+
+
+def nearest_version(number: str, versions: Iterable[str]) -> str | None:
+    """Return the nearest version with the same first number; None if there is none. Pure."""
+    wanted = _split_version(number)
+
+    def distance(version: str) -> tuple[int, ...]:
+        return tuple(abs(ours - theirs) for ours, theirs in zip(_split_version(version), wanted, strict=False))
+
+    return min(
+        (version for version in versions if _split_version(version)[:1] == wanted[:1]), key=distance, default=None
+    )
+
+
+def _split_version(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.partition("-")[0].split(".") if number.isdigit())
+
+
+def adapt_target(http: Http, server: Detected, targets: Mapping[str, Target]) -> Target:
+    """Return the target for the server, without replacements for modules that the server has."""
+    target = targets[server.name]
+    if not isinstance(target, ElasticTarget):
+        return target
+    path = "/_nodes/plugins"
+    response = http.request("GET", path)
+    if response.status != 200:
+        return target
+    with _explain_format(http, server, path, response):
+        nodes = response.json()["nodes"].values()
+        modules = [
+            {module["name"] for module in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes
+        ]
+    return target.with_modules(server.version, set.intersection(*modules) if modules else ())
+
+
+def describe(http: Http, server: Detected) -> dict[str, ColumnValue]:
+    """Return version, Java, collectors and heap as far as the server reports them."""
+    description: dict[str, ColumnValue] = {"name": server.name, "version": server.number}
+    if server.name == "sink":
+        keys = {"java": "java", "heap_bytes": "heap_bytes", "allocator": "allocator", "receive": "receive_predictor"}
+        return description | {column: server.root[key] for key, column in keys.items() if key in server.root}
+    path = "/_nodes/jvm"
+    response = http.request("GET", path)
+    if response.status != 200:
+        return description
+    with _explain_format(http, server, path, response):
+        nodes = list(response.json()["nodes"].values())
+        columns: dict[str, list[Any]] = {
+            "java": [str(node["jvm"]["version"]) for node in nodes],
+            "collectors": [", ".join(node["jvm"]["gc_collectors"]) for node in nodes],
+            "heap_bytes": [counting.parse_count(node["jvm"]["mem"]["heap_max_in_bytes"], "the heap") for node in nodes],
+        }
+    description["nodes"] = len(nodes)
+    return description | {column: values[0] for column, values in columns.items() if len(set(values)) == 1}
+
+
+@contextmanager
+def _explain_format(http: Http, server: Detected, path: str, response: Response) -> Iterator[None]:
+    """Raise SpecError if a response is not in the format of that server."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        raise SpecError(
+            f"{http.origin}: it reports to be {server.name} {server.number}, but its response to GET {path} has "
+            f"another format: {response.excerpt()}"
+        ) from None
+
+
+def _explain_failure(origin: str, text: str) -> Exception:
+    """Return the error that explains a failed connection to the user."""
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        detail = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
+        return SpecError(f"{origin}: its certificate cannot be verified ({detail}). Give the CA's by --ca-file")
+    if "CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
+        return SpecError(f"{origin}: it requires a client certificate: --client-cert and --client-key ({text})")
+    if any(alert in text for alert in _REFUSED_CERTIFICATE):
+        return SpecError(f"{origin}: it refuses our client certificate (--client-cert): {text}")
+    if "SSLEOFError" in text:
+        # The alert is lost if the connection is reset after it.
+        return SpecError(
+            f"{origin}: it ended TLS without a response, as servers do if a client certificate is missing or refused: "
+            f"--client-cert and --client-key ({text})"
+        )
+    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text or "HTTP_REQUEST" in text:
+        return SpecError(f"{origin}: it does not speak TLS. Is it http://?")
+    if origin.startswith("http:") and any(word in text for word in ("RemoteDisconnected", "BadStatusLine", "Reset")):
+        return SpecError(
+            f"{origin}: it does not speak plain HTTP ({text.rpartition('(')[2].rstrip(')')}). Is it https://?"
+        )
+    return RunFailed(text)

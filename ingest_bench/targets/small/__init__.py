@@ -1,1 +1,0 @@
-"""Small Java servers of ours."""

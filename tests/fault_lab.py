@@ -1,0 +1,113 @@
+"""Builders of faults, cells and stages, and a node whose process is `cat`."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ingest_bench.faults.kind import Node, Stage
+from ingest_bench.host.node_resources import NodeResources
+from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.target import Endpoint, TargetOptions
+
+S = 10**9
+TIMEOUT_S = 60
+CELL = Cell(name="c", levels={}, network=None, target=TargetOptions(), load=LoadOptions(measure_ns=20 * S))
+
+
+def make_fault(kind: Any, **keys: Any) -> Fault:
+    """Return a fault that begins at once and has a duration."""
+    return Fault(kind=kind, at_ns=0, for_ns=1, **keys)
+
+
+def make_cell(*faults: Fault, target: TargetOptions | None = None) -> Cell:
+    """Return a cell of 20 s with these faults."""
+    return dataclasses.replace(CELL, faults=faults, target=target or CELL.target)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class NodeProcess:
+    """Process of a node: `cat`, restarted after a kill."""
+
+    def __init__(self) -> None:
+        self.popen = self._start()
+
+    @staticmethod
+    def _start() -> subprocess.Popen[bytes]:
+        """Return when it has opened all its files, so that it answers."""
+        popen = subprocess.Popen(("cat",), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        popen.stdin.write(b"ready\n")
+        popen.stdin.flush()
+        assert popen.stdout.readline() == b"ready\n"
+        return popen
+
+    @property
+    def jvm_pid(self) -> int:
+        pid: int = self.popen.pid
+        return pid
+
+    @property
+    def listen(self) -> Endpoint:
+        return Endpoint("127.0.0.1", 1)
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+    def restart(self, timeout_s: float) -> None:
+        assert timeout_s == TIMEOUT_S
+        self.popen = self._start()
+
+    def is_paused(self) -> bool:
+        return Path(f"/proc/{self.jvm_pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@contextmanager
+def start_processes(count: int) -> Iterator[tuple[NodeProcess, ...]]:
+    """Start node processes for the block."""
+    processes = tuple(NodeProcess() for _ in range(count))
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def make_stage(processes: Sequence[Any], jcmd: Callable[[int, Sequence[str]], str] = lambda *_: "") -> Stage:
+    """Return a stage with a node for each process."""
+    return Stage(
+        nodes=tuple(
+            Node(number=number, process=process, home=Path("/"), jcmd=jcmd, boot_limit_s=TIMEOUT_S)
+            for number, process in enumerate(processes, 1)
+        )
+    )
+
+
+def make_resource_stage(resources: NodeResources | None = None, home: Path = Path("/"), pid: int = 0) -> Stage:
+    """Return a stage with one node that has these resources."""
+    stage = make_stage([SimpleNamespace(jvm_pid=pid)])
+    stage.nodes[0].resources, stage.nodes[0].home = resources or NodeResources(), home
+    return stage
+
+
+def build_query(name: str, record_type: int) -> bytes:
+    """Return a DNS query."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return struct.pack(">HHHHHH", 77, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">HH", record_type, 1)

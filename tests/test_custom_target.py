@@ -1,0 +1,376 @@
+"""Custom targets: keys of the file, the command line that they make, and the responses of the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running import canned_server, free_port
+from servers import WORKLOAD
+
+from ingest_bench import targets
+from ingest_bench.analysis.run import delivery
+from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
+from ingest_bench.experiment import spec
+from ingest_bench.inputs import records, urls
+from ingest_bench.jvm import artifacts
+from ingest_bench.jvm.java import Java
+from ingest_bench.lab import campaign, planning
+from ingest_bench.lab.server import running_server
+from ingest_bench.model.experiment import Plan
+from ingest_bench.model.target import DocumentCount, Endpoint, TargetOptions
+from ingest_bench.results import layout
+from ingest_bench.targets import counting, detect
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.http import Http, open_http
+
+EXAMPLE = Path(__file__).parent.parent / "docs" / "custom-targets" / "jetty.toml"
+PROTOCOL = '[protocol]\nname = "json-array"\npath = "/events"\n'
+JAR = '[start]\njar = "server.jar"\n'
+COUNT = '[count]\npath = "/count"\njson = "n"\n'
+LISTEN = Endpoint("10.0.0.1", 8080)
+JAVA = Java(home=Path("/java"), version=17, source="")
+
+
+def write(folder: Path, text: str = PROTOCOL + JAR) -> str:
+    (folder / "server.jar").touch()
+    (folder / "Main.java").touch()
+    if not (folder / "pipe").exists():
+        os.mkfifo(folder / "pipe")
+    (folder / "mine.toml").write_text(text)
+    return str(folder / "mine.toml")
+
+
+def plan(file: str, *sets: str, **fixed: Any) -> Plan:
+    running = {"url": fixed.pop("url")} if "url" in fixed else None
+    experiment = "custom-target" if running is None else "running"
+    return spec.build_plan(spec.load_experiment(experiment, sets, fixed={"file": file, **fixed}, running=running))
+
+
+def target_options(file: str, *sets: str) -> TargetOptions:
+    return plan(file, *sets).runs[0].cell.target
+
+
+def launch(folder: Path, text: str, *sets: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command line and the environment of the second of two nodes."""
+    options = target_options(write(folder, text), *sets)
+    nodes = (Endpoint("10.0.0.9", 8080), LISTEN)
+    start = NodeStart(options, JAVA, folder / "home", 1, nodes, ("-XX:StartFlightRecording",))
+    launch_plan = targets.resolve(options).launch_plan(start)
+    return launch_plan.argv, launch_plan.env
+
+
+def test_the_example_is_planned_like_any_target() -> None:
+    example = plan(str(EXAMPLE))
+    assert {run.cell.target.name for run in example.runs} == {"jetty"}
+    campaign.check_plan(example)
+    (part,) = planning.check_procedure(example.runs[0].cell).steps
+    assert part.name == "load"
+
+
+def test_a_plan_keeps_the_whole_file_for_resume(tmp_path: Path) -> None:
+    original = plan(write(tmp_path))
+    folder = layout.create_results(tmp_path / "out", original, {}).path
+    (tmp_path / "mine.toml").unlink()
+    assert layout.open_results(folder).plan == original
+
+
+def test_keys_of_the_file_and_files_are_factors(tmp_path: Path) -> None:
+    sets = ("custom.protocol.format=array,lines", "network=loopback", "custom.start.java=17,25")
+    cells = {run.cell.name: run.cell for run in plan(write(tmp_path), *sets).runs}
+    assert len(cells) == 4
+    formats = {planning.check_procedure(cell).steps[0].plan.build_protocol().keys.format for cell in cells.values()}  # type: ignore[union-attr]
+    assert formats == {"array", "lines"}
+    (tmp_path / "other.toml").write_text((tmp_path / "mine.toml").read_text().replace("/events", "/other"))
+    files = [str(tmp_path / name) for name in ("mine.toml", "other.toml")]
+    (tmp_path / "x.toml").write_text(f'[target]\nheap = "2g"\n[factors]\n"target.file" = {files}\n')
+    options = [run.cell.target for run in spec.build_plan(spec.load_experiment(str(tmp_path / "x.toml"))).runs]
+    assert {target.name: target.heap_bytes for target in options} == {"mine": 2 << 30, "other": 2 << 30}
+    paths = {targets.resolve(target).wire(target, WORKLOAD).keys["path"] for target in options}
+    assert paths == {"/events", "/other"}
+
+
+def test_heap_and_collector_of_the_file_are_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, PROTOCOL + JAR + 'heap = "256m"\ngc = "serial"\n')
+    options, changed = target_options(file), target_options(file, "heap=512m", "gc=g1")
+    assert (options.heap_bytes, options.gc) == (256 << 20, "serial")
+    assert (changed.heap_bytes, changed.gc) == (512 << 20, "g1")
+
+
+def test_a_jar_is_started_with_options_and_arguments(tmp_path: Path) -> None:
+    arguments = 'arguments = ["{node}", "{nodes}", "{home}", "{folder}/x", "{}", "{port}{port}", "{{host}}"]\n'
+    text = PROTOCOL + JAR + 'jvm = ["-Dat={host}:{port}"]\n' + arguments
+    argv, env = launch(tmp_path, text, "heap=64m", "jvm=-XX:+AlwaysPreTouch")
+    jar = argv.index("-jar")
+    assert argv[jar : jar + 2] == ("-jar", f"{tmp_path}/server.jar")
+    nodes = "10.0.0.9:8080,10.0.0.1:8080"
+    assert argv[jar + 2 :] == ("2", nodes, f"{tmp_path}/home", f"{tmp_path}/x", "{}", "80808080", "{10.0.0.1}")
+    options = {"-Xmx67108864", "-Dat=10.0.0.1:8080", "-XX:+AlwaysPreTouch", "-XX:StartFlightRecording"}
+    assert (argv[0], env) == ("/java/bin/java", {})
+    assert options <= set(argv[1:jar])
+
+
+def test_placeholders_in_a_folder_name_are_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "{folder}"
+    folder.mkdir()
+    argv, _ = launch(folder, PROTOCOL + JAR + 'arguments = ["{folder}", "{home}"]\n')
+    assert argv[-2:] == (str(folder), f"{folder}/home")
+
+
+def test_a_class_is_started_with_its_classpath(tmp_path: Path) -> None:
+    text = PROTOCOL + '[start]\nmain = "com.example.Main"\nclasspath = ["server.jar", "/classes"]\n'
+    argv, _ = launch(tmp_path, text)
+    assert argv[-3:] == ("-cp", f"{tmp_path}/server.jar:/classes", "com.example.Main")
+
+
+def test_a_command_gets_jvm_options_in_its_environment(tmp_path: Path) -> None:
+    start = '[start]\ncommand = ["bin/run", "{port}"]\njvm = ["-Da=b c", \'-Dq="x"\']\nenv = {MODE = "{host}"}\n'
+    argv, env = launch(tmp_path, PROTOCOL + start)
+    assert argv == (f"{tmp_path}/bin/run", "8080")
+    assert (env["MODE"], env["JAVA_HOME"]) == ("10.0.0.1", "/java")
+    assert env["PATH"].startswith("/java/bin:")
+    for option in (f'"-Xmx{TargetOptions().heap_bytes}"', '"-Da=b c"', "'-Dq=\"x\"'", '"-XX:StartFlightRecording"'):
+        assert option in env["JDK_JAVA_OPTIONS"]
+
+
+def test_a_maven_coordinate_is_parsed() -> None:
+    pinned = artifacts.parse_jar("org.slf4j:slf4j-api:2.0.16@" + "a" * 64)
+    assert (pinned.group, pinned.name, pinned.version, pinned.sha256) == ("org.slf4j", "slf4j-api", "2.0.16", "a" * 64)
+    native = artifacts.parse_jar("io.netty:netty-transport-native-epoll:4.1.115.Final:linux-x86_64")
+    assert (native.classifier, native.sha256) == ("linux-x86_64", "")
+
+
+METRIC = PROTOCOL + JAR + '[count]\npath = "/"\nmetric = '
+COMMAND = PROTOCOL + '[start]\ncommand = ["x"]\n'
+LONG_PATH = "/".join(["x" * 200] * 20 + ["y" * 70])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PROTOCOL + JAR + '[couunt]\npath = "/"\n', r'mine\.toml: unknown key "couunt"; did you mean "count"'),
+        (PROTOCOL + '[start]\njarr = "x"\n', r'mine\.toml: start: unknown key "jarr"; did you mean "jar"'),
+        (PROTOCOL + JAR + "java = 8\n", r"mine\.toml: start: java: 8 is not between 11 and 99"),
+        (PROTOCOL + JAR + 'heap = "1k"\n', r"mine\.toml: start: heap: '1k' is not between"),
+        (PROTOCOL + JAR + 'maven = ["org.slf4j"]\n', r"mine\.toml: start: maven: 'org.slf4j' is not a jar in Maven"),
+        (PROTOCOL + JAR + 'maven = ["a:../../b:1"]\n', r"is not a jar in Maven"),
+        (METRIC + '"a b"\n', r"count: metric: 'a b' is not a metric of Prometheus"),
+        (METRIC + """'a{x="1"y="2"}'\n""", r"count: metric: 'a\{x=.* is not a metric of Prometheus"),
+        (METRIC + '"""a{x="1",\\u000ay="2"}"""\n', r"count: metric: 'a\{x=.* is not a metric of Prometheus"),
+        (PROTOCOL + JAR + '[count]\npath = "http://x/"\njson = "a"\n', r"count: path: .* is not a path of a URL"),
+        (JAR, r'mine\.toml: the key "protocol" is missing'),
+        ("[protocol\n", r"mine\.toml: "),
+        # Each key is valid, but not their combination.
+        ('[protocol]\npath = "/"\n' + JAR, r'mine: protocol: the key "name" is missing'),
+        ('[protocol]\nname = "jsn-array"\n' + JAR, r'mine: protocol: there is no protocol "jsn-array"; did you'),
+        (PROTOCOL + 'formt = "lines"\n' + JAR, r'mine: protocol: unknown key "formt"; did you mean "format"'),
+        (PROTOCOL + "[start]\n", r"mine: start: give one of jar, main, source and command \(found none of them\)"),
+        (PROTOCOL + JAR + 'source = "Main.java"\n', r"mine: start: give one of .*\(found jar and source\)"),
+        (PROTOCOL + '[start]\nmain = "Main"\n', r"mine: start: main requires classpath or maven"),
+        (COMMAND + 'arguments = ["y"]\n', r"mine: start: command cannot be combined with"),
+        (COMMAND + """jvm = ["-Da=\\"b'c"]\n""", r"start\.jvm: -Da=\"b'c: an option with both kinds of quotes"),
+        (PROTOCOL + JAR + '[ready]\npath = "/"\nlog = "up"\n', r"mine: ready: path cannot be combined with log"),
+        (PROTOCOL + JAR + '[count]\npath = "/"\n', r"mine: count: give one of json and metric"),
+        (PROTOCOL + JAR + COUNT + 'metric = "b"\n', r"mine: count: give one of json and metric"),
+        (PROTOCOL + JAR + '[delivered]\npath = "/"\n', r"mine: delivered requires numbered documents; add sequence"),
+        (PROTOCOL + JAR + '[delivered]\npath = "/"\ntimeout = "2h"\n', r"delivered: timeout: '2h' is not between"),
+        (PROTOCOL + JAR + 'env = {JAVA_TOOL_OPTIONS = "-Xmx1g"}\n', r"env\.JAVA_TOOL_OPTIONS: .* start\.jvm"),
+        *(
+            (PROTOCOL + JAR + f'env = {{{name} = "/x"}}\n', rf"mine: start: env\.{name}: .* perhaps as root")
+            for name in ("LD_PRELOAD", "GCONV_PATH", "PATH")
+        ),
+        (PROTOCOL + '[start]\njar = "pipe"\n', r"mine: start: .*/pipe: it is a named pipe, not a file"),
+        (PROTOCOL + '[start]\njar = "."\n', r"mine: start: .*: it is a folder, not a file"),
+        (PROTOCOL + '[start]\ncommand = ["./"]\n', r"mine: start: .*: it is a folder, not a file"),
+        (PROTOCOL + '[start]\njar = "server.jar/x"\n', r"mine: start: .*/x: no such file"),
+        (PROTOCOL + f'[start]\njar = "{LONG_PATH}"\n', r"it cannot be read \(File name too long\)"),
+        (PROTOCOL + JAR + 'gc = "cms"\n', r'target\.gc: Java 17 has no "cms"'),
+        (PROTOCOL + '[start]\nsource = "Other.java"\n', r"mine: start: .*/Other\.java: no such file"),
+        (PROTOCOL + '[start]\ncommand = ["bin/run"]\n', r"mine: start: .*/bin/run: no such file"),
+        (PROTOCOL, r"mine: without \[start\] it must already run; give --url URL"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence_before_the_start(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as refused:
+        campaign.check_plan(plan(write(tmp_path, text)))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("version=2", "target.version: not available for the custom target mine"),
+        ("receive_predictor=64KiB", "target.receive_predictor: not available for the custom target mine"),
+        ("setting.a=b", "target.setting: not available for the custom target mine"),
+        ("query_users=1", "load.query_users: "),
+        ("load.action.conflicts=random", "load.action: json-array has no ids"),
+        ("custom.start.jar=/nowhere.jar", "mine: start: /nowhere.jar: no such file"),
+        ("custom.count.jsn=a", 'unknown key "jsn"'),
+    ],
+)
+def test_keys_that_a_custom_target_lacks_are_refused(tmp_path: Path, key: str, message: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        campaign.check_plan(plan(write(tmp_path), key))
+    assert message in str(refused.value)
+
+
+def test_a_track_is_refused(tmp_path: Path) -> None:
+    track = str(Path(__file__).parent / "data" / "track")
+    fixed: dict[str, Any] = {"file": write(tmp_path), "track": {"path": track}}
+    (run,) = spec.build_plan(spec.load_experiment("track", ["network=loopback"], fixed=fixed)).runs
+    with pytest.raises(SpecError, match="mine has no indices; send the track's documents by --documents"):
+        planning.check_procedure(run.cell)
+
+
+@pytest.mark.parametrize("text", [PROTOCOL, PROTOCOL + '[start]\njar = "gone.jar"\nheap = "64m"\n'])
+def test_a_running_server_needs_no_start(tmp_path: Path, text: str) -> None:
+    (run,) = plan(write(tmp_path, text), url="http://127.0.0.1:8080").runs
+    assert run.cell.target.is_already_running
+    campaign.check_plan(Plan(experiment="x", description="", seed=1, factors=(), runs=(run,)))
+
+
+NO_NUMBER = "not a number of documents"
+NO_METRICS = "it is not in the text format of Prometheus (could not convert string to float: "
+
+
+@pytest.mark.parametrize(
+    ("count", "body", "result"),
+    [
+        ({"json": "documents.stored"}, b'{"documents": {"stored": 12}}', 12),
+        ({"json": "nodes.1.n"}, b'{"nodes": [{"n": 1}, {"n": 2.0}]}', 2),
+        ({"json": "n"}, b'{"n": "12"}', f"n is '12', {NO_NUMBER}"),
+        ({"json": "n"}, b'{"n": -1}', f"n is '-1', {NO_NUMBER}"),
+        ({"json": "n"}, b'{"n": 1.5}', f"n is '1.5', {NO_NUMBER}"),
+        ({"json": "n"}, b'{"n": true}', f"n is 'True', {NO_NUMBER}"),
+        ({"json": "n"}, b'{"n": 1180591620717411303424}', f"n is '1180591620717411303424', {NO_NUMBER}"),
+        ({"json": "n"}, b'{"n": ' + b"9" * 400 + b"}", f"n is '{'9' * 80}', {NO_NUMBER}"),
+        ({"json": "n"}, b'{"n": 1e999}', f"n is 'inf', {NO_NUMBER}"),
+        ({"json": "a.b.c"}, b'{"a": {"b": 1}}', "it has no a.b.c"),
+        ({"json": "a.b.c"}, b'{"a": []}', "it has no a.b"),
+        ({"json": "n"}, b"<html>", "it is not JSON"),
+        ({"json": "n"}, b"[" * 100_000, "it is not JSON"),
+        ({"metric": "stored_total"}, b"# TYPE stored_total counter\nstored_total 12\nstored_total_created 1.7e9\n", 12),
+        ({"metric": "stored"}, b"# TYPE stored counter\nstored 12\n", 12),
+        ({"metric": "a"}, b"a " + b"z" * 10**6, f"{NO_METRICS}'{'z' * 44})"),
+        ({"metric": "a:b"}, b'a:b{x="1",y="2"} 3\na:b{x="2"} 4e0 1700000000\n', 7),
+        ({"metric": 'a{x="1"}'}, b'a{x="1",y="}"} 3\na{y="1"} 4\n', 3),
+        ({"metric": 'a{x="1"}'}, b"a 1\n", 'it has no metric a{x="1"}'),
+        ({"metric": "a"}, b"a NaN\n", f"the metric a is 'nan', {NO_NUMBER}"),
+        ({"metric": "a"}, b'a{x="1"} 1e308\na{x="2"} 1e308\n', f"the metric a is 'nan', {NO_NUMBER}"),
+        ({"metric": "a"}, b'a{x="1"} +Inf\na{x="2"} -Inf\n', f"the metric a is 'nan', {NO_NUMBER}"),
+        ({"metric": "a"}, 'a{x="\u2028"} 3\na{x="\x85"} 4\n'.encode(), 7),
+    ],
+)
+def test_a_count_is_read_from_a_response(count: dict[str, str], body: bytes, result: int | str) -> None:
+    place = records.from_toml(DocumentCount, {"path": "/", **count}, "count")
+    if isinstance(result, int):
+        assert counting.read_count(place, body) == result
+        return
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - its text is compared
+        counting.read_count(place, body)
+    assert str(refused.value) == result
+
+
+def test_document_numbers_are_packed() -> None:
+    packed = delivery.parse_delivered([counting.pack_numbers(b"3\n0000000001\n3\n"), counting.pack_numbers(b"")])
+    sets = [np.flatnonzero(getattr(packed, field.name)).tolist() for field in dataclasses.fields(packed)]
+    assert sets == [[1, 3], [3], []]
+    for wrong in (b"<html>", b"1.5", b"-1", b"100000000", b"9" * 30):
+        with pytest.raises(ValueError, match="number"):
+            counting.pack_numbers(wrong)
+
+
+def identify(http: Http, text: str, folder: Path) -> detect.Identified:
+    (run,) = plan(write(folder, text), url=http.origin).runs
+    return detect.identify(http, run.cell.target, targets.TARGETS)
+
+
+@pytest.mark.processes
+def test_a_server_at_a_url_is_described_and_counted_by_its_file(tmp_path: Path) -> None:
+    metrics = '[count]\npath = "/metrics"\nmetric = "a"\nport = '
+    with canned_server({"/up": (204, b""), "/count": (200, b'{"n": 7}')}) as address, open_http(tuple, address) as http:
+        server = identify(http, PROTOCOL + '[ready]\npath = "/up"\nstatus = 204\n' + COUNT, tmp_path)
+        assert server.description == {"name": "mine", "description": ""}
+        assert server.target.count((http,), ()) == 7
+        uncounted = identify(http, PROTOCOL, tmp_path)
+        assert uncounted.target.count((http,), ()) is None
+        assert uncounted.target.jvm_stats is None
+        with canned_server({"/metrics": (200, b"a 3\n")}) as other:
+            by_metric = identify(http, PROTOCOL + metrics + f"{other.port}\n", tmp_path)
+            assert by_metric.target.count((http,), ()) == 3
+
+
+@pytest.mark.processes
+def test_counts_of_all_addresses_that_respond_are_added(tmp_path: Path) -> None:
+    with (
+        canned_server({"/count": (200, b'{"n": 7}')}) as first,
+        canned_server({"/count": (200, b'{"n": 5}')}) as second,
+    ):
+        closed = free_port()
+        more = [f"http://{second}", f"http://127.0.0.1:{closed}"]
+        (run,) = plan(write(tmp_path, PROTOCOL + COUNT), url=f"http://{first}").runs
+        options = dataclasses.replace(run.cell.target, more_urls=tuple(map(urls.parse_url, more)))
+        with running_server.reach_server(options) as server:
+            assert server.count(()) == 12
+            assert [note for note in server.notes if str(closed) in note]
+
+
+@pytest.mark.processes
+def test_delivered_documents_are_read_back(tmp_path: Path) -> None:
+    text = PROTOCOL + 'sequence = "n"\n' + '[delivered]\npath = "/have"\n'
+    with canned_server({"/have": (200, b"7\n7\n")}) as address, open_http(tuple, address) as http:
+        assert identify(http, PROTOCOL, tmp_path).target.read_delivered((http,)) is None
+        delivered = identify(http, text, tmp_path).target.read_delivered((http, http))
+        assert delivered == (counting.pack_numbers(b"7 7"),) * 2
+    message = r"mine: delivered: GET .*/have: it is not one number per line; the response was: seven"
+    with canned_server({"/have": (200, b"seven")}) as address, open_http(tuple, address) as http:
+        target = identify(http, text, tmp_path).target
+        with pytest.raises(RunFailed, match=message):
+            target.read_delivered((http,))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (COUNT, "GET http://{address}/count got status 404: no such page"),
+        ('[count]\npath = "/up"\njson = "n"\n', "GET http://{address}/up: it is not JSON; the response was: yes"),
+        ('[ready]\npath = "/down"\n', "it does not respond as mine should: GET /down got status 404; 200 would mean"),
+        ('[ready]\npath = "/up"\nstatus = 204\n', "GET /up got status 200; 204 would mean ready"),
+    ],
+)
+def test_an_unexpected_response_is_quoted_before_the_load(tmp_path: Path, text: str, message: str) -> None:
+    with (
+        canned_server({"/up": (200, b"yes")}) as address,
+        open_http(tuple, address) as http,
+        pytest.raises(IngestBenchError) as refused,
+    ):
+        identify(http, PROTOCOL + text, tmp_path)
+    assert message.format(address=address) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["", '[ready]\npath = "/up"\n', '[ready]\nlog = "up"\n'])
+def test_a_closed_port_is_reported(tmp_path: Path, text: str) -> None:
+    address = Endpoint("127.0.0.1", free_port())
+    with open_http(tuple, address) as http, pytest.raises(RunFailed, match="ConnectionRefusedError"):
+        identify(http, PROTOCOL + text, tmp_path)
+
+
+@pytest.mark.processes
+def test_a_text_in_the_log_means_ready(tmp_path: Path) -> None:
+    options = target_options(write(tmp_path, PROTOCOL + JAR + '[ready]\nlog = "is up"\n'))
+    target, log = targets.resolve(options), tmp_path / "log"
+    log.write_text("starting\n")
+    with open_http(tuple, Endpoint("127.0.0.1", free_port()), log=log) as http:
+        assert not target.is_ready(0, (http,))
+        log.write_text("starting\nServer is up\n")
+        # A server that logs without an end: 2 TiB, which are never read.
+        with log.open("r+b") as file:
+            file.truncate(2 << 40)
+        assert target.is_ready(0, (http,))

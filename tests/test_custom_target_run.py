@@ -1,0 +1,193 @@
+"""`ingest-bench run --target FILE` as a process: a Jetty, and wrong descriptions of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import commands
+import pytest
+from commands import Place, nothing_left
+from running import running
+
+from ingest_bench import targets
+from ingest_bench.experiment import spec
+from ingest_bench.model.target import Endpoint
+from ingest_bench.probes import recording
+from ingest_bench.targets.base import NodeStart
+
+pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
+
+EXAMPLE = Path(__file__).parent.parent / "docs" / "custom-targets"
+SHORT = (
+    *("--set", "network=ethernet", "--set", "arrivals=50/s"),
+    *("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100"),
+)
+RESULTS = ("--out", "out")
+NOWHERE = Endpoint("127.0.0.1", 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache() -> None:
+    """Fetch what only root can fetch."""
+    commands.fill_cache()
+    options = spec.build_target({"file": str(EXAMPLE / "jetty.toml")}, "target")
+    recording.reader_command(targets.fetch(targets.resolve(options).requirements(options)))
+
+
+@pytest.fixture
+def here() -> Iterator[Place]:
+    with commands.place() as place:
+        yield place
+
+
+def run(place: Place, *arguments: str, exit_code: int = 0) -> str:
+    """Run the command and return its output in one line."""
+    with nothing_left(), place.command("run", *arguments, *RESULTS) as command:
+        code, output = command.end(), " ".join(command.text.split())
+    assert code == exit_code, output
+    return output
+
+
+def read_rows(place: Place) -> list[dict[str, str]]:
+    newest = max(place.results, key=lambda path: path.name)
+    with (newest / "summary.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_example(place: Place, *changes: tuple[str, str]) -> str:
+    """Write the example into the folder, with replacements."""
+    text = (EXAMPLE / "jetty.toml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    source = (EXAMPLE / "JettyEvents.java").read_text()
+    (place.folder / "JettyEvents.java").write_text(source)
+    (place.folder / "mine.toml").write_text(text)
+    return "mine.toml"
+
+
+COUNT = ('[count]\npath = "/count"\njson = "documents.stored"\n', "")
+
+
+@pytest.mark.nightly
+def test_a_jetty_behind_a_shaped_link_is_measured(here: Place) -> None:
+    run(here, "--target", write_example(here), *SHORT[2:], "--set", "network=ethernet-100m")
+    (values,) = read_rows(here)
+    (record,) = (json.loads(path.read_text()) for path in here.results[-1].glob("*/1/run.json"))
+    assert (values["state"], values["target"], values["documents_check"]) == ("measured", "mine", "counted")
+    assert values["documents_counted"] == values["documents_acked"] != "0"
+    assert values["bytes_read"] == values["bytes_sent"] != "0"
+    assert int(values["reads"]) > 0
+    assert float(values["docs_per_s_mean"]) > 0
+    assert int(values["heap_bytes"]) == 256 << 20
+    assert values["gc_collector"] == "g1"
+    assert all(check["passed"] for check in record["link_checks"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", ["single", "lines"])
+def test_another_request_format_is_one_setting(here: Place, form: str) -> None:
+    # The example reads only arrays.
+    source = (EXAMPLE / "JettyEvents.java").read_text()
+    reads = "Object read = new JSON().fromJSON(new InputStreamReader(Content.Source.asInputStream(request)));"
+    file = write_example(here)
+    java = source.replace(reads, "String read = text(request);")
+    java = java.replace("((Object[]) read).length", "read.lines().count()")
+    java = java.replace(
+        "    public static void main",
+        "    private static String text(Request request) {\n"
+        "        try { return Content.Source.asString(request); }\n"
+        "        catch (java.io.IOException error) { throw new java.io.UncheckedIOException(error); }\n    }\n\n"
+        "    public static void main",
+    )
+    (here.folder / "JettyEvents.java").write_text(java)
+    run(here, "--target", file, *SHORT, "--set", f"custom.protocol.format={form}")
+    (values,) = read_rows(here)
+    assert values["documents_counted"] == values["documents_acked"] != "0"
+    assert values["bytes_read"] == values["bytes_sent"]
+    if form == "single":
+        assert int(values["documents_acked"]) >= int(values["requests"])
+
+
+@pytest.mark.nightly
+def test_summaries_say_that_a_server_cannot_be_counted(here: Place) -> None:
+    output = run(here, "--target", write_example(here, COUNT), *SHORT)
+    (values,) = read_rows(here)
+    assert (values["state"], values["documents_counted"]) == ("measured", "")
+    assert values["documents_check"] == "cannot be counted"
+    assert "mine cannot be counted" in output
+    for name in ("summary.json", "report/index.html"):
+        assert "cannot be counted" in (here.results[-1] / name).read_text()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", ["java", "exec java"])
+def test_a_command_may_start_the_jvm_or_become_it(here: Place, program: str) -> None:
+    # A start script with the classpath of the example.
+    options = spec.build_target({"file": str(here.folder / write_example(here))}, "target")
+    target = targets.resolve(options)
+    java = targets.fetch(target.requirements(options))
+    argv = target.launch_plan(NodeStart(options, java, here.folder / "home", 0, (NOWHERE,))).argv
+    classpath = argv[argv.index("-cp") + 1]
+    script = here.folder / "run.sh"
+    script.write_text(f'#!/bin/sh\n{program} -cp "{classpath}" JettyEvents "$1" "$2"\n')
+    script.chmod(0o755)
+    here.folder.chmod(0o755)
+    text = (EXAMPLE / "jetty.toml").read_text()
+    before, _, after = text.partition("[start]")
+    after = after[after.index("[ready]") :]
+    start = '[start]\ncommand = ["./run.sh", "{host}", "{port}"]\n'
+    (here.folder / "script.toml").write_text(before + start + after)
+    run(here, "--target", "script.toml", *SHORT, "--set", "heap=128m")
+    (values,) = read_rows(here)
+    assert values["documents_counted"] == values["documents_acked"] != "0"
+    assert values["bytes_read"] == values["bytes_sent"] != "0"
+    assert int(values["heap_after_gc_max_bytes"]) <= 128 << 20
+    # A JVM without the options is refused.
+    script.write_text(script.read_text().replace(program, "env -u JDK_JAVA_OPTIONS java"))
+    assert 'its output has no "NOTE: Picked up JDK_JAVA_OPTIONS"' in run(
+        here, "--target", "script.toml", *SHORT, exit_code=3
+    )
+
+
+@pytest.mark.nightly
+def test_a_running_custom_target_is_measured(here: Place, tmp_path: Path) -> None:
+    options = spec.build_target({"file": str(here.folder / write_example(here))}, "target")
+    with running(tmp_path, options) as (http, process):
+        for options_of_run in (("--url", http.origin), ("--attach", str(process.jvm_pid), "--url", http.origin)):
+            run(here, "--target", "mine.toml", *options_of_run, *SHORT[2:])
+            (values,) = read_rows(here)
+            # Documents of the first run are not part of the second one.
+            assert values["documents_counted"] == values["documents_acked"] != "0"
+            assert (values["network"], values["target"]) == ("as-is", "mine")
+        assert values["bytes_read"] == values["bytes_sent"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("changes", "exit_code", "message"),
+    [
+        ([("[count]", "[cuont]")], 2, 'mine.toml: unknown key "cuont"; did you mean "count"'),
+        ([('source = "JettyEvents.java"', 'jar = "gone.jar"')], 2, "gone.jar: no such file"),
+        ([("source", "jar")], 3, "it exited before it was ready (exit 1)"),
+        ([('path = "/count"\n\n', 'log = "never"\ntimeout = "3s"\n\n')], 3, "server: not ready after 3 s"),
+        (
+            [('path = "/count"\n\n', 'path = "/count"\nstatus = 404\ntimeout = "20s"\n\n')],
+            3,
+            "got status 200; 404 would mean ready",
+        ),
+        ([("documents.stored", "documents.lost")], 3, "it has no documents.lost"),
+        ([('[count]\npath = "/count"', '[count]\npath = "/events"')], 0, "docs/s"),
+        # It responds with 200 to any path, and stores nothing.
+        ([('path = "/events"', 'path = "/elsewhere"')], 3, "acknowledged, 0 counted"),
+        ([('"{port}"]', '"{port}"]\njvm = ["-Xyz"]')], 3, "it exited before it was ready (exit 1)"),
+    ],
+)
+def test_a_wrong_description_is_one_clear_error(
+    here: Place, changes: list[tuple[str, str]], exit_code: int, message: str
+) -> None:
+    output = run(here, "--target", write_example(here, *changes), *SHORT, exit_code=exit_code)
+    assert message in output

@@ -1,0 +1,183 @@
+"""Fault `fragmented-memory`: what is counted, when it begins, and how its process may fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fault_lab import make_fault, wait_until
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+from ingest_bench.faults import timeline
+from ingest_bench.faults.kind import Stage
+from ingest_bench.host import fragments
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.load import LoadOptions
+
+BUDDYINFO = """\
+Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
+Node 0, zone   Normal    933   2654   2396   1018    463   5580   3084   1677   1070    568   3075
+"""
+GIB = 1 << 30
+ZONEINFO = """\
+Node 0, zone      DMA
+  pages free     3840
+        boost    0
+        min      10
+        low      13
+        high     16
+  pagesets
+    cpu: 0
+              count:    0
+              high:     43191
+Node 0, zone   Normal
+        high     25557
+"""
+FAULT = make_fault("fragmented-memory")
+RESULT = {
+    "taken_bytes": 9_000_000,
+    "before_bytes": 9_000_000,
+    "after_bytes": 1_000_000,
+    "duration_s": 2.5,
+    "free_bytes": 900_000_000,
+    "min_free_bytes": 256 << 20,
+}
+
+
+def test_free_blocks_of_a_huge_page_are_summed_by_size() -> None:
+    # 1 + 568 of 2 MiB, 3 + 3075 of 4 MiB.
+    assert fragments.parse_huge_block_bytes(BUDDYINFO, 2 << 20, 4096) == (569 * 2 + 3078 * 4) << 20
+    # With pages of 64 KiB a block of the same order is 16 times as large.
+    assert fragments.parse_huge_block_bytes(BUDDYINFO, 32 << 20, 65536) == 16 * (569 * 2 + 3078 * 4) << 20
+
+
+def test_watermarks_are_summed_over_zones_without_those_of_cpus() -> None:
+    assert fragments.parse_watermark_bytes(ZONEINFO, 4096) == (16 + 25557) * 4096
+    zoneinfo = Path("/proc/zoneinfo").read_text()
+    assert 0 < fragments.parse_watermark_bytes(zoneinfo, 4096) < fragments.read_available_bytes()
+
+
+def replace_program(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
+    monkeypatch.setattr(system, "build_script_argv", lambda *_: ("sh", "-c", script, "sh", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"taken_bytes": 0}, "Take a larger share"),
+        ({"after_bytes": 9_000_000}, "the 9 MB that it took were split already"),
+        # Large blocks of a busy machine come and go meanwhile.
+        ({"taken_bytes": 0, "after_bytes": 9_000_000, "free_bytes": 300 << 20}, "no memory was taken: 315 MB of"),
+        ({"taken_bytes": 0, "free_bytes": 300 << 20}, "are free, and 268 MB stay free"),
+    ],
+)
+def test_fault_without_effect_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], message: str
+) -> None:
+    replace_program(monkeypatch, 'echo "$1"; cat', json.dumps(RESULT | changes))
+    with pytest.raises(RunFailed, match=message):
+        timeline.begin_fault(FAULT, Stage())
+
+
+def test_share_of_zero_takes_no_memory() -> None:
+    with pytest.raises(RunFailed, match="the 0 MB that it took were split already"):
+        timeline.begin_fault(make_fault("fragmented-memory", share_ppm=0), Stage())
+
+
+@pytest.mark.processes
+def test_memory_below_the_kernels_watermark_is_not_taken(tmp_path: Path) -> None:
+    # The program itself, for at most 1 GiB. It reads that 1 GB is free, and less with each step, on a kernel whose
+    # watermark is 700 MB: other processes neither take nor free memory meanwhile.
+    read = "readings = iter(range(10**9, 0, -STEP_BYTES))\nread_free_bytes = lambda: next(readings)"
+    watermark = "parse_watermark_bytes = lambda *_: 700 * 10**6"
+    text = Path(fragments.__file__).read_text().replace("\nif __name__", f"\n{read}\n{watermark}\n\nif __name__")
+    (tmp_path / "fragments.py").write_text(text)
+    share_ppm = 10**6 * GIB // fragments.read_available_bytes()
+    argv = system.build_script_argv(tmp_path / "fragments.py", str(share_ppm), "0")
+    completed = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
+    # The first reading is the initial one. Three steps leave 732 MB or more; a fourth would leave 665.
+    assert json.loads(completed.stdout)["taken_bytes"] == 3 * fragments.STEP_BYTES
+
+
+def test_duration_counts_from_when_memory_is_split_and_other_faults_continue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    script = 'touch "$2/began"; read line < "$2/go"; echo "$1"; cat'
+    replace_program(monkeypatch, script, json.dumps(RESULT), str(tmp_path))
+    flushed = threading.Event()
+    faults = (dataclasses.replace(FAULT, for_ns=300 * 10**6), Fault(kind="flush", at_ns=1))
+    with timeline.run_faults(faults, Stage(flush=flushed.set), lambda: 1, LoadOptions(measure_documents=1)) as runner:
+        wait_until(lambda: (tmp_path / "began").exists() and flushed.is_set())
+        assert "fragmented-memory" not in [record.kind for record in runner.records]
+        split_ns = time.time_ns()
+        (tmp_path / "go").write_text("\n")
+        wait_until(lambda: sum(record.end_ns is not None for record in runner.records) == 2)
+    (record,) = (record for record in runner.records if record.kind == "fragmented-memory")
+    assert record.end_ns is not None
+    assert record.start_ns >= split_ns
+    assert record.end_ns - record.start_ns >= 300 * 10**6
+    assert record.effect == (
+        "free in blocks of a huge page: 9 MB before, 1 MB after 2.5 s; every second page of 9 MB is held"
+    )
+
+
+def test_fault_that_has_not_begun_at_the_end_of_the_load_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_program(monkeypatch, "exec sleep 1000")
+    with (
+        pytest.raises(RunFailed, match="the load ended before memory was split"),
+        timeline.run_faults((FAULT,), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as runner,
+    ):
+        time.sleep(0.3)
+    assert not runner.records
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        # The kernel kills it first when memory runs out.
+        ("kill -9 $$", "its process was killed"),
+        ("echo 'madvise: errno 22'; exit 1", "its process failed. Its output: madvise: errno 22"),
+        ("exit 3", "its process exited with status 3"),
+    ],
+)
+def test_process_that_fails_at_the_begin_is_reported(
+    monkeypatch: pytest.MonkeyPatch, script: str, message: str
+) -> None:
+    replace_program(monkeypatch, script)
+    with pytest.raises(RunFailed, match=message):
+        timeline.begin_fault(FAULT, Stage())
+
+
+def test_process_that_is_killed_during_the_fault_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_program(monkeypatch, 'echo "$1"; kill -9 $$', json.dumps(RESULT))
+    active = timeline.begin_fault(FAULT, Stage())
+    with pytest.raises(RunFailed, match="its process was killed"):
+        active.end()
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_large_blocks_become_fewer_and_memory_is_freed() -> None:
+    if fragments.read_free_bytes() < 9 * GIB:
+        pytest.skip("needs 9 GiB of free memory")
+    share_ppm = 10**6 * 5 * GIB // fragments.read_available_bytes()
+    argv = system.build_script_argv(fragments.__file__, str(share_ppm), str(2 * GIB))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        result = json.loads(child.stdout.readline())
+        assert 4 * GIB < result["taken_bytes"] <= 5 * GIB
+        # Half of it is held, by the kernel's own count of the process.
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        resident_bytes = 1024 * int(status.partition("VmRSS:")[2].split()[0])
+        assert result["taken_bytes"] / 2 <= resident_bytes < result["taken_bytes"] / 2 + (64 << 20)
+        assert result["after_bytes"] < result["before_bytes"]
+        child.communicate()
+    assert child.returncode == 0

@@ -1,0 +1,192 @@
+"""Observers: how each watches a JVM, and how its files are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import made_runs
+import pytest
+
+from ingest_bench import probes
+from ingest_bench.errors import SpecError
+from ingest_bench.experiment import spec
+from ingest_bench.inputs import urls
+from ingest_bench.jvm.attach import AttachedJvm
+from ingest_bench.jvm.options import Log
+from ingest_bench.lab import evaluation
+from ingest_bench.load import supervisor
+from ingest_bench.model.results import Note, ProbeOutput, Reading
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.probes import node_stats, observer, oom, recording
+from ingest_bench.probes.context import ATTACHMENT_FILE, Events, ReadContext
+from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver
+from ingest_bench.results import layout
+
+S = 10**9
+
+
+@dataclass
+class FakeProbe:
+    """A probe that records the processes that it is watching."""
+
+    name: str
+    events: Events = field(default_factory=dict)
+    logs: tuple[Log, ...] = ()
+    watching: list[tuple[int, Path]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
+        self.watching.append((server_pid, raw))
+        yield
+        self.watching.remove((server_pid, raw))
+
+    def read(self, context: ReadContext) -> Iterator[ProbeOutput]:
+        yield Reading(self.name, context.start_ns)
+
+
+def context(raw: Path) -> ReadContext:
+    return ReadContext(raw=raw, start_ns=10 * S, end_ns=12 * S, ports=frozenset(), reader=tuple)
+
+
+def notes(outputs: Sequence[ProbeOutput]) -> dict[str, str]:
+    return {item.source: item.text for item in outputs if isinstance(item, Note)}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (TargetOptions(), "launched"),
+        (TargetOptions(attach=7), "attached"),
+        (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200")), "external"),
+        (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200"), attach=7), "attached"),
+    ],
+)
+def test_observer_follows_from_pid_and_url(options: TargetOptions, name: str) -> None:
+    assert options.observer == name
+    assert options.is_already_running == (name != "launched")
+
+
+def test_every_probe_watches_each_launched_jvm_into_the_folder_of_its_node(tmp_path: Path) -> None:
+    first, second = FakeProbe("first"), FakeProbe("second")
+    nodes = [(11, tmp_path / "1"), (22, tmp_path / "2")]
+    with LaunchedObserver((11, 22)).watch({"first": first, "second": second}, [raw for _, raw in nodes], 5):
+        assert (first.watching, second.watching) == (nodes, nodes)
+    assert (first.watching, second.watching) == ([], [])
+    with pytest.raises(ValueError, match="zip"), LaunchedObserver((11, 22)).watch({"first": first}, [tmp_path], 5):
+        pytest.fail("the second JVM would not be watched")
+
+
+@pytest.mark.parametrize("name", ["launched", "attached"])
+def test_files_of_a_jvm_are_read_by_every_probe(name: Any, tmp_path: Path) -> None:
+    selected = {"first": FakeProbe("first"), "second": FakeProbe("second")}
+    outputs = observer.OBSERVERS[name].read(selected, context(tmp_path))
+    assert outputs == [Reading("first", 10 * S), Reading("second", 10 * S)]
+
+
+@pytest.mark.parametrize("events", [{}, {"jdk.SocketRead": {"threshold": "0 ns"}}], ids=["none", "reads"])
+def test_attached_jvm_gets_a_recording_and_the_logs_of_the_probes(
+    events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def observe(jvm: AttachedJvm, raw: Path, **options: Any) -> Iterator[None]:
+        calls.append({"pid": jvm.pid, "raw": raw, **options})
+        yield
+
+    facts = SimpleNamespace(collector="g1", stack_depth=64, g1_region_bytes=1 << 20)
+    monkeypatch.setattr(observer, "observe", observe)
+    monkeypatch.setattr(observer, "read_facts", lambda _: facts)
+    log = probes.PROBES["gc"].logs[0]
+    probe = FakeProbe("one", events=events, logs=(log,))
+    with AttachedObserver(cast("AttachedJvm", SimpleNamespace(pid=7))).watch({"one": probe}, [tmp_path], 5):
+        assert probe.watching == [(7, tmp_path)]
+    settings = recording.settings_path(tmp_path)
+    logs = [log, oom.EXCEPTIONS]
+    expected = {"pid": 7, "raw": tmp_path, "settings": settings if events else None, "logs": logs, "limit_s": 5}
+    assert calls == [expected]
+    assert settings.exists() == bool(events)
+    assert context(tmp_path).attachment.stack_depth == 64
+    assert json.loads((tmp_path / ATTACHMENT_FILE).read_text())["since_ns"] > 0
+
+
+@pytest.mark.parametrize("names", [("gc", "host"), ("reads", "host")])
+def test_stats_of_an_external_server_are_polled_over_a_separate_connection_for_gc(
+    names: Sequence[str], tmp_path: Path
+) -> None:
+    is_open: list[bool] = []
+    connections: list[str] = []
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[str]:
+        is_open.append(True)
+        yield "connection"
+        is_open.clear()
+
+    def request_stats(connection: str) -> Any:
+        connections.append(connection)
+        return {"nodes": {"a": {"jvm": {}}}}
+
+    with ExternalObserver(connect, request_stats).watch(probes.select_probes(names), [tmp_path], 5):
+        assert bool(is_open) == ("gc" in names)
+    assert is_open == []
+    assert set(connections) == ({"connection"} if "gc" in names else set())
+    assert (tmp_path / node_stats.FILE).exists() == ("gc" in names)
+
+
+def test_probes_that_need_the_host_are_unavailable_for_an_external_server(tmp_path: Path) -> None:
+    names = ("reads", "allocations", "gc", "kernel-reads", "host")
+    outputs = ExternalObserver.read(probes.select_probes(names), context(tmp_path))
+    assert [source for source, text in notes(outputs).items() if "unavailable" in text] == list(names)
+    assert len(outputs) == len(names)
+    assert "the server has no API for JVM stats" in notes(outputs)["gc"]
+
+
+def test_server_without_a_stats_api_is_not_polled(tmp_path: Path) -> None:
+    connect: Any = None
+    with ExternalObserver(connect, None).watch(probes.select_probes(["gc"]), [tmp_path], 5):
+        pass
+    assert not (tmp_path / node_stats.FILE).exists()
+
+
+def test_unknown_probe_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(SpecError, match='unknown probe "gcs"; did you mean "gc"'):
+        probes.select_probes(["gcs"])
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("", "there is no flight recording in "),
+        ('target.attach = 7\ntarget.url = "http://127.0.0.1:9200"\n', "there is no flight recording in "),
+        ('target.url = "http://127.0.0.1:9200"\n', "only its URL is known"),
+    ],
+    ids=["launched", "attached", "external"],
+)
+def test_run_is_read_by_the_observer_of_its_plan(target: str, message: str, tmp_path: Path) -> None:
+    experiment = tmp_path / "x.toml"
+    experiment.write_text(f'probes = ["reads"]\n{target}')
+    results = layout.create_results(tmp_path / "results", spec.build_plan(spec.load_experiment(str(experiment))), {})
+    (run,) = results.plan.runs
+    report = made_runs.report()
+    offset_ns = report.realtime_minus_monotonic_ns
+    window = {
+        "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
+        "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
+    }
+    record = made_runs.record(run=run.id, cell=run.cell.name, replicate=run.replicate, levels={}, **window)
+    folder = results.run_folder(run)
+    folder.create()
+    folder.write_record(record)
+    supervisor.write_report(report, folder.load)
+    made_runs.steady().tofile(folder.load / "samples-0.bin")
+    summary = evaluation.summarise_run(results.plan, run, folder, record)
+    text = "; ".join(note.text for note in summary.notes if note.source == "reads")
+    assert message in text
+    assert ("no flight recording" in text) != ("only its URL" in text)

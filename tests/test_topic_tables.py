@@ -1,0 +1,367 @@
+"""Tables about one subject: published rows beneath ours, settings of the machine, acknowledged documents."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import made_summaries as made
+import numpy as np
+import pytest
+from test_plots import assert_readable, figures, words
+
+from ingest_bench.analysis.buffers import published as es23185
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.run import integrity, summary
+from ingest_bench.inputs.files import data_folder
+from ingest_bench.model.results import Series, Summary
+from ingest_bench.report import cell_tables, plot_cells, published
+from ingest_bench.report.reports import REPORTS
+
+FOLDER = data_folder("results/reference/published")
+PMC = es23185.parse_rows((FOLDER / "es-23185-pmc.csv").read_text(), "pmc")
+NYC = es23185.parse_rows((FOLDER / "es-23185-nyc_taxis.csv").read_text(), "nyc_taxis")
+NETWORK = es23185.parse_rows((FOLDER / "es-23185-network.csv").read_text())
+TRIP = "peers.to_server.delay"
+TRIPS = ("1ms", "50ms")
+
+
+def table(topic: str, runs: list[Summary]) -> list[list[str]]:
+    rows = cell_tables.topic_rows(cell_tables.TOPICS[topic], runs)
+    assert {len(row) for row in rows} == {len(rows[0])}
+    return rows
+
+
+def cell(rows: list[list[str]], row: int, head: str) -> str:
+    return rows[row][rows[0].index(head)]
+
+
+def direct(threads: str = "1", limit: str = "128m", **values: object) -> Summary:
+    measured = {
+        "direct_allocations": 30_000,
+        "direct_allocations_per_s": 6_000.0,
+        "direct_allocation_ms_mean": 0.12,
+        "direct_allocation_ms_p50": 0.03,
+        "direct_allocation_ms_p99": 0.4,
+        "direct_allocation_ms_max": 3500.0,
+        "system_gcs": 148,
+        "direct_allocations_per_system_gc": 203.0,
+        "direct_sleeps": "1 ms: 9",
+    }
+    levels = {"setting.threads": threads, "setting.max_direct_memory": limit}
+    waits = Series("direct_wait_ms", (made.START_NS, made.START_NS + 10**9), (20.0, 3500.0))
+    return made.changed(made.summary(levels), values=measured | values, series={"direct_wait_ms": waits})
+
+
+def forwarder(delivered: float = 2000.0, cap: float = 100.0, **levels: str) -> Summary:
+    values = {
+        "accepted_per_s": delivered,
+        "delivered_per_s": delivered,
+        "forwards_per_s": 100.0,
+        "forwards_cap_per_s": cap,
+        "delivery_ms_p50": 120.0,
+        "delivery_ms_p99": 240.0,
+        "lost_documents": 0,
+        "delivered_twice": 0,
+    }
+    keys = {TRIP if key == "trip" else f"setting.{key}": level for key, level in levels.items()}
+    return made.changed(made.summary(keys), values=values, nodes=({}, {}))
+
+
+def forwarders_by_trip() -> list[Summary]:
+    rates = {"blocking": (9000.0, 2000.0), "asynchronous": (18_000.0, 16_000.0)}
+    return [
+        forwarder(rate, waiting=waiting, trip=trip)
+        for waiting, both in rates.items()
+        for trip, rate in zip(TRIPS, both, strict=True)
+    ]
+
+
+def elasticsearch(**values: object) -> list[Summary]:
+    """A cell with the issue's conditions: one run for rates, one for allocations."""
+    levels = {"network": "ethernet", "receive_predictor": "512KiB"}
+    measured = {"outside_tlab_count": 8_000, "outside_tlab_network_bytes": 35_000_000_000, "bytes_measured": 10**9}
+    conditions = {"workload": "nyc_taxis", "receive_predictor_bytes": 512 << 10, "heap_bytes": 2 << 30}
+    plain = made.changed(made.summary(levels, 1), values=conditions | {"outside_tlab_network_bytes": None})
+    costly = made.changed(made.summary(levels, 2), instrumented=True, values=conditions | measured | values)
+    return [plain, costly]
+
+
+def thp(level: str, replicate: int, **values: object) -> Summary:
+    run = made.summary({"host.transparent_hugepages": level}, replicate)
+    return made.changed(run, values={"docs_per_s_mean": 1700.0, **values})
+
+
+def acknowledged(fault: str, target: str, replicate: int = 1, **values: Any) -> Summary:
+    counts = {"documents_acked": 1000, "documents_counted": 1000, "documents_check": "counted", **values}
+    return made.changed(made.summary({"fault": fault, "target": target}, replicate), values=counts)
+
+
+PLAIN = [made.summary({"network": name}) for name in ("loopback", "ethernet")]
+
+
+@pytest.mark.parametrize("report", ["direct-memory", "forwarding", "machine", "acknowledged"])
+def test_experiment_without_the_topic_has_no_table_and_no_picture(report: str) -> None:
+    assert REPORTS[report](PLAIN) == {}
+    assert f"report/{report}.png" not in REPORTS["pictures"](PLAIN)
+    assert cell_tables.rows_with_published(PLAIN[:1]) == {}
+
+
+def test_published_direct_allocations_are_converted_to_our_columns() -> None:
+    first, two, large, small = published.load_allocations()
+    assert first.values["direct_allocations_per_system_gc"] == pytest.approx(484_851 / 2_373)
+    # The two times that were published.
+    assert (round(first.mean_ms, 2), round(two.mean_ms, 2)) == (0.12, 0.16)
+    assert "direct_allocations_per_system_gc" not in two.values
+    assert (large.sleeps, small.sleeps) == ("", "1 ms: 35, 2 ms: 1")
+
+
+@pytest.mark.parametrize(
+    ("threads", "limit", "mode", "allocations"),
+    [
+        ("128", "512m", "alone", 909_960),
+        ("128", "128MiB", "alone", 579_943),
+        ("16", "128m", "alone", None),
+        ("128", "512m", "fed", None),
+    ],
+)
+def test_published_allocations_match_threads_limit_and_mode(
+    threads: str, limit: str, mode: str, allocations: int | None
+) -> None:
+    run = direct(threads, limit)
+    (row,) = cells.group_by_cell([made.changed(run, levels={**run.levels, "setting.mode": mode})])
+    match = published.match_allocations(row)
+    assert (None if match is None else match.allocations) == allocations
+
+
+def test_terminal_shows_a_topic_only_with_a_published_row() -> None:
+    rows = cell_tables.rows_with_published([direct(), direct("16")])["compared with JDK-6857566"]
+    assert [row[0] for row in rows] == ["", "ours", "published", "ours"]
+    assert cell(rows, 2, "allocations/s") == "8,081"
+    assert cell_tables.rows_with_published([direct("16")]) == {}
+
+
+def test_picture_of_direct_memory_is_first_and_has_a_row_for_oom() -> None:
+    nothing = dict.fromkeys((name for name in direct().values if name.startswith("direct")), None)
+    oom = made.changed(direct("2"), values=nothing, state="oom", reason="direct: no more")
+    assert next(iter(REPORTS["pictures"]([direct(), oom]))) == "report/direct-memory.png"
+    with figures() as drawn:
+        plot_cells.draw_picture("direct-memory", [direct(), oom])
+    assert "OOM" in words(drawn[0])
+    assert_readable(drawn[0])
+
+
+@pytest.mark.parametrize("unknown", [("p99",), ("p50", "p99")])
+def test_few_direct_buffers_without_percentiles_show_mean_and_waits(unknown: tuple[str, ...]) -> None:
+    few = made.changed(direct(), values=dict.fromkeys(f"direct_allocation_ms_{name}" for name in unknown))
+    with figures() as drawn:
+        plot_cells.draw_picture("direct-memory", [few])
+    points = [np.array(collection.get_offsets())[:, 0].tolist() for collection in drawn[0].axes[0].collections]
+    # Waits, our mean, and the published one.
+    assert points == [[20.0, 3500.0], [0.12], [pytest.approx(0.1237, abs=1e-4)]]
+
+
+def test_direct_buffer_missing_from_the_recording_invalidates_a_run() -> None:
+    assert summary.server_count_columns({"direct_allocations": 7}, ()) == {"server_direct_allocations": 7}
+    values = {"server_direct_allocations": 1007, "direct_allocations_recorded": 1006}
+    assert integrity.find_allocation_mismatch(values) == [
+        "direct buffers: the server allocated 1,007, and 1,006 were recorded"
+    ]
+    assert integrity.find_allocation_mismatch(values | {"direct_allocations_recorded": None}) == []
+
+
+def test_asynchronous_cell_is_compared_with_its_blocking_one() -> None:
+    assert published.load_forwarding() == {("rounds_per_s", "100"): "50", ("asynchronous_by_blocking", ""): "5 to 10"}
+    rows = table("forwarding", forwarders_by_trip())
+    assert [(row[0], row[-1]) for row in rows[1:]] == [
+        *(("ours", ""), ("ours", "")),
+        *(("ours", "2"), ("published", "5 to 10"), ("ours", "8"), ("published", "5 to 10")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("delay", "cap", "theirs"), [("100ms", 100.0, ["50"]), ("20ms", 100.0, []), ("100ms", 20.0, [])]
+)
+def test_published_rounds_match_batch_delay_and_cap(delay: str, cap: float, theirs: list[str]) -> None:
+    rows = table("forwarding", [forwarder(cap=cap, batch_delay=delay)])
+    # 100 forwards/s of two nodes with one peer each.
+    assert [row[rows[0].index("forwards/s, node to peer")] for row in rows[1:]] == ["50", *theirs]
+
+
+@pytest.mark.parametrize("others", [0.0, 9000.0, 1_234_567.0, 9e9])
+def test_lines_of_forwarders_that_deliver_nothing_or_much_are_readable(others: float) -> None:
+    rates = {"blocking": (others, 0.0), "asynchronous": (0.0, others), "x" * 100: (others, others)}
+    runs = [
+        forwarder(rate, waiting=waiting, trip=trip)
+        for waiting, both in rates.items()
+        for trip, rate in zip(TRIPS, both, strict=True)
+    ]
+    with figures() as drawn:
+        assert plot_cells.draw_forwarding(runs) is not None
+    assert "blocking  0" in words(drawn[0])
+    assert_readable(drawn[0])
+
+
+def test_names_of_many_equal_lines_do_not_overlap() -> None:
+    rates = {f"w{number}": 9000.0 if number else 90.0 for number in range(14)}
+    runs = [forwarder(rates[name], waiting=name, trip=trip) for name in rates for trip in TRIPS]
+    with figures() as drawn:
+        plot_cells.draw_forwarding(runs)
+    assert_readable(drawn[0])
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [forwarders_by_trip(), [forwarder(batch_delay="20ms"), forwarder(batch_delay="100ms")], [forwarder()]],
+    ids=["by round trip", "by cell", "one cell"],
+)
+def test_picture_of_forwarding_is_first(runs: list[Summary]) -> None:
+    assert next(iter(REPORTS["pictures"](runs))) == "report/forwarding.png"
+    assert "report/forwarding.md" in REPORTS["forwarding"](runs)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("56 bytes", 56), ("13.76 kB", 13.76 * 1024), ("1.39 GB/s", 1.39 * 2**30), ("42890", 42890), ("OOMEd", None)],
+)
+def test_mission_control_units_are_powers_of_1024(text: str, expected: float | None) -> None:
+    assert es23185.parse_number(text) == expected
+
+
+def test_published_totals_equal_count_times_mean() -> None:
+    assert (len(PMC), len(NYC), len(NETWORK)) == (12, 12, 2)
+    for row in PMC:
+        for kind in ("outside_tlab", "tlab"):
+            product = row.values[f"{kind}_count"] * row.values[f"{kind}_mean_bytes"]
+            assert product == pytest.approx(row.values[f"{kind}_total_bytes"], rel=0.01)
+
+
+def test_published_row_out_of_memory_has_no_values_per_gb() -> None:
+    (row,) = [row for row in (*PMC, *NYC, *NETWORK) if row.ran_out_of_memory]
+    assert (row.workload, row.heap_bytes, row.receive_predictor_bytes) == ("pmc", 2 << 30, 32 << 10)
+    assert row.values["outside_tlab_total_bytes"] > 0
+    assert not {"outside_tlab_total_bytes_per_gb", "docs_per_s_mean"} & row.values.keys()
+
+
+@pytest.mark.parametrize(
+    ("rows", "conditions", "column", "expected"),
+    [
+        (NYC, ("nyc_taxis", 64 << 10, 4 << 30, "loopback"), "docs_per_s_mean", 56280),
+        (NYC, ("nyc_taxis", 64 << 10, 3 << 30, "loopback"), "", None),
+        (NYC, ("pmc", 64 << 10, 4 << 30, "loopback"), "", None),
+        (
+            NETWORK,
+            ("nyc_taxis", 512 << 10, 2 << 30, "ethernet"),
+            "outside_tlab_network_bytes_per_gb",
+            2.13 * 2**40 / 79.802445255,
+        ),
+        (NETWORK, ("nyc_taxis", 512 << 10, 2 << 30, "jumbo"), "", None),
+    ],
+)
+def test_es_23185_row_matches_only_its_conditions(
+    rows: list[es23185.PublishedRow], conditions: tuple[str, int, int, str], column: str, expected: float | None
+) -> None:
+    match = es23185.find_row(rows, *conditions)
+    if expected is None:
+        assert match is None
+    else:
+        assert match is not None
+        assert match.values[column] == pytest.approx(expected)
+
+
+def test_es_23185_rows_stand_beneath_ours_for_each_gb() -> None:
+    rows = table("es-23185", elasticsearch(docs_per_s_mean=1.0))
+    assert [row[0] for row in rows] == ["", "ours", "published"]
+    assert [cell(rows, row, "network layer/GB") for row in (1, 2)] == ["35 GB", "29.3 GB"]
+    assert cell(rows, 1, "outside TLABs: objects/GB") == "8,000"
+    # Rates are of the run without costly probes.
+    assert int(cell(rows, 1, "docs/s (theirs: median)").replace(",", "")) > 1000
+
+
+def test_published_row_shares_only_the_levels_of_the_issue() -> None:
+    runs = [
+        made.changed(run, levels={"receive_predictor": "64KiB", "allocator": allocator}, cell=allocator)
+        for allocator in ("pooled", "unpooled")
+        for run in elasticsearch()
+    ]
+    runs = [made.changed(run, values={"receive_predictor_bytes": 64 << 10}) for run in runs]
+    rows = [row[:2] for row in table("es-23185", runs)]
+    assert rows == [["", "allocator"], ["ours", "pooled"], ["published", ""], ["ours", "unpooled"], ["published", ""]]
+
+
+def test_cell_without_a_match_stands_alone_and_oom_is_named() -> None:
+    runs = [made.changed(run, values={"heap_bytes": 3 << 30, "network": "jumbo"}) for run in elasticsearch()]
+    assert [row[0] for row in table("es-23185", runs)[1:]] == ["ours"]
+    assert table("es-23185", [made.changed(run, state="oom") for run in elasticsearch()])[1][3] == "OOM"
+
+
+def test_published_oom_row_has_no_rate_but_its_allocations() -> None:
+    conditions = {"workload": "pmc", "receive_predictor_bytes": 32 << 10, "heap_bytes": 2 << 30}
+    runs = [made.changed(run, levels={"receive_predictor": "32KiB"}, values=conditions) for run in elasticsearch()]
+    head, _, theirs = table("es-23185", runs)
+    assert theirs[head.index("docs/s (theirs: median)")] == "OOM"
+    assert theirs.count("OOM") == 1
+
+
+def test_es_23185_csv_has_plain_numbers_and_requires_allocations() -> None:
+    files = REPORTS["es-23185"](elasticsearch())
+    rows = list(csv.DictReader(files["report/es-23185.csv"].decode().splitlines()))
+    assert [row["source"] for row in rows] == ["ours", "published"]
+    assert float(rows[0]["outside_tlab_network_bytes_per_gb"]) == 35e9
+    plain = [made.changed(run, values={"outside_tlab_count": None}) for run in elasticsearch()]
+    assert REPORTS["es-23185"](plain) == {}
+
+
+def test_machine_table_leaves_out_columns_without_numbers() -> None:
+    counted = {
+        "docs_per_s_p10": 900.0,
+        "server_context_switches_voluntary": 12_000,
+        "thp_fault_alloc": None,
+        "pgmajfault": 3,
+        "numa_pages_migrated": None,
+    }
+    runs = [
+        thp("always", 1, **counted | {"thp_fault_alloc": 60}),
+        thp("always", 2, **counted | {"thp_fault_alloc": 80}),
+        thp("never", 1, **counted | {"thp_fault_alloc": 0}),
+    ]
+    head, *rows = csv.reader(REPORTS["machine"](runs)["report/machine.csv"].decode().splitlines())
+    assert head[:3] == ["transparent hugepages", "runs", "docs/s"]
+    assert {"huge pages by faults", "its seconds, p10", "its context switches, voluntary"} <= set(head)
+    assert not {"in the kernel, s", "pages moved between nodes"} & set(head)
+    place = head.index("huge pages by faults")
+    assert [row[place] for row in rows] == ["70 (60..80)", "0"]
+
+
+def test_acknowledged_table_has_a_row_per_fault_and_a_column_per_target() -> None:
+    lost = acknowledged("reset", "kafka", documents_counted=995)
+    runs = [
+        acknowledged("none", "kafka"),
+        acknowledged("none", "sink", documents_acked=1200, documents_repeated=200),
+        made.changed(lost, state="invalid", reason="documents: 1,000 acknowledged, 995 counted, -5"),
+        # Numbered documents can show more losses than the difference of the counts.
+        acknowledged("reset", "sink", documents_counted=1000, lost_documents=7),
+        made.changed(acknowledged("kill", "kafka"), state="inapplicable", reason="kill: no files"),
+        acknowledged("kill", "sink", documents_counted=990, lost_documents=10),
+        made.changed(acknowledged("pause", "kafka"), state="failed", reason="fault: it could not be\nlog: more"),
+        made.changed(acknowledged("pause", "sink"), state="invalid", reason="a check failed"),
+        acknowledged("gc", "kafka", documents_counted=None),
+    ]
+    assert cell_tables.acknowledged_rows(runs) == [
+        ["fault", "kafka", "sink"],
+        ["none", "all 1,000 there", "all 1,000 there"],
+        ["reset", "5 of 1,000 lost", "7 of 1,000 lost"],
+        ["kill", "does not apply: kill: no files", "10 of 1,000 lost"],
+        ["pause", "failed: fault: it could not be", "invalid: a check failed"],
+        ["gc", "cannot be counted", ""],
+    ]
+
+
+def test_acknowledged_table_lists_equal_replicates_once() -> None:
+    runs = [
+        *(acknowledged("none", "kafka", replicate) for replicate in (1, 2)),
+        acknowledged("kill", "kafka", documents_counted=990),
+        acknowledged("kill", "kafka", 2),
+    ]
+    rows = csv.reader(REPORTS["acknowledged"](runs)["report/acknowledged.csv"].decode().splitlines())
+    assert list(rows)[1:] == [["none", "all 1,000 there"], ["kill", "10 of 1,000 lost; all 1,000 there"]]
