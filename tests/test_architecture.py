@@ -321,7 +321,7 @@ PARTS = [
 
 # Packages, and test files of these packages, that still have their old names.
 OLD_NAMES = re.compile(
-    r"ingest_bench/(idl|protocols)/|tests/(cql_server|thrift_server|test_(answers|bodies|connection|corpus|cql|documents"
+    r"/ingest_bench/(idl|protocols)/|tests/(cql_server|thrift_server|test_(answers|bodies|connection|corpus|cql|documents"
     r"|framing|held|kafka|procedure|protocols|row_protocols|thrift|tls|track|values))\.py"
 )
 
@@ -329,7 +329,7 @@ OLD_NAMES = re.compile(
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_names_and_words_are_those_of_the_field(part: Path) -> None:
     files = sorted(part.rglob("*")) if part.is_dir() else [part]
-    files = [file for file in files if not OLD_NAMES.match(str(file.relative_to(ROOT)))]
+    files = [file for file in files if not OLD_NAMES.search(str(file))]
     assert not [f"{file}:{line}" for file in files if file.suffix in {".py", ".md"} for line in violations(file)]
 
 

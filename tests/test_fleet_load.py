@@ -271,11 +271,11 @@ def test_the_master_learns_where_a_file_is_wrong_not_its_contents(tmp_path: Path
     ):
         plan = plan_for(server.address, tmp_path, documents=None, bulk_documents=5000, measure_ns=60 * 10**9)
         plan = dataclasses.replace(plan, corpus=str(secret), corpus_is_bulk=is_bulk)
-        with pytest.raises(RunFailed, match=r"secret: a[n ].* (is no JSON object|is missing)") as failure:
+        with pytest.raises(RunFailed, match=r"secret: a[n ].* (is not a JSON object|is missing)") as failure:
             start_load(plan, fleet=there).wait(lambda _: None)
         assert "password" not in str(failure.value)
         streamed = dataclasses.replace(plan, corpus=str(late(secret, is_bulk)), pool_bytes=1000)
-        with pytest.raises(RunFailed, match=r"secret: a[n ].* (is no JSON object|is missing)") as failure:
+        with pytest.raises(RunFailed, match=r"secret: a[n ].* (is not a JSON object|is missing)") as failure:
             start_load(streamed, fleet=there).wait(lambda _: None)
         assert "password" not in str(failure.value)
 

@@ -38,7 +38,7 @@ from ingest_bench.targets.base import NodeStart
 # A connection, and what is counted of it: open, and once either end has ended it.
 COUNTED = """
 import socket, struct, sys, threading, time
-from ingest_bench.protocols.held import HeldConnections
+from ingest_bench.protocols.held import LibraryConnections
 from ingest_bench.protocols.way import Traffic
 
 def serve(listener, whole):
@@ -55,12 +55,12 @@ size, ends = int(sys.argv[1]), sys.argv[2]
 listener = socket.create_server(("127.0.0.1", 0))
 threading.Thread(target=serve, args=(listener, size), daemon=True).start()
 traffic = Traffic()
-held = HeldConnections([listener.getsockname()], traffic)
+held = LibraryConnections([listener.getsockname()], traffic)
 with socket.create_connection(listener.getsockname()) as sock:
-    held.find()
+    held.discover()
     sock.sendall(bytes(size))
     sock.recv(1)
-    print(held.sent_bytes())
+    print(held.count_sent_bytes())
     if ends == "ends":
         sock.shutdown(socket.SHUT_WR)
         sock.recv(1)

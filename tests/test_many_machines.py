@@ -300,13 +300,13 @@ def test_workers_send_queries_and_serve_two_cells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--bind", "127.0.0.1"), "--bind is where --workers N join; how many?"),
-        (("--url", "http://127.0.0.1:1", "--workers", "2"), "--new-keys DIR` makes them"),
+        (("--bind", "127.0.0.1"), "--bind requires --workers N"),
+        (("--url", "http://127.0.0.1:1", "--workers", "2"), "--new-keys DIR` creates it"),
         (("--url", "http://127.0.0.1:1", "--workers", "2", "--keys", "KEY", "--bind", "x:y"), "write it like"),
-        (("--workers", "2", "--keys", "KEY"), "measure one that runs already: --url URL"),
+        (("--workers", "2", "--keys", "KEY"), "--workers requires --url URL"),
         (
             ("--url", "http://127.0.0.1:1", "--workers", "2", "--keys", "KEY", "--set", "processes=2"),
-            "processes worker is one process",
+            "--workers: each worker is one process",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def test_link_of_another_user_must_lead_to_a_file_that_the_user_can_read(tmp_pat
 def test_folder_of_root_is_safe_in_a_user_namespace() -> None:
     script = (
         "from ingest_bench.inputs import untrusted as u; from pathlib import Path; "
-        "print(u.find_writable_folder(Path('/tmp/x')))"
+        "print(u.find_writable_folder(Path('/tmp/no-such-folder/x')))"
     )
     argv = (*ordinary_user.before(), "unshare", "--user", "--map-root-user", sys.executable, "-c", script)
     assert subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout == "None\n"
