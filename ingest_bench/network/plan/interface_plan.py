@@ -213,7 +213,13 @@ def _queue_steps(facts: InterfaceFacts, request: ShapingRequest, ids: SessionIds
     if not shaped:
         return
     for direction in shaped:
-        yield from _ifb_steps(direction.side, ids.ifb(direction.side), direction.impairment, request.profile.mtu_bytes)
+        ifb = ids.ifb(direction.side)
+        yield from _ifb_steps(direction.side, ifb, direction.impairment, request.profile.mtu_bytes)
+        set_link = ("ip", "link", "set", "dev", ifb.selector)
+        if facts.ipv6_mtu_bytes is not None:
+            # Before it is up: with an IPv6 address it sends a router solicitation, which its own queue counts.
+            yield Step(name=f"ifb {direction.side} without IPv6", action=_command(*set_link, "addrgenmode", "none"))
+        yield Step(name=f"ifb {direction.side} up", action=_command(*set_link, "up"))
     yield _clsact_step(facts, ids)
     for side in (direction.side for direction in shaped):
         for connection in facts.ssh_connections:
@@ -257,7 +263,6 @@ def _ifb_steps(side: Side, ifb: OwnDevice, impairment: Impairment, mtu_bytes: in
         # Both qdiscs may be netems.
         purpose = "rate" if f" handle {netem.BOTTLENECK_HANDLE} " in line else "netem"
         yield Step(name=f"queue {side}: {purpose}", action=_tc(*line.split()))
-    yield Step(name=f"ifb {side} up", action=_command("ip", "link", "set", "dev", ifb.selector, "up"))
 
 
 def _route_steps(facts: InterfaceFacts, request: ShapingRequest, to: Destination) -> Iterator[Step]:
