@@ -250,9 +250,9 @@ def test_after_a_failed_load_the_same_workers_send_the_next(tmp_path: Path) -> N
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
         with supervising(tmp_path, port, 2) as there:
-            nobody = plan_for(Endpoint("127.0.0.1", free_port()), tmp_path)
+            unreachable = plan_for(Endpoint("127.0.0.1", free_port()), tmp_path)
             with pytest.raises(RunFailed, match=r"every request failed|refused"):
-                start_load(nobody, fleet=there).wait(lambda _: None)
+                start_load(unreachable, fleet=there).wait(lambda _: None)
             plan = plan_for(server.address, tmp_path)
             start_load(plan, fleet=there).wait(lambda _: None)
             assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
