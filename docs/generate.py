@@ -39,9 +39,9 @@ from ingest_bench.model.target import (
 from ingest_bench.model.values import Between, Length, Pattern
 from ingest_bench.probes import PROBES
 from ingest_bench.protocols.bulk import BulkKeys
+from ingest_bench.protocols.cassandra import RowKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
 from ingest_bench.protocols.kafka import KafkaKeys
-from ingest_bench.protocols.rows import RowKeys
 from ingest_bench.report.gate import Threshold
 from ingest_bench.targets import TARGETS
 

@@ -19,17 +19,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "units": set(),
     "errors": set(),
-    "idl": set(),
     "system": {"errors"},
     "inputs": GROUND,
     "results": {"inputs", "system", *GROUND},
     "experiment": {"inputs", *GROUND},
     "ledger": {"inputs", "system", *GROUND},
     "jvm": {"inputs", "ledger", "system", *GROUND},
-    "documents": {"experiment", "inputs", *GROUND},
-    "protocols": {"documents", "idl", "inputs", *GROUND},
+    "documents": {"experiment", "inputs", "jvm", *GROUND},
+    "protocols": {"documents", "inputs", *GROUND},
     "load": {"documents", "experiment", "inputs", "protocols", "system", *GROUND},
-    "targets": {"host", "idl", "inputs", "jvm", "system", *GROUND},
+    "targets": {"host", "inputs", "jvm", "protocols", "system", *GROUND},
     "network": {"host", "inputs", "ledger", "system", *GROUND},
     "host": {"inputs", "ledger", "system", *GROUND},
     "probes": {"host", "inputs", "jvm", "system", *GROUND},
@@ -71,7 +70,7 @@ FENCES = {
     "typer": ("cli",),
     "rich": ("cli",),
     "psutil": ("jvm", "host", "results"),
-    "thriftpy2": ("idl",),
+    "thriftpy2": ("protocols",),
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Prefixes of names that start a process: only `system` may use them.
@@ -319,17 +318,9 @@ PARTS = [
 ]
 
 
-# Packages, and test files of these packages, that still have their old names.
-OLD_NAMES = re.compile(
-    r"/ingest_bench/(idl|protocols)/|tests/(cql_server|thrift_server|test_(answers|bodies|connection|corpus|cql|documents"
-    r"|framing|held|kafka|procedure|protocols|row_protocols|thrift|tls|track|values))\.py"
-)
-
-
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_names_and_words_are_those_of_the_field(part: Path) -> None:
     files = sorted(part.rglob("*")) if part.is_dir() else [part]
-    files = [file for file in files if not OLD_NAMES.search(str(file))]
     assert not [f"{file}:{line}" for file in files if file.suffix in {".py", ".md"} for line in violations(file)]
 
 

@@ -1,4 +1,4 @@
-"""Bulk bodies: what is in them, who gets which, and which ids are new."""
+"""Bulk bodies: their content, their distribution to users, and their ids."""
 
 from __future__ import annotations
 
@@ -26,22 +26,27 @@ FIELDS = (
     DocumentField(name="rest", kind="constant", distinct=1, options={"value": "." * 440}),
 )
 TAXIS = dataclasses.replace(catalog.load_workload("nyc_taxis"), fields=FIELDS)
-SMALL = 200_000
+POOL_BYTES = 200_000
 
 
-def pool(*, pool_bytes: int = SMALL, part: int = 0, parts: int = 1, **options: Any) -> BodyPool | IdPool:
+def pool(*, pool_bytes: int = POOL_BYTES, worker: int = 0, workers: int = 1, **options: Any) -> BodyPool | IdPool:
     chosen = LoadOptions(**options)
     return source.build_synthetic_pool(
-        TAXIS, chosen, Bulk.for_path("/_bulk", TAXIS.index, chosen), pool_bytes=pool_bytes, worker=part, workers=parts
+        TAXIS,
+        chosen,
+        Bulk.for_path("/_bulk", TAXIS.index, chosen),
+        pool_bytes=pool_bytes,
+        worker=worker,
+        workers=workers,
     )
 
 
-def endless(made: Bodies, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
-    return made.iterate_forever(user, users, IdSequence(user, users, conflicts, 1))
+def iterate_forever(pooled: Bodies, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
+    return pooled.iterate_forever(user, users, IdSequence(user, users, conflicts, 1))
 
 
-def once(made: Bodies, user: int, users: int) -> Iterator[Body]:
-    return made.iterate_once(user, users, IdSequence(user, users, "none", 1))
+def iterate_once(pooled: Bodies, user: int, users: int) -> Iterator[Body]:
+    return pooled.iterate_once(user, users, IdSequence(user, users, "none", 1))
 
 
 def items(body: Body) -> list[bytes]:
@@ -54,28 +59,28 @@ def lines(data: bytes) -> list[dict[str, dict[str, str]]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def test_a_body_has_an_action_line_before_each_document() -> None:
-    made = pool(bulk_documents=50)
-    body = next(endless(made))
-    found = lines(bytes(body.data))
+def test_body_has_an_action_line_before_each_document() -> None:
+    pooled = pool(bulk_documents=50)
+    body = next(iterate_forever(pooled))
+    parsed = lines(bytes(body.data))
     assert body.documents == body.count_added() == 50
-    assert found[0::2] == [{"index": {}}] * 50
-    assert all("fare" in document for document in found[1::2])
+    assert parsed[0::2] == [{"index": {}}] * 50
+    assert all("fare" in document for document in parsed[1::2])
 
 
-def test_the_pool_is_as_large_as_asked_and_the_size_defaults_to_the_published_one() -> None:
-    made = pool()
-    assert isinstance(made, BodyPool)
-    assert [body.documents for body in made.bodies] == [TAXIS.bulk_documents]
+def test_pool_has_the_requested_size_and_published_bulk_size() -> None:
+    pooled = pool()
+    assert isinstance(pooled, BodyPool)
+    assert [body.documents for body in pooled.bodies] == [TAXIS.bulk_documents]
     smaller = pool(bulk_documents=100)
     assert isinstance(smaller, BodyPool)
-    assert SMALL <= sum(len(body.data) for body in smaller.bodies) <= SMALL + 2 * 60_000
+    assert POOL_BYTES <= sum(len(body.data) for body in smaller.bodies) <= POOL_BYTES + 2 * 60_000
 
 
-def test_a_bulk_in_bytes_is_as_full_as_it_can_be_and_never_larger() -> None:
-    made = pool(bulk_bytes=20_000)
-    assert isinstance(made, BodyPool)
-    assert all(19_000 < len(body.data) <= 20_000 for body in made.bodies)
+def test_bulk_in_bytes_is_as_full_as_possible() -> None:
+    pooled = pool(bulk_bytes=20_000)
+    assert isinstance(pooled, BodyPool)
+    assert all(19_000 < len(body.data) <= 20_000 for body in pooled.bodies)
 
 
 ACTIONS = {
@@ -88,56 +93,56 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
-def test_a_bulk_in_bytes_is_never_larger_whatever_its_action_lines_say(action: BulkAction) -> None:
-    made = pool(bulk_bytes=20_000, action=action)
-    bodies = list(itertools.islice(endless(made, conflicts=action.conflicts), 9))
+def test_bulk_in_bytes_never_exceeds_its_size_for_any_action(action: BulkAction) -> None:
+    pooled = pool(bulk_bytes=20_000, action=action)
+    bodies = list(itertools.islice(iterate_forever(pooled, conflicts=action.conflicts), 9))
     assert all(18_000 < len(body.data) <= 20_000 for body in bodies)
 
 
-def test_a_document_larger_than_the_bulk_goes_alone() -> None:
-    made = pool(bulk_bytes=10, pool_bytes=5_000)
-    assert isinstance(made, BodyPool)
-    assert {body.documents for body in made.bodies} == {1}
+def test_document_larger_than_the_bulk_is_sent_alone() -> None:
+    pooled = pool(bulk_bytes=10, pool_bytes=5_000)
+    assert isinstance(pooled, BodyPool)
+    assert {body.documents for body in pooled.bodies} == {1}
 
 
-def test_users_take_disjoint_strides_and_come_round_again() -> None:
-    made = pool(bulk_documents=20)
-    assert isinstance(made, BodyPool)
-    taken = [list(once(made, user, 3)) for user in range(3)]
-    assert sorted(id(body) for user in taken for body in user) == sorted(map(id, made.bodies))
-    cycled = list(itertools.islice(endless(made, 1, 3), len(taken[1]) + 1))
+def test_users_get_disjoint_bodies_and_repeat_them() -> None:
+    pooled = pool(bulk_documents=20)
+    assert isinstance(pooled, BodyPool)
+    taken = [list(iterate_once(pooled, user, 3)) for user in range(3)]
+    assert sorted(id(body) for user in taken for body in user) == sorted(map(id, pooled.bodies))
+    cycled = list(itertools.islice(iterate_forever(pooled, 1, 3), len(taken[1]) + 1))
     assert cycled[0] is cycled[-1]
 
 
-def test_more_users_than_bodies_share_them() -> None:
-    made = pool(bulk_documents=100, pool_bytes=1)
-    assert [next(endless(made, user, 5)).documents for user in range(5)] == [100] * 5
+def test_more_users_than_bodies_share_bodies() -> None:
+    pooled = pool(bulk_documents=100, pool_bytes=1)
+    assert [next(iterate_forever(pooled, user, 5)).documents for user in range(5)] == [100] * 5
 
 
-def test_processes_send_different_documents() -> None:
-    first, second = (pool(bulk_documents=50, part=n, parts=2) for n in range(2))
+def test_workers_send_different_documents() -> None:
+    first, second = (pool(bulk_documents=50, worker=worker, workers=2) for worker in range(2))
     assert isinstance(first, BodyPool)
     assert isinstance(second, BodyPool)
     assert not {body.data for body in first.bodies} & {body.data for body in second.bodies}
 
 
-def test_a_packed_body_is_the_same_body() -> None:
-    plain = next(endless(pool(bulk_documents=50, pool_bytes=1)))
-    packed = next(endless(pool(bulk_documents=50, pool_bytes=1, gzip=True)))
-    assert gzip.decompress(packed.data) == plain.data
-    assert packed.gzip
+def test_compressed_body_has_the_same_content() -> None:
+    plain = next(iterate_forever(pool(bulk_documents=50, pool_bytes=1)))
+    compressed = next(iterate_forever(pool(bulk_documents=50, pool_bytes=1, gzip=True)))
+    assert gzip.decompress(compressed.data) == plain.data
+    assert compressed.gzip
     assert not plain.gzip
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_only_the_refused_items_are_sent_again(compress: bool) -> None:
-    body = next(endless(pool(bulk_documents=50, pool_bytes=1, gzip=compress)))
-    again = body.select_items([3, 7])
-    assert again.documents == 2
-    assert items(again) == [items(body)[3], items(body)[7]]
+def test_selected_items_are_those_at_their_positions(compress: bool) -> None:
+    body = next(iterate_forever(pool(bulk_documents=50, pool_bytes=1, gzip=compress)))
+    selected = body.select_items([3, 7])
+    assert selected.documents == 2
+    assert items(selected) == [items(body)[3], items(body)[7]]
 
 
-READY = (
+ITEMS = (
     b'{ "delete" : { "_id" : "7" } }\n',
     b'{"index":{"_id":"1"}}\n{"text":\r "a"}\n',
     b'\t{"create":{}}\n  {"n": 2}\r\n',
@@ -146,102 +151,102 @@ READY = (
 )
 
 
-def ready_body(parts: Sequence[bytes], compress: bool = False) -> Body:
-    made = Bulk(path="/_bulk", action=BulkAction(), gzip=compress, has_action_lines=True).build_body(
-        [part.removesuffix(b"\n") for part in parts], 1
+def build_items_body(bulk_items: Sequence[bytes], compress: bool = False) -> Body:
+    body = Bulk(path="/_bulk", action=BulkAction(), gzip=compress, has_action_lines=True).build_body(
+        [part.removesuffix(b"\n") for part in bulk_items], 1
     )
-    assert isinstance(made, Body)
-    return made
+    assert isinstance(body, Body)
+    return body
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_items_are_told_by_their_place_whatever_stands_in_them(compress: bool) -> None:
-    body = ready_body(READY, compress)
-    assert bytes(body.text) == b"".join(READY)
-    assert items(body) == list(READY)
-    again = body.select_items([0, 2, 4])
-    assert items(again) == [READY[0], READY[2], READY[4]]
-    assert items(again.select_items([1])) == [READY[2]]
-    assert again.gzip == compress
+def test_items_of_any_content_are_selected_by_position(compress: bool) -> None:
+    body = build_items_body(ITEMS, compress)
+    assert bytes(body.text) == b"".join(ITEMS)
+    assert items(body) == list(ITEMS)
+    selected = body.select_items([0, 2, 4])
+    assert items(selected) == [ITEMS[0], ITEMS[2], ITEMS[4]]
+    assert items(selected.select_items([1])) == [ITEMS[2]]
+    assert selected.gzip == compress
 
 
-def test_what_is_sent_again_adds_what_those_items_would_have_added() -> None:
-    body = ready_body(READY)
+def test_selected_items_add_what_they_would_have_added() -> None:
+    body = build_items_body(ITEMS)
     assert (body.count_added(), body.count_added([0, 1])) == (2, 2)
     assert [body.select_items([item]).count_added() for item in range(5)] == [-1, 1, 1, 0, 1]
     assert [body.as_resent().select_items([item]).count_added() for item in range(5)] == [0, 0, 1, 0, 1]
     assert body.select_items([1, 2]).as_resent().count_added() == 1
-    made = pool(bulk_documents=100, action=BulkAction(conflicts="random", conflict_probability_ppm=500_000))
-    given = next(endless(made, conflicts="random"))
+    pooled = pool(bulk_documents=100, action=BulkAction(conflicts="random", conflict_probability_ppm=500_000))
+    body = next(iterate_forever(pooled, conflicts="random"))
     assert (
-        given.select_items(range(40)).count_added() + given.select_items(range(40, 100)).count_added()
-        == given.count_added()
+        body.select_items(range(40)).count_added() + body.select_items(range(40, 100)).count_added()
+        == body.count_added()
         < 100
     )
 
 
-def test_items_whose_ids_the_server_makes_add_one_each_however_often() -> None:
-    body = ready_body([b'{"index":{}}\n{"n":1}\n'] * 3)
+def test_items_with_server_assigned_ids_always_add_one() -> None:
+    body = build_items_body([b'{"index":{}}\n{"n":1}\n'] * 3)
     assert body.adds is None
     assert body.as_resent() is body
 
 
 def test_documents_go_to_several_indices_in_turn() -> None:
     action = BulkAction(indices=3)
-    body = next(endless(pool(bulk_documents=6, pool_bytes=1, action=action)))
+    body = next(iterate_forever(pool(bulk_documents=6, pool_bytes=1, action=action)))
     targets = [line["index"]["_index"] for line in lines(bytes(body.data))[0::2]]
     assert targets == ["nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2"] * 2
     assert action.index_names(TAXIS.index) == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
 
 
 @pytest.mark.parametrize("conflicts", ["random", "sequential"])
-def test_ids_are_new_or_were_given_before_as_the_body_says(conflicts: Conflicts) -> None:
+def test_ids_are_new_or_reused_as_the_body_says(conflicts: Conflicts) -> None:
     action = BulkAction(conflicts=conflicts, conflict_probability_ppm=250_000)
-    made = pool(bulk_documents=200, action=action)
-    seen: set[str] = set()
+    pooled = pool(bulk_documents=200, action=action)
+    all_ids: set[str] = set()
     for user in range(2):
         own: set[str] = set()
-        for body in itertools.islice(endless(made, user, 2, conflicts), 8):
+        for body in itertools.islice(iterate_forever(pooled, user, 2, conflicts), 8):
             ids = [line["index"]["_id"] for line in lines(bytes(body.data))[0::2]]
             assert len(set(ids) - own) == body.count_added()
             own |= set(ids)
             assert 100 < body.count_added() < 190
-        assert not seen & own
-        seen |= own
+        assert not all_ids & own
+        all_ids |= own
 
 
-def test_a_conflict_can_be_an_update_of_a_document_that_was_sent() -> None:
+def test_conflict_can_be_an_update_of_a_sent_document() -> None:
     action = BulkAction(conflicts="random", conflict_probability_ppm=500_000, on_conflict="update")
-    made = pool(bulk_documents=100, pool_bytes=1, action=action)
-    known: set[str] = set()
-    for body in itertools.islice(endless(made, conflicts="random"), 3):
-        found = lines(bytes(body.data))
-        for line, document in zip(found[0::2], found[1::2], strict=True):
+    pooled = pool(bulk_documents=100, pool_bytes=1, action=action)
+    sent_ids: set[str] = set()
+    for body in itertools.islice(iterate_forever(pooled, conflicts="random"), 3):
+        parsed = lines(bytes(body.data))
+        for line, document in zip(parsed[0::2], parsed[1::2], strict=True):
             (name, meta), *_ = line.items()
-            assert (meta["_id"] in known) == (name == "update")
+            assert (meta["_id"] in sent_ids) == (name == "update")
             assert ("doc" in document) == (name == "update")
-            known.add(meta["_id"])
+            sent_ids.add(meta["_id"])
 
 
-def test_without_conflicts_to_draw_every_id_is_new() -> None:
+def test_every_id_is_new_with_a_conflict_probability_of_0() -> None:
     action = BulkAction(conflicts="sequential", conflict_probability_ppm=0)
-    made = pool(bulk_documents=100, pool_bytes=1, action=action)
+    pooled = pool(bulk_documents=100, pool_bytes=1, action=action)
     ids = [
         line["index"]["_id"]
-        for body in itertools.islice(endless(made, 1, 4, "sequential"), 3)
+        for body in itertools.islice(iterate_forever(pooled, 1, 4, "sequential"), 3)
         for line in lines(bytes(body.data))[0::2]
     ]
     assert ids == [f"{1 + 4 * number:010d}" for number in range(300)]
 
 
-def test_the_bulk_path_carries_pipeline_and_refresh() -> None:
+def test_bulk_path_has_pipeline_and_refresh() -> None:
     action = BulkAction(pipeline="a b", refresh="wait_for")
     assert Bulk(path="/i/_bulk", action=BulkAction()).url_path == "/i/_bulk"
     assert Bulk(path="/i/_bulk", action=action).url_path == "/i/_bulk?pipeline=a+b&refresh=wait_for"
     assert Bulk(path="/i/_bulk?type=doc", action=action).url_path == "/i/_bulk?type=doc&pipeline=a+b&refresh=wait_for"
 
 
-def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
+def test_two_bulk_sizes_or_a_size_of_0_are_refused() -> None:
     with pytest.raises(SpecError, match="cannot be combined with"):
         pool(bulk_documents=1, bulk_bytes=1)
     with pytest.raises(SpecError, match="at least 1"):
@@ -250,29 +255,33 @@ def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["array", "lines", "single"])
 @pytest.mark.parametrize("gzip", [False, True])
-def test_each_document_of_a_run_gets_a_number_of_its_own(kind: str, gzip: bool) -> None:
-    wire = ProtocolOptions(protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number"})
-    protocol = JsonArray.from_wire(wire, "", LoadOptions(gzip=gzip))
+def test_each_document_of_a_run_gets_a_unique_number(kind: str, gzip: bool) -> None:
+    options_of_protocol = ProtocolOptions(
+        protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number"}
+    )
+    protocol = JsonArray.from_options(options_of_protocol, "", LoadOptions(gzip=gzip))
     documents = (b'{"a": 1}', b" {}\n", b'{ "b": {"c": "number"}}')[: protocol.max_documents]
     template = protocol.build_body(documents, 1)
     assert isinstance(template, BodyTemplate)
-    seen = []
+    numbers = []
     ids = IdSequence(1, 3, "none", 1)
     for _ in range(2):
         body = template.fill(ids)
         assert body.documents == len(documents)
-        assert not body.is_idempotent, "what is sent twice is there twice"
+        assert not body.is_idempotent, "a duplicate is stored twice"
         text = bytes(body.text)
-        found = json.loads(text) if kind == "array" else [json.loads(line) for line in text.splitlines()]
-        seen += [int(one.pop("number")) for one in found]
-        assert found == [json.loads(document) for document in documents]
+        parsed = json.loads(text) if kind == "array" else [json.loads(line) for line in text.splitlines()]
+        numbers += [int(document.pop("number")) for document in parsed]
+        assert parsed == [json.loads(document) for document in documents]
         assert len(body.select_items([0]).text) - protocol.overhead_bytes <= len(documents[0])
-    assert seen == [1 + 3 * place for place in range(2 * len(documents))]
+    assert numbers == [1 + 3 * place for place in range(2 * len(documents))]
 
 
-def test_documents_that_have_the_field_of_their_number_already_are_refused() -> None:
-    wire = ProtocolOptions(protocol="json-array", keys={"path": "/", "format": "lines", "sequence": "number"})
-    protocol = JsonArray.from_wire(wire, "", LoadOptions())
+def test_documents_that_already_have_the_sequence_field_are_refused() -> None:
+    options_of_protocol = ProtocolOptions(
+        protocol="json-array", keys={"path": "/", "format": "lines", "sequence": "number"}
+    )
+    protocol = JsonArray.from_options(options_of_protocol, "", LoadOptions())
     protocol.build_body((b'{"a": "number"}', b'{"a": {"number": 5}}', b'{"a": "number}'), 1)
-    with pytest.raises(SpecError, match='documents have a field "number" of their own'):
+    with pytest.raises(SpecError, match='documents already have a field "number"'):
         protocol.build_body((b'{"a": 1}', b'{"a": 1, "number": 5}'), 1)

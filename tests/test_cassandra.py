@@ -14,7 +14,7 @@ import pytest
 from test_run import carried_out
 from thrift_server import StoreServer
 
-from ingest_bench import idl, targets
+from ingest_bench import targets
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import planning
@@ -22,6 +22,7 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import BulkAction, LoadOptions
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.values import GIB, MIB
+from ingest_bench.protocols import thrift_wire
 from ingest_bench.targets import rpc_child
 from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.cassandra import log, thrift
@@ -116,7 +117,7 @@ def test_the_jvm_has_the_chosen_heap_and_collector() -> None:
 
 
 def test_names_of_column_families_are_valid() -> None:
-    assert [*map(idl.table_name, ("nyc_taxis-0", "a.b+c"))] == ["nyc_taxis_0", "a_b_c"]
+    assert [*map(thrift_wire.table_name, ("nyc_taxis-0", "a.b+c"))] == ["nyc_taxis_0", "a_b_c"]
 
 
 def test_the_keyspace_is_created_with_a_column_family_per_index() -> None:
@@ -193,7 +194,7 @@ def test_rows_of_all_pages_are_counted(rows: int, monkeypatch: pytest.MonkeyPatc
     with closing(StoreServer({"a": [b"%05d" % number for number in range(rows)], "b": [b"1"]})) as server:
         assert count(server, "a", "b") == {"a": rows, "b": 1}
         # After the first page, pages are sized by bytes.
-        assert all(15 < rows < 30 for rows in server.asked[1:-1])
+        assert all(15 < rows < 30 for rows in server.page_sizes[1:-1])
 
 
 def test_a_row_without_a_document_is_not_counted() -> None:
@@ -206,7 +207,7 @@ def test_a_page_that_times_out_is_retried_four_times() -> None:
         server.times_out = 4
         assert count(server, "a") == {"a": 1}
         server.times_out = 5
-        with pytest.raises(idl.RaisedError, match="TimedOutException"):
+        with pytest.raises(thrift_wire.ServerError, match="TimedOutException"):
             count(server, "a")
 
 

@@ -12,19 +12,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cql_server import cql_server, frame, raised
+from cql_server import cql_server, encode_error, encode_response
 from test_run import carried_out
 
-from ingest_bench import idl, targets
+from ingest_bench import targets
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.idl import cql
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import planning
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import BulkAction, LoadOptions
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.values import GIB
+from ingest_bench.protocols import cql_wire, thrift_wire
 from ingest_bench.targets import rpc_child
 from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.cassandra import log
@@ -187,8 +187,8 @@ def page(values: Sequence[Sequence[bytes | None]], columns: int, following: byte
 
     flags = 4 if following is None else 6
     state = b"" if following is None else encode(following)
-    head = struct.pack(">iii", cql.ROWS, flags, columns) + state + struct.pack(">i", len(values))
-    return frame(cql.RESULT, head + b"".join(encode(value) for row in values for value in row))
+    head = struct.pack(">iii", cql_wire.ROWS, flags, columns) + state + struct.pack(">i", len(values))
+    return encode_response(cql_wire.RESULT, head + b"".join(encode(value) for row in values for value in row))
 
 
 def count(
@@ -199,15 +199,15 @@ def count(
 
     def reply(request: bytes, _number: int) -> bytes:
         nonlocal pages, failures
-        (length,) = struct.unpack_from(">i", request, cql.HEAD.size)
-        place = cql.HEAD.size + 4 + length
-        text = request[cql.HEAD.size + 4 : place].decode()
+        (length,) = struct.unpack_from(">i", request, cql_wire.HEAD.size)
+        place = cql_wire.HEAD.size + 4 + length
+        text = request[cql_wire.HEAD.size + 4 : place].decode()
         if "system_schema.tables" in text:
             assert "keyspace_name = 'k'" in text
             return page([(name.encode(),) for name in stored], 1)
         if failures:
             failures -= 1
-            return raised(code, "Operation timed out")
+            return encode_error(code, "Operation timed out")
         pages += 1
         match = re.fullmatch(r'SELECT writetime\(document\) FROM "k"\."(\w+)"', text)
         assert match is not None
@@ -240,7 +240,7 @@ def test_rows_without_a_document_and_missing_tables_are_not_counted() -> None:
 @pytest.mark.parametrize(("code", "name"), [(0x1200, "ReadTimeout"), (0x1300, "ReadFailure"), (0x1001, "Overloaded")])
 def test_a_page_that_times_out_is_retried_four_times(code: int, name: str) -> None:
     assert count({"a": [True]}, "a", times_out=4, code=code)[0] == {"a": 1}
-    with pytest.raises(idl.RaisedError, match=name):
+    with pytest.raises(thrift_wire.ServerError, match=name):
         count({"a": [True]}, "a", times_out=5, code=code)
 
 
@@ -248,14 +248,14 @@ def test_create_waits_until_all_nodes_have_the_tables() -> None:
     statements: list[str] = []
 
     def reply(request: bytes, _number: int) -> bytes:
-        (length,) = struct.unpack_from(">i", request, cql.HEAD.size)
-        statements.append(request[cql.HEAD.size + 4 :][:length].decode())
+        (length,) = struct.unpack_from(">i", request, cql_wire.HEAD.size)
+        statements.append(request[cql_wire.HEAD.size + 4 :][:length].decode())
         if "system.local" in statements[-1]:
             return page([(b"new",)], 1)
         if "system.peers" in statements[-1]:
             late = sum("system.peers" in text for text in statements) < 3
             return page([(b"new",), (b"old" if late else b"new",)], 1)
-        return frame(cql.RESULT, struct.pack(">i", 5))
+        return encode_response(cql_wire.RESULT, struct.pack(">i", 5))
 
     with cql_server(reply) as server:
         node = rpc_child.CqlNode(server.address.host, server.address.port)

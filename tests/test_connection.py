@@ -14,10 +14,9 @@ from bulk_server import BulkServer, answer, bulk_server
 
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.connection import Connection
-from ingest_bench.protocols.deadlines import Deadlines
-from ingest_bench.protocols.http1.framing import HttpResponseReader
-from ingest_bench.protocols.verdict import ConnectionBrokenError
-from ingest_bench.protocols.way import Traffic, Upstream, resolve_upstream
+from ingest_bench.protocols.http1 import HttpResponseReader
+from ingest_bench.protocols.response import ConnectionBrokenError
+from ingest_bench.protocols.upstream import Deadlines, Traffic, Upstream, resolve_upstream
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
 LONG_NS = 60 * 10**9
@@ -38,23 +37,28 @@ def traffic() -> Traffic:
     return Traffic()
 
 
-def opened(way: Upstream) -> Connection:
-    return Connection(way, HttpResponseReader())
+def new_connection(upstream: Upstream) -> Connection:
+    return Connection(upstream, HttpResponseReader())
 
 
-def connected(server: BulkServer, traffic: Traffic) -> Connection:
-    return opened(resolve_upstream(ServerAddress(endpoint=server.address), traffic=traffic))
+def connect_to(listener: socket.socket, traffic: Traffic) -> Connection:
+    address = Endpoint(*listener.getsockname())
+    return new_connection(resolve_upstream(ServerAddress(endpoint=address), traffic=traffic))
 
 
-def exchanged(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
-    answer = connection.exchange(head(body), body, LONG_NS)
-    return answer.status, answer.body
+def connect(server: BulkServer, traffic: Traffic) -> Connection:
+    return new_connection(resolve_upstream(ServerAddress(endpoint=server.address), traffic=traffic))
 
 
-def test_requests_share_one_connection_and_every_byte_is_counted(server: BulkServer, traffic: Traffic) -> None:
-    connection = connected(server, traffic)
+def exchange(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
+    response = connection.exchange(head(body), body, LONG_NS)
+    return response.status, response.body
+
+
+def test_requests_share_one_connection_and_all_bytes_are_counted(server: BulkServer, traffic: Traffic) -> None:
+    connection = connect(server, traffic)
     for _ in range(20):
-        assert exchanged(connection)[0] == 200
+        assert exchange(connection)[0] == 200
     connection.close()
     assert server.requests == 20
     assert server.connections == traffic.connects == 1
@@ -62,70 +66,58 @@ def test_requests_share_one_connection_and_every_byte_is_counted(server: BulkSer
     assert server.ports == traffic.local_ports
 
 
-def test_a_body_larger_than_any_socket_buffer_arrives_whole(server: BulkServer, traffic: Traffic) -> None:
+def test_body_larger_than_any_socket_buffer_is_sent_completely(server: BulkServer, traffic: Traffic) -> None:
     server.keep_bodies = True
     body = b'{"index":{}}\n{"a":"%s"}\n' % (b"0123456789" * 2_000_000)
-    connection = connected(server, traffic)
-    assert exchanged(connection, body)[0] == 200
+    connection = connect(server, traffic)
+    assert exchange(connection, body)[0] == 200
     connection.close()
     assert server.bodies == [body]
     assert traffic.bytes_written == server.bytes_read == connection.bytes_sent
 
 
-def test_an_answer_longer_than_the_buffer_is_read_whole(traffic: Traffic) -> None:
-    said = b"0123456789" * 100_000
-    with bulk_server(lambda _body, _number: answer(said)) as server:
-        connection = connected(server, traffic)
-        assert exchanged(connection) == (200, said)
+def test_response_longer_than_the_buffer_is_read_completely(traffic: Traffic) -> None:
+    content = b"0123456789" * 100_000
+    with bulk_server(lambda _body, _number: answer(content)) as server:
+        connection = connect(server, traffic)
+        assert exchange(connection) == (200, content)
         connection.close()
 
 
-def test_after_an_answer_that_outgrew_the_buffer_and_broke_off_the_next_one_is_read(traffic: Traffic) -> None:
+def test_next_response_is_read_after_a_truncated_large_one(traffic: Traffic) -> None:
     def reply(_body: bytes, number: int) -> bytes | None:
         if number == 2:
             server.send(answer(b"x" * 600_000)[:400_000])
             return None
-        return answer(b"said %d times" % 10**number)
+        return answer(b"sent %d times" % 10**number)
 
     with bulk_server(reply) as server:
-        connection = connected(server, traffic)
-        assert exchanged(connection) == (200, b"said 10 times")
-        with pytest.raises(ConnectionBrokenError, match="in the middle of its answer"):
-            exchanged(connection)
+        connection = connect(server, traffic)
+        assert exchange(connection) == (200, b"sent 10 times")
+        with pytest.raises(ConnectionBrokenError, match="in the middle of its response"):
+            exchange(connection)
         with gevent.Timeout(10):
-            assert exchanged(connection) == (200, b"said 1000 times")
+            assert exchange(connection) == (200, b"sent 1000 times")
         connection.close()
 
 
 @pytest.mark.parametrize(
-    "outgrows",
+    "large_response",
     [
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n" % 600_000 + b"x" * 600_000 + b"\r\n0\r\n\r\n",
         answer(b"x" * 600_000, headers="connection: close\r\n"),
     ],
     ids=["in chunks", "the last one"],
 )
-def test_an_answer_like_the_usual_one_is_itself_after_one_that_outgrew_the_buffer(
-    traffic: Traffic, outgrows: bytes
-) -> None:
-    replies = {1: answer(b"first"), 2: outgrows, 3: answer(b"third")}
+def test_usual_response_is_read_after_one_that_outgrew_the_buffer(traffic: Traffic, large_response: bytes) -> None:
+    replies = {1: answer(b"first"), 2: large_response, 3: answer(b"third")}
     with bulk_server(lambda _body, number: replies[number]) as server:
-        connection = connected(server, traffic)
-        assert [exchanged(connection)[1][:5] for _ in range(3)] == [b"first", b"xxxxx", b"third"]
+        connection = connect(server, traffic)
+        assert [exchange(connection)[1][:5] for _ in range(3)] == [b"first", b"xxxxx", b"third"]
         connection.close()
 
 
-def test_a_chunked_answer_is_put_together(traffic: Traffic) -> None:
-    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n186a0\r\n" + b"x" * 100_000
-    with bulk_server(lambda _body, _number: chunked + b"\r\n0\r\n\r\n") as server:
-        connection = connected(server, traffic)
-        assert exchanged(connection) == (200, b"abcd" + b"x" * 100_000)
-        assert exchanged(connection)[0] == 200
-        connection.close()
-        assert server.connections == 1
-
-
-def test_an_answer_that_ends_with_the_connection_is_read_and_the_next_request_connects_again(traffic: Traffic) -> None:
+def test_response_that_ends_with_the_connection_is_read(traffic: Traffic) -> None:
     def reply(_body: bytes, number: int) -> bytes | None:
         if number > 1:
             return answer(b"later")
@@ -133,99 +125,63 @@ def test_an_answer_that_ends_with_the_connection_is_read_and_the_next_request_co
         return None
 
     with bulk_server(reply) as server:
-        connection = connected(server, traffic)
-        assert exchanged(connection) == (200, b"all of it")
-        assert exchanged(connection) == (200, b"later")
+        connection = connect(server, traffic)
+        assert exchange(connection) == (200, b"all of it")
+        assert exchange(connection) == (200, b"later")
         connection.close()
         assert server.connections == 2
 
 
-def test_a_server_that_says_close_is_connected_to_again(traffic: Traffic) -> None:
+def test_connection_close_header_makes_the_next_request_reconnect(traffic: Traffic) -> None:
     with bulk_server(lambda _body, _number: answer(b"{}", headers="Connection: close\r\n")) as server:
-        connection = connected(server, traffic)
-        assert [exchanged(connection)[0] for _ in range(3)] == [200, 200, 200]
+        connection = connect(server, traffic)
+        assert [exchange(connection)[0] for _ in range(3)] == [200, 200, 200]
         assert server.connections == 3
 
 
 @pytest.mark.parametrize(
-    ("reply", "outcome", "said"),
+    ("reply", "outcome", "message"),
     [
-        (None, "connection-error", "closed the connection before it answered"),
-        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "invalid-response", "not an HTTP answer"),
+        (None, "connection-error", "closed the connection before it responded"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "invalid-response", "not an HTTP/1 response"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabcd", "invalid-response", "2 bytes more"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: four\r\n\r\nabcd", "invalid-response", "content-length"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "invalid-response", "chunk size"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "invalid-response", "has no end"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "invalid-response", "head is longer than"),
     ],
 )
-def test_each_broken_answer_has_its_outcome_and_the_next_request_works(
-    traffic: Traffic, reply: bytes | None, outcome: str, said: str
+def test_invalid_response_has_an_outcome_and_the_next_request_works(
+    traffic: Traffic, reply: bytes | None, outcome: str, message: str
 ) -> None:
     with bulk_server(lambda _body, number: reply if number == 1 else answer(b"{}")) as server:
-        connection = connected(server, traffic)
-        with pytest.raises(ConnectionBrokenError, match=said) as raised:
-            exchanged(connection)
+        connection = connect(server, traffic)
+        with pytest.raises(ConnectionBrokenError, match=message) as raised:
+            exchange(connection)
         assert raised.value.outcome == outcome
-        assert exchanged(connection) == (200, b"{}")
+        assert exchange(connection) == (200, b"{}")
         connection.close()
 
 
-def test_a_server_that_closes_in_the_middle_of_its_answer_is_a_connection_error(traffic: Traffic) -> None:
-    def reply(_body: bytes, _number: int) -> None:
-        server.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc")
-
-    with bulk_server(reply) as server, pytest.raises(ConnectionBrokenError, match="in the middle of its answer"):
-        exchanged(connected(server, traffic))
-
-
-def test_a_server_that_closes_in_the_middle_of_the_body_is_a_connection_error(traffic: Traffic) -> None:
+def test_server_that_closes_during_the_request_is_a_connection_error(traffic: Traffic) -> None:
     with bulk_server(lambda _body, _number: None, stop_reading_after_bytes=1) as server:
-        connection = connected(server, traffic)
+        connection = connect(server, traffic)
         with pytest.raises(ConnectionBrokenError) as raised:
-            exchanged(connection, b"x" * 50_000_000)
+            exchange(connection, b"x" * 50_000_000)
         assert raised.value.outcome == "connection-error"
         assert connection.bytes_sent < 50_000_000
 
 
-def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    connection = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
-    sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
-    gevent.sleep(0)
-    accepted = listener.accept()[0]
-    accepted.sendall(answer(b"too large", "413 Request Entity Too Large"))
-    assert sender.get(timeout=60) == (413, b"too large")
-    assert connection.bytes_sent < 50_000_000
-    accepted.close()
-    listener.close()
-
-
-def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traffic) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    connection = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
-    sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
-    gevent.sleep(0)
-    accepted = listener.accept()[0]
-    accepted.sendall(answer(b'{"errors":false}'))
-    with pytest.raises(ConnectionBrokenError, match="before it had the whole request"):
-        sender.get(timeout=60)
-    accepted.close()
-    listener.close()
-
-
-class ByHand:
-    """A server whose every byte the test sends, and one request to it that is under way."""
+class ManualServer:
+    """Server whose bytes the test sends, and one pending request to it."""
 
     def __init__(self, traffic: Traffic, body: bytes = BODY) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._opened: list[socket.socket] = []
-        self.connection = opened(
-            resolve_upstream(ServerAddress(endpoint=Endpoint(*self._listener.getsockname())), traffic=traffic)
-        )
-        self.ask(body)
+        self.connection = connect_to(self._listener, traffic)
+        self.start_request(body)
 
-    def ask(self, body: bytes = BODY) -> None:
-        self.request = gevent.spawn(exchanged, self.connection, body)
+    def start_request(self, body: bytes = BODY) -> None:
+        self.request = gevent.spawn(exchange, self.connection, body)
         gevent.sleep(0)
         with gevent.Timeout(60):
             while not self.connection.bytes_sent:
@@ -233,100 +189,121 @@ class ByHand:
         self.accepted = self._listener.accept()[0]
         self._opened.append(self.accepted)
 
-    def say(self, data: bytes) -> None:
-        """Bytes that are in the client's kernel when this comes back: nothing else had its turn."""
+    def send(self, data: bytes) -> None:
+        """Send bytes; on return they are in the client's kernel, and no greenlet has run."""
         self.accepted.sendall(data)
 
-    def is_read(self) -> None:
-        """The client has taken everything that was said, and waits again."""
+    def wait_until_read(self) -> None:
+        """Wait until the client has read all sent bytes and waits again."""
         sock = self.connection._sock
         assert sock is not None
         with gevent.Timeout(60):
             while select.select([sock], [], [], 0)[0]:
                 gevent.sleep(0)
 
+    def read_request(self, body: bytes) -> None:
+        """Read a whole request while the client sends it."""
+        missing = len(head(body) + body)
+        with gevent.Timeout(60):
+            while missing:
+                gevent.sleep(0)
+                if select.select([self.accepted], [], [], 0)[0]:
+                    missing -= len(self.accepted.recv(1 << 20))
+
     def close(self) -> None:
         self.connection.close()
-        for one in (*self._opened, self._listener):
-            one.close()
+        for sock in (*self._opened, self._listener):
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        (answer(b"too large", "413 Request Entity Too Large"), ""),
+        (answer(b'{"errors":false}'), "before it had the whole request"),
+    ],
+    ids=["error", "success"],
+)
+def test_only_an_error_response_before_the_end_of_the_request_is_accepted(
+    traffic: Traffic, response: bytes, error: str
+) -> None:
+    manual = ManualServer(traffic, b"x" * 50_000_000)
+    manual.send(response)
+    if error:
+        with pytest.raises(ConnectionBrokenError, match=error):
+            manual.request.get(timeout=60)
+    else:
+        assert manual.request.get(timeout=60) == (413, b"too large")
+        assert manual.connection.bytes_sent < 50_000_000
+    manual.close()
 
 
 @pytest.fixture
-def by_hand(traffic: Traffic) -> Iterator[ByHand]:
-    made = ByHand(traffic)
-    yield made
-    made.close()
+def manual(traffic: Traffic) -> Iterator[ManualServer]:
+    manual_server = ManualServer(traffic)
+    yield manual_server
+    manual_server.close()
 
 
-def test_an_answer_and_its_expiry_in_one_turn_leave_the_next_request_alone(by_hand: ByHand) -> None:
-    by_hand.say(answer(b"in time"))
-    by_hand.connection.expire("timeout")
-    assert by_hand.request.get(timeout=60) == (200, b"in time")
-    by_hand.ask()
-    by_hand.say(answer(b"and the next"))
-    assert by_hand.request.get(timeout=60) == (200, b"and the next")
+def test_expiry_right_after_a_response_does_not_affect_the_next_request(manual: ManualServer) -> None:
+    manual.send(answer(b"in time"))
+    manual.connection.expire("timeout")
+    assert manual.request.get(timeout=60) == (200, b"in time")
+    manual.start_request()
+    manual.send(answer(b"and the next"))
+    assert manual.request.get(timeout=60) == (200, b"and the next")
 
 
-def test_the_first_byte_of_an_answer_is_not_its_last(by_hand: ByHand) -> None:
-    assert by_hand.connection.first_byte_ns == 0
-    first, rest = answer(b"hello")[:1], answer(b"hello")[1:]
-    by_hand.say(first)
-    by_hand.is_read()
+def test_first_byte_time_is_that_of_the_first_byte(manual: ManualServer) -> None:
+    assert manual.connection.first_byte_ns == 0
+    first, remaining = answer(b"hello")[:1], answer(b"hello")[1:]
+    manual.send(first)
+    manual.wait_until_read()
     between_ns = time.monotonic_ns()
-    by_hand.say(rest)
-    assert by_hand.request.get(timeout=60) == (200, b"hello")
-    assert by_hand.connection.sent_ns < by_hand.connection.first_byte_ns < between_ns
+    manual.send(remaining)
+    assert manual.request.get(timeout=60) == (200, b"hello")
+    assert manual.connection.sent_ns < manual.connection.first_byte_ns < between_ns
 
 
-def test_a_request_is_written_when_the_kernel_has_its_last_byte(traffic: Traffic) -> None:
+def test_written_time_is_when_the_kernel_has_the_last_byte(traffic: Traffic) -> None:
     body = b"x" * 20_000_000
-    by_hand = ByHand(traffic, body)
+    manual = ManualServer(traffic, body)
     gevent.sleep(0.05)
-    assert by_hand.connection.sent_ns > 0
-    assert by_hand.connection.written_ns == 0
+    assert manual.connection.sent_ns > 0
+    assert manual.connection.written_ns == 0
     before_ns = time.monotonic_ns()
-    missing = len(head(body) + body)
-    with gevent.Timeout(60):
-        while missing:
-            gevent.sleep(0)
-            if select.select([by_hand.accepted], [], [], 0)[0]:
-                missing -= len(by_hand.accepted.recv(1 << 20))
-    by_hand.say(answer(b"hello"))
-    assert by_hand.request.get(timeout=60) == (200, b"hello")
-    by_hand.close()
-    assert before_ns < by_hand.connection.written_ns <= by_hand.connection.first_byte_ns
+    manual.read_request(body)
+    manual.send(answer(b"hello"))
+    assert manual.request.get(timeout=60) == (200, b"hello")
+    manual.close()
+    assert before_ns < manual.connection.written_ns <= manual.connection.first_byte_ns
 
 
-def test_interim_answers_are_skipped_and_are_not_the_first_byte(by_hand: ByHand) -> None:
+def test_interim_responses_do_not_count_as_the_first_byte(manual: ManualServer) -> None:
     for interim in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"):
-        by_hand.say(interim)
-        by_hand.is_read()
+        manual.send(interim)
+        manual.wait_until_read()
     between_ns = time.monotonic_ns()
-    by_hand.say(answer(b"hello"))
-    assert by_hand.request.get(timeout=60) == (200, b"hello")
-    assert by_hand.connection.first_byte_ns > between_ns
+    manual.send(answer(b"hello"))
+    assert manual.request.get(timeout=60) == (200, b"hello")
+    assert manual.connection.first_byte_ns > between_ns
 
 
-def test_an_interim_answer_does_not_end_the_sending_of_a_request(traffic: Traffic) -> None:
+def test_interim_response_does_not_stop_the_sending_of_a_request(traffic: Traffic) -> None:
     body = b"x" * 20_000_000
-    by_hand = ByHand(traffic, body)
-    by_hand.say(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Ear")
-    by_hand.is_read()
-    by_hand.say(b"ly Hints\r\n\r\n")
-    by_hand.is_read()
-    missing = len(head(body) + body)
-    with gevent.Timeout(60):
-        while missing:
-            gevent.sleep(0)
-            if select.select([by_hand.accepted], [], [], 0)[0]:
-                missing -= len(by_hand.accepted.recv(1 << 20))
-    by_hand.say(answer(b"all of it"))
-    assert by_hand.request.get(timeout=60) == (200, b"all of it")
-    assert by_hand.connection.bytes_sent == len(head(body) + body)
-    by_hand.close()
+    manual = ManualServer(traffic, body)
+    manual.send(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Ear")
+    manual.wait_until_read()
+    manual.send(b"ly Hints\r\n\r\n")
+    manual.wait_until_read()
+    manual.read_request(body)
+    manual.send(answer(b"all of it"))
+    assert manual.request.get(timeout=60) == (200, b"all of it")
+    assert manual.connection.bytes_sent == len(head(body) + body)
+    manual.close()
 
 
-def test_a_server_that_drips_is_given_the_time_of_one_exchange(traffic: Traffic) -> None:
+def test_slow_response_times_out_after_the_time_of_one_exchange(traffic: Traffic) -> None:
     over = threading.Event()
 
     def drip(_body: bytes, _number: int) -> None:
@@ -336,20 +313,20 @@ def test_a_server_that_drips_is_given_the_time_of_one_exchange(traffic: Traffic)
             server.send(bytes([byte]))
 
     with bulk_server(drip) as server:
-        assert expired(Deadlines(), connected(server, traffic)) == "timeout"
+        assert wait_for_expiry(Deadlines(), connect(server, traffic)) == "timeout"
         over.set()
 
 
-def test_nobody_listening_is_a_connection_error(traffic: Traffic) -> None:
+def test_refused_connection_is_a_connection_error(traffic: Traffic) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        connection = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*unused.getsockname())), traffic=traffic))
+        connection = connect_to(unused, traffic)
         with pytest.raises(ConnectionBrokenError, match=r"connect to .*refused"):
             connection.exchange(head(BODY), BODY, LONG_NS)
     assert connection.sent_ns == 0
 
 
-def expired(deadlines: Deadlines, connection: Connection) -> str:
+def wait_for_expiry(deadlines: Deadlines, connection: Connection) -> str:
     deadlines.watch(connection)
     try:
         with pytest.raises(ConnectionBrokenError) as raised:
@@ -359,47 +336,43 @@ def expired(deadlines: Deadlines, connection: Connection) -> str:
     return raised.value.outcome
 
 
-def test_a_server_that_never_answers_times_out(traffic: Traffic) -> None:
+def test_missing_response_times_out(traffic: Traffic) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = opened(
-            resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic)
-        )
-        assert expired(Deadlines(), connection) == "timeout"
+        connection = connect_to(listener, traffic)
+        assert wait_for_expiry(Deadlines(), connection) == "timeout"
         assert connection.bytes_sent == len(head(BODY) + BODY)
 
 
-def test_a_server_that_never_takes_the_connection_times_out(traffic: Traffic) -> None:
+def test_unaccepted_connection_times_out(traffic: Traffic) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         waiting = []
         for _ in range(3):  # a full backlog: the kernel drops the SYN of one more
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(listener.getsockname())
-            waiting.append(one)
-        connection = opened(
-            resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic)
-        )
-        assert expired(Deadlines(), connection) == "timeout"
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+            waiting.append(sock)
+        connection = connect_to(listener, traffic)
+        assert wait_for_expiry(Deadlines(), connection) == "timeout"
         assert connection.sent_ns == 0
-        for one in waiting:
-            one.close()
+        for sock in waiting:
+            sock.close()
 
 
-def test_at_the_end_only_requests_that_wait_are_cut_off(traffic: Traffic) -> None:
+def test_cut_off_ends_only_pending_requests(traffic: Traffic) -> None:
     deadlines = Deadlines()
     with socket.create_server(("127.0.0.1", 0)) as listener, bulk_server() as server:
-        idle = connected(server, traffic)
+        idle = connect(server, traffic)
         deadlines.watch(idle)
-        assert exchanged(idle)[0] == 200
-        stuck = opened(resolve_upstream(ServerAddress(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
+        assert exchange(idle)[0] == 200
+        stuck = connect_to(listener, traffic)
         deadlines.watch(stuck)
-        sender = gevent.spawn(exchanged, stuck)
+        sender = gevent.spawn(exchange, stuck)
         sender.link_exception(lambda _: None)
         gevent.sleep(0)
         deadlines.cut_off()
         gevent.wait([sender], timeout=60)
         assert isinstance(sender.exception, ConnectionBrokenError)
         assert sender.exception.outcome == "cut-off"
-        assert exchanged(idle)[0] == 200
+        assert exchange(idle)[0] == 200
         assert server.connections == 1
         deadlines.close()

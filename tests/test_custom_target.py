@@ -166,7 +166,7 @@ LONG_PATH = "/".join(["x" * 200] * 20 + ["y" * 70])
         ("[protocol\n", r"mine\.toml: "),
         # Each key is valid, but not their combination.
         ('[protocol]\npath = "/"\n' + JAR, r'mine: protocol: the key "name" is missing'),
-        ('[protocol]\nname = "jsn-array"\n' + JAR, r'mine: protocol: there is no protocol "jsn-array"; did you'),
+        ('[protocol]\nname = "jsn-array"\n' + JAR, r'mine: protocol: unknown protocol "jsn-array"; did you'),
         (PROTOCOL + 'formt = "lines"\n' + JAR, r'mine: protocol: unknown key "formt"; did you mean "format"'),
         (PROTOCOL + "[start]\n", r"mine: start: give one of jar, main, source and command \(found none of them\)"),
         (PROTOCOL + JAR + 'source = "Main.java"\n', r"mine: start: give one of .*\(found jar and source\)"),

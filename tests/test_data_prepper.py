@@ -25,7 +25,7 @@ from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network.plan import link_plan
 from ingest_bench.protocols.json_array import JsonArray
-from ingest_bench.protocols.verdict import Response
+from ingest_bench.protocols.response import Response
 from ingest_bench.targets import counting, data_prepper
 from ingest_bench.targets.base import NodeStart, check_targets
 from ingest_bench.targets.data_prepper import DataPrepper
@@ -218,7 +218,7 @@ def test_counts_become_columns() -> None:
 
 def test_documents_are_unknown_after_a_408_and_refused_after_a_413() -> None:
     wire = DataPrepper().wire(data_prepper_options(), catalog.load_workload("geonames"))
-    protocol = JsonArray.from_wire(wire, "", LoadOptions())
+    protocol = JsonArray.from_options(wire, "", LoadOptions())
     body = Body(b"[{}]", 1, sizes=np.array([4]))
 
     def judge(status: int) -> tuple[int, int]:

@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 from bulk_server import BulkServer, bulk_server
 from fault_lab import build_query, make_cell, make_fault
-from test_connection import BODY, LONG_NS, exchanged, expired, head, opened
+from test_connection import BODY, LONG_NS, exchange, head, new_connection, wait_for_expiry
 
 from ingest_bench.faults import checks, name_server, timeline
 from ingest_bench.faults.dns_failure import NodeNames, serve_names
 from ingest_bench.faults.kind import Stage
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.connection import Connection
-from ingest_bench.protocols.deadlines import Deadlines
-from ingest_bench.protocols.verdict import ConnectionBrokenError
-from ingest_bench.protocols.way import Traffic, resolve_upstream
+from ingest_bench.protocols.response import ConnectionBrokenError
+from ingest_bench.protocols.upstream import Deadlines, Traffic, resolve_upstream
 
 SERVFAIL = make_fault("dns-failure")
 LOST = "look up node-1.ingest-bench.test"
@@ -41,7 +40,7 @@ def names(server: BulkServer) -> Iterator[NodeNames]:
 
 
 def connect(names: NodeNames) -> Connection:
-    return opened(resolve_upstream(*names.addresses, traffic=Traffic()))
+    return new_connection(resolve_upstream(*names.addresses, traffic=Traffic()))
 
 
 def get_connection_error(connection: Connection) -> str:
@@ -56,10 +55,10 @@ def test_open_connections_stay_and_new_ones_fail_until_the_last_fault_ends(
 ) -> None:
     stage = Stage(names=names)
     connection, later = connect(names), connect(names)
-    assert exchanged(connection)[0] == 200
+    assert exchange(connection)[0] == 200
     first, second = timeline.begin_fault(SERVFAIL, stage), timeline.begin_fault(SERVFAIL, stage)
     for _ in range(3):
-        assert exchanged(connection)[0] == 200
+        assert exchange(connection)[0] == 200
     assert LOST in get_connection_error(later)
     assert int(first.end().removesuffix(" lookups failed")) >= 1
     connection.close()
@@ -67,7 +66,7 @@ def test_open_connections_stay_and_new_ones_fail_until_the_last_fault_ends(
     second.end()
     # Neither an answer nor a failure is cached.
     for reopened in (connection, later):
-        assert exchanged(reopened)[0] == 200
+        assert exchange(reopened)[0] == 200
         reopened.close()
     assert server.connections == 3
     assert timeline.begin_fault(SERVFAIL, stage).end() == "no client resolved the name"
@@ -78,22 +77,22 @@ def test_silent_name_server_makes_a_request_time_out(names: NodeNames) -> None:
     silent = timeline.begin_fault(make_fault("dns-failure", resolver="silent"), stage)
     start_s = time.monotonic()
     # The request's timeout is 50 ms; a lookup alone takes at least 5 s.
-    assert expired(Deadlines(), connection) == "timeout"
+    assert wait_for_expiry(Deadlines(), connection) == "timeout"
     assert time.monotonic() - start_s < 4
     assert connection.sent_ns == 0
     servfail = timeline.begin_fault(SERVFAIL, stage)
     assert "look up" in get_connection_error(connection)
     servfail.end()
     assert int(silent.end().removesuffix(" lookups failed")) >= 2
-    assert exchanged(connection)[0] == 200
+    assert exchange(connection)[0] == 200
     connection.close()
 
 
 def test_next_address_is_tried_after_a_failed_lookup(server: BulkServer, names: NodeNames) -> None:
     unknown = ServerAddress(endpoint=Endpoint("unknown.ingest-bench.test", 9), resolver=names.addresses[0].resolver)
-    connection = opened(resolve_upstream(unknown, *names.addresses, traffic=Traffic()))
+    connection = new_connection(resolve_upstream(unknown, *names.addresses, traffic=Traffic()))
     assert "look up unknown.ingest-bench.test" in get_connection_error(connection)
-    assert exchanged(connection)[0] == 200
+    assert exchange(connection)[0] == 200
     assert server.requests == 1
     connection.close()
 

@@ -34,11 +34,11 @@ from ingest_bench.model.target import (
     StartOptions,
     TargetOptions,
 )
-from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.protocols.bulk import BulkKeys
+from ingest_bench.protocols.cassandra import RowKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
 from ingest_bench.protocols.kafka import KafkaKeys
-from ingest_bench.protocols.rows import RowKeys
+from ingest_bench.protocols.protocol import PROTOCOLS
 from ingest_bench.report import gate
 from ingest_bench.report.gate import Threshold
 

@@ -1,4 +1,4 @@
-"""Synthetic documents: their sizes, their distributions, and that a seed decides them."""
+"""Synthetic documents: sizes, distributions and seeds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WORKLOADS = sorted(files.data_files("workloads"))
 
 
 @cache
-def made(name: str) -> list[bytes]:
-    """A thousand documents or more of a shipped workload, made once for all tests."""
+def shipped_documents(name: str) -> list[bytes]:
+    """Return at least 1,000 documents of a shipped workload, generated once for all tests."""
     documents = DocumentGenerator(catalog.load_workload(name), 1)
     return [text for number in range(-(-1000 // documents.size)) for text in documents.block(number)]
 
@@ -41,38 +41,32 @@ def documents(*fields: dict[str, Any], seed: int = 1, block: int = 0) -> list[di
     return [json.loads(text) for text in DocumentGenerator(workload(*fields), seed).block(block)]
 
 
-def test_the_five_workloads_of_the_issue_are_there() -> None:
-    assert {"geonames", "geopoint", "nyc_taxis", "percolator", "pmc"} <= set(WORKLOADS)
-    bulks = {name: catalog.load_workload(name).bulk_documents for name in WORKLOADS}
-    assert bulks == {"geonames": 5000, "geopoint": 5000, "nyc_taxis": 10000, "percolator": 5000, "pmc": 500}
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> None:
-    found = catalog.load_workload(name)
-    block = made(name)
+def test_mean_size_is_within_5_percent_of_the_published_one(name: str) -> None:
+    shipped = catalog.load_workload(name)
+    block = shipped_documents(name)
     mean = sum(len(text) + 1 for text in block) / len(block)
-    assert mean == pytest.approx(found.mean_document_bytes, rel=0.05)
+    assert mean == pytest.approx(shipped.mean_document_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_document_is_json_in_one_line_with_mapped_fields_only(name: str) -> None:
-    found = catalog.load_workload(name)
-    for text in made(name)[:500]:
+def test_every_document_is_one_line_of_json_with_mapped_fields(name: str) -> None:
+    shipped = catalog.load_workload(name)
+    for text in shipped_documents(name)[:500]:
         assert b"\n" not in text
-        assert set(json.loads(text)) <= set(found.mapping["mappings"]["properties"])
+        assert set(json.loads(text)) <= set(shipped.mapping["mappings"]["properties"])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_names_its_source_and_keeps_its_published_figures(name: str) -> None:
-    found = catalog.load_workload(name)
+def test_workload_names_its_source_and_published_size(name: str) -> None:
+    shipped = catalog.load_workload(name)
     assert files.data_files("workloads")[name].read_text().startswith("# ")
-    assert found.published_documents > 500_000
-    assert found.users == 8
-    assert found.source.startswith("https://")
+    assert shipped.published_documents > 500_000
+    assert shipped.users == 8
+    assert shipped.source.startswith("https://")
 
 
-def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None:
+def test_seed_determines_the_documents() -> None:
     fare = {"name": "fare", "kind": "decimal", "minimum": 1, "maximum": 99, "median": 9}
     spot = {"name": "spot", "kind": "point", "places": [{"latitude": 40, "longitude": -73, "spread": 1}]}
     taxis = workload({"name": "n", "kind": "phrase", "minimum": 1, "maximum": 3}, fare, spot)
@@ -82,35 +76,38 @@ def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None
     assert first.block(3) != first.block(4)
 
 
-def test_processes_make_each_block_once() -> None:
-    whole = DocumentGenerator(workload({"name": "n", "kind": "id"}), 1)
-    halves = [whole.blocks(0, 2), whole.blocks(1, 2)]
+def test_workers_generate_each_block_once() -> None:
+    generator = DocumentGenerator(workload({"name": "n", "kind": "id"}), 1)
+    halves = [generator.blocks(0, 2), generator.blocks(1, 2)]
     numbers = [json.loads(text)["n"] for half in halves for _ in range(2) for text in next(half)]
     assert sorted(numbers) == list(range(4 * BLOCK_DOCUMENTS))
 
 
-def test_a_choice_comes_as_often_as_its_weight_says() -> None:
-    found = [one["n"] for one in documents({"name": "n", "kind": "choice", "choices": ["a", "b"], "weights": [9, 1]})]
-    assert found.count("b") / len(found) == pytest.approx(0.1, abs=0.03)
+def test_choice_is_as_frequent_as_its_weight() -> None:
+    values = [
+        document["n"]
+        for document in documents({"name": "n", "kind": "choice", "choices": ["a", "b"], "weights": [9, 1]})
+    ]
+    assert values.count("b") / len(values) == pytest.approx(0.1, abs=0.03)
 
 
-def test_a_field_is_in_the_given_share_of_the_documents() -> None:
+def test_field_is_present_in_a_share_of_the_documents() -> None:
     first = {"name": "n", "kind": "id"}
-    found = documents(first, {"name": "m", "kind": "constant", "value": None, "present": 0.25})
-    assert sum("m" in one for one in found) / len(found) == pytest.approx(0.25, abs=0.04)
+    generated = documents(first, {"name": "m", "kind": "constant", "value": None, "present": 0.25})
+    assert sum("m" in document for document in generated) / len(generated) == pytest.approx(0.25, abs=0.04)
 
 
-def test_fields_of_one_row_belong_together() -> None:
+def test_fields_of_one_row_are_consistent() -> None:
     a = {"name": "a", "kind": "decimal", "minimum": 1, "maximum": 9, "row": "r"}
     b = {"name": "b", "kind": "decimal", "minimum": 1, "maximum": 9, "row": "r"}
     total = {"name": "c", "kind": "sum", "of": ["a", "b"], "row": "r"}
-    for one in documents(a, b, total):
-        assert one["c"] == pytest.approx(one["a"] + one["b"], abs=0.011)
+    for document in documents(a, b, total):
+        assert document["c"] == pytest.approx(document["a"] + document["b"], abs=0.011)
 
 
-def test_a_ride_ends_after_it_began_and_costs_the_sum_of_its_parts() -> None:
+def test_taxi_rides_have_consistent_dates_and_sums() -> None:
     parts = ("fare_amount", "extra", "mta_tax", "tip_amount", "tolls_amount", "improvement_surcharge")
-    for text in made("nyc_taxis"):
+    for text in shipped_documents("nyc_taxis"):
         ride = json.loads(text)
         assert ride["pickup_datetime"] <= ride["dropoff_datetime"]
         assert ride["total_amount"] == pytest.approx(sum(ride[part] for part in parts), abs=0.011)
@@ -121,7 +118,7 @@ def test_a_ride_ends_after_it_began_and_costs_the_sum_of_its_parts() -> None:
 
 @pytest.fixture(params=["UTC", "Asia/Tokyo", "America/New_York"])
 def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine's time zone."""
+    """Set the time zone of the machine."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", request.param)
         time.tzset()
@@ -130,7 +127,7 @@ def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.usefixtures("_zone")
-def test_dates_are_the_same_in_every_time_zone() -> None:
+def test_dates_do_not_depend_on_the_time_zone() -> None:
     def second(start: str, end: str) -> str:
         return str(documents({"name": "n", "kind": "date", "start": start, "end": end})[0]["n"])
 
@@ -142,33 +139,33 @@ def test_dates_are_the_same_in_every_time_zone() -> None:
 
 def test_words_follow_zipfs_law() -> None:
     text = {"name": "n", "kind": "text", "mean": 20000, "vocabulary": 5000}
-    found: dict[str, int] = {}
-    for one in documents(text)[:40]:
-        for word in one["n"].lower().replace(".", "").replace(",", "").split():
-            found[word] = found.get(word, 0) + 1
-    counts = sorted(found.values(), reverse=True)
-    assert max(found, key=found.__getitem__) == "the"
+    counts_by_word: dict[str, int] = {}
+    for document in documents(text)[:40]:
+        for word in document["n"].lower().replace(".", "").replace(",", "").split():
+            counts_by_word[word] = counts_by_word.get(word, 0) + 1
+    counts = sorted(counts_by_word.values(), reverse=True)
+    assert max(counts_by_word, key=counts_by_word.__getitem__) == "the"
     # Mandelbrot: rank 1 against rank 100 is ((100 + 2.7) / (1 + 2.7)) ** 1.07 = 35.
     assert 20 < counts[0] / counts[99] < 60
 
 
-def test_text_lengths_have_the_exact_mean_and_are_cut_between_words() -> None:
-    sizes = [len(one["n"]) for one in documents({"name": "n", "kind": "text", "mean": 3000})]
+def test_text_lengths_have_the_exact_mean() -> None:
+    sizes = [len(document["n"]) for document in documents({"name": "n", "kind": "text", "mean": 3000})]
     assert sum(sizes) / len(sizes) == pytest.approx(3000, rel=0.01)
     assert min(sizes) < 1500
     assert max(sizes) > 6000
 
 
-def test_an_object_holds_fields_and_a_list_holds_values() -> None:
+def test_objects_have_fields_and_lists_have_values() -> None:
     inner = {"name": "tags", "kind": "list", "minimum": 1, "maximum": 3, "items": {"kind": "code", "pattern": "A9"}}
-    for one in documents({"name": "o", "kind": "object", "fields": [inner, {"name": "i", "kind": "id"}]})[:50]:
-        assert 1 <= len(one["o"]["tags"]) <= 3
-        assert all(len(tag) == 2 and tag[0].isalpha() and tag[1].isdigit() for tag in one["o"]["tags"])
-        assert isinstance(one["o"]["i"], int)
+    for document in documents({"name": "o", "kind": "object", "fields": [inner, {"name": "i", "kind": "id"}]})[:50]:
+        assert 1 <= len(document["o"]["tags"]) <= 3
+        assert all(len(tag) == 2 and tag[0].isalpha() and tag[1].isdigit() for tag in document["o"]["tags"])
+        assert isinstance(document["o"]["i"], int)
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "message"),
     [
         ({"name": "n", "kind": "integr", "minimum": 0, "maximum": 1}, 'did you mean "integer"?'),
         (
@@ -193,54 +190,57 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
         ({"name": "n", "kind": "id", "present": 0.5}, "the first field must be in every document"),
     ],
 )
-def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str) -> None:
+def test_invalid_field_is_named_with_the_remedy(field: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as caught:
         check_workload(workload(field))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["x", "nan", None, [1, 2], {"a": 1}])
+POINT = {"kind": "point", "places": [{"latitude": 40, "longitude": -73, "spread": 1}]}
+
+
+@pytest.mark.parametrize(
+    "field", [*({"kind": "constant", "value": value} for value in ("x", "nan", None, [1, 2], {"a": 1})), POINT]
+)
 @pytest.mark.parametrize("kind", [{"kind": "sum", "of": ["m"]}, {"kind": "after", "of": "m", "median": "60s"}])
-def test_what_is_no_number_is_neither_added_up_nor_a_moment(kind: dict[str, Any], value: Any) -> None:
+def test_sum_and_after_require_numbers(kind: dict[str, Any], field: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match='fields: n: "m" is not a number or a date in every row'):
-        check_workload(
-            workload({"name": "m", "kind": "constant", "value": value, "row": "r"}, {"name": "n", "row": "r", **kind})
-        )
+        check_workload(workload({"name": "m", "row": "r", **field}, {"name": "n", "row": "r", **kind}))
 
 
-@pytest.mark.parametrize("only", [0, 4, 9, 2**53 + 1, 2**63 - 2])
-def test_an_integer_of_any_scale_keeps_to_its_range(only: int) -> None:
+@pytest.mark.parametrize("value", [0, 4, 9, 2**53 + 1, 2**63 - 2])
+def test_integer_of_any_scale_is_in_its_range(value: int) -> None:
     for scale in ("even", "log"):
-        field = {"name": "n", "kind": "integer", "minimum": only, "maximum": only, "scale": scale}
-        assert {one["n"] for one in documents(field)} == {only}
+        field = {"name": "n", "kind": "integer", "minimum": value, "maximum": value, "scale": scale}
+        assert {document["n"] for document in documents(field)} == {value}
 
 
 @pytest.mark.parametrize("directive", 'aAbBcCdDeEfFgGhHIjklLmMnNOpPqQrRsStTuUvVwWxXyYzZ%+0123456789_^#-:\\"\n')
-def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(directive: str) -> None:
+def test_accepted_date_format_gives_a_json_text(directive: str) -> None:
     for form in (f"%{directive}", f"%-{directive}", f"%1{directive}", f"%E{directive}", f"%_{directive}"):
-        taken = {"name": "n", "kind": "date", "start": "2015-01-31", "end": "2015-02-01", "format": form}
+        field = {"name": "n", "kind": "date", "start": "2015-01-31", "end": "2015-02-01", "format": form}
         try:
-            check_workload(workload(taken))
+            check_workload(workload(field))
         except SpecError:
             continue
         assert directive not in "nst"
-        assert documents(taken)[0]["n"].isprintable()
+        assert documents(field)[0]["n"].isprintable()
 
 
-def test_a_text_that_is_longer_than_all_prose_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_longer_than_the_prose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"name": "n", "kind": "text", "mean": 2**20, "sigma": 3, "vocabulary": 100}
     with pytest.raises(SpecError, match="bytes is longer than the prose that it is cut from"):
         check_workload(workload(long))
-    monkeypatch.setattr(words, "prose", lambda *_: pytest.fail("it was made"))
+    monkeypatch.setattr(words, "prose", lambda *_: pytest.fail("the prose was built"))
     check_workload(workload({**long, "mean": 1000, "sigma": 1}))
 
 
-def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:
-    one, other = {"name": "n", "kind": "id"}, {"name": "n", "kind": "constant", "value": 1}
+def test_duplicate_field_names_are_refused() -> None:
+    first, second = {"name": "n", "kind": "id"}, {"name": "n", "kind": "constant", "value": 1}
     with pytest.raises(SpecError, match="fields: n: two fields have this name"):
-        check_workload(workload(one, other))
+        check_workload(workload(first, second))
     with pytest.raises(SpecError, match=r"fields: o\.n: two fields have this name"):
-        check_workload(workload(one, {"name": "o", "kind": "object", "fields": [one, other]}))
+        check_workload(workload(first, {"name": "o", "kind": "object", "fields": [first, second]}))
 
 
 @pytest.mark.parametrize(
@@ -258,43 +258,36 @@ def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:
     ],
     ids=lambda field: field["kind"],
 )
-def test_a_field_that_is_no_number_in_a_few_rows_alone_is_refused_before_a_load(field: dict[str, Any]) -> None:
-    made_of = workload({"name": "m", "row": "r", **field}, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"})
-    for act in (check_workload, lambda one: DocumentGenerator(one, 1)):
+def test_field_with_rare_non_numbers_is_refused_before_a_load(field: dict[str, Any]) -> None:
+    spec = workload({"name": "m", "row": "r", **field}, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"})
+    for act in (check_workload, lambda spec: DocumentGenerator(spec, 1)):
         with pytest.raises(SpecError, match='"m" is not a number or a date in every row'):
-            act(made_of)
+            act(spec)
 
 
-def test_a_choice_that_is_never_taken_is_no_reason_to_refuse_a_field() -> None:
+def test_choice_with_weight_0_may_be_a_non_number() -> None:
     field = {"name": "m", "kind": "choice", "choices": [1, "none"], "weights": [1, 0], "row": "r"}
     check_workload(workload(field, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
 
 
-def test_fields_of_one_row_with_other_numbers_of_values_are_refused_before_a_load() -> None:
+def test_fields_of_one_row_require_equal_distinct() -> None:
     fields = [{"name": name, "kind": "constant", "value": 1, "row": "r"} for name in "ab"]
     with pytest.raises(SpecError, match='b: distinct is 20000, but row "r" has 16384'):
         check_workload(workload(fields[0], fields[1] | {"distinct": 20000}))
 
 
-def test_a_point_is_no_number_either() -> None:
-    place = {"latitude": 40, "longitude": -73, "spread": 1}
-    point = {"name": "m", "kind": "point", "places": [place], "row": "r"}
-    with pytest.raises(SpecError, match='"m" is not a number or a date'):
-        check_workload(workload(point, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
-
-
-def test_a_sum_that_json_cannot_say_is_refused() -> None:
+def test_infinite_sum_is_refused() -> None:
     large = {"name": "m", "kind": "constant", "value": 1e308, "row": "r"}
     with pytest.raises(SpecError, match="fields: n: the sum of m, m is too large for a number"):
         check_workload(workload(large, {"name": "n", "kind": "sum", "of": ["m", "m"], "row": "r"}))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_shipped_workloads_pass_their_check(name: str) -> None:
+def test_shipped_workloads_pass_their_check(name: str) -> None:
     check_workload(catalog.load_workload(name))
 
 
-def test_an_unknown_workload_is_answered_with_the_nearest_name() -> None:
+def test_unknown_workload_suggests_the_nearest_name() -> None:
     with pytest.raises(SpecError, match='did you mean "nyc_taxis"'):
         catalog.load_workload("nyc_taxi")
 
@@ -304,34 +297,38 @@ def test_every_kind_is_used_by_a_workload_or_a_test() -> None:
     assert [kind for kind in KINDS if f'kind = "{kind}"' not in text and f'"kind": "{kind}"' not in text] == []
 
 
-def test_documents_are_written_to_a_device_and_behind_a_link_and_never_take_their_place(tmp_path: Path) -> None:
-    one = workload({"name": "n", "kind": "id"})
-    device, link, far = tmp_path / "null", tmp_path / "link.ndjson", tmp_path / "far.ndjson"
+def test_documents_are_written_to_devices_and_through_links(tmp_path: Path) -> None:
+    spec = workload({"name": "n", "kind": "id"})
+    device, link, destination = tmp_path / "null", tmp_path / "link.ndjson", tmp_path / "far.ndjson"
     device.symlink_to("/dev/null")
-    link.symlink_to(far)
-    assert export.write_documents(one, 2, device, 1) == export.write_documents(one, 2, link, 1) == far.stat().st_size
-    assert (device.readlink(), link.readlink()) == (Path("/dev/null"), far)
+    link.symlink_to(destination)
+    assert (
+        export.write_documents(spec, 2, device, 1)
+        == export.write_documents(spec, 2, link, 1)
+        == destination.stat().st_size
+    )
+    assert (device.readlink(), link.readlink()) == (Path("/dev/null"), destination)
     assert Path("/dev/null").is_char_device()
     with pytest.raises(SpecError, match=f"^{tmp_path}: cannot be written: it is a folder$"):
-        export.write_documents(one, 2, tmp_path, 1)
+        export.write_documents(spec, 2, tmp_path, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ndjson", "link.ndjson", "null"]
 
 
-def test_write_packs_by_suffix_and_writes_exactly_as_many_documents(tmp_path: Path) -> None:
+def test_write_compresses_by_suffix(tmp_path: Path) -> None:
     taxis = workload({"name": "n", "kind": "id"}, {"name": "m", "kind": "constant", "value": "." * 40})
     plain = tmp_path / "a.json"
     size = export.write_documents(taxis, BLOCK_DOCUMENTS + 3, plain, 1)
     assert plain.stat().st_size == size
     assert plain.read_bytes().count(b"\n") == BLOCK_DOCUMENTS + 3
     for suffix in (".gz", ".bz2", ".zst"):
-        packed = tmp_path / f"a.json{suffix}"
-        export.write_documents(taxis, BLOCK_DOCUMENTS + 3, packed, 1)
-        assert b"".join(read_chunks(packed)) == plain.read_bytes()
-        assert packed.stat().st_size < size / 2
+        compressed = tmp_path / f"a.json{suffix}"
+        export.write_documents(taxis, BLOCK_DOCUMENTS + 3, compressed, 1)
+        assert b"".join(read_chunks(compressed)) == plain.read_bytes()
+        assert compressed.stat().st_size < size / 2
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_describe_shows_type_and_generator_of_each_field() -> None:
+def test_description_has_type_and_generator_of_each_field() -> None:
     rows = dict(export.describe_workload(catalog.load_workload("nyc_taxis")))
     assert rows["field pickup_location"].startswith("geo_point: point")
     assert rows["published size"] == "79.80 GB, 482.6 B per document"
@@ -339,25 +336,25 @@ def test_describe_shows_type_and_generator_of_each_field() -> None:
 
 
 @pytest.mark.parametrize("mapping", [{"mappings": "x"}, {"mappings": {"properties": "x"}}, {}])
-def test_a_mapping_that_means_nothing_is_shown_all_the_same(mapping: dict[str, Any]) -> None:
-    found = dataclasses.replace(workload({"name": "n", "kind": "id"}), mapping=mapping)
-    assert dict(export.describe_workload(found))["field n"] == "unmapped: id"
+def test_invalid_mapping_is_described_as_unmapped(mapping: dict[str, Any]) -> None:
+    spec = dataclasses.replace(workload({"name": "n", "kind": "id"}), mapping=mapping)
+    assert dict(export.describe_workload(spec))["field n"] == "unmapped: id"
 
 
-def test_a_field_whose_mapping_means_nothing_is_shown_all_the_same() -> None:
+def test_field_with_an_invalid_mapping_is_described() -> None:
     properties = {"n": "x", "m": {"type": "text", "fields": "x"}, "o": {"type": "text", "fields": {"raw": 1}}}
     fields = workload(*({"name": name, "kind": "id"} for name in properties))
     rows = dict(export.describe_workload(dataclasses.replace(fields, mapping={"mappings": {"properties": properties}})))
     assert [rows[f"field {name}"] for name in properties] == ["unmapped: id", "text: id", "text +raw None: id"]
 
 
-def test_papers_pack_as_well_as_the_published_ones() -> None:
-    # The published corpus packs from 23,256,051,757 to 5,931,724,449 bytes with bzip2: 3.92.
-    block = b"\n".join(made("pmc")[:50])
+def test_papers_compress_as_well_as_the_published_ones() -> None:
+    # bzip2 compresses the published corpus from 23,256,051,757 to 5,931,724,449 bytes: 3.92.
+    block = b"\n".join(shipped_documents("pmc")[:50])
     assert len(block) / len(bz2.compress(block)) == pytest.approx(3.92, rel=0.1)
 
 
-def test_every_kind_and_option_is_documented_beside_the_workloads() -> None:
+def test_every_kind_and_option_is_documented() -> None:
     text = (files.data_folder("workloads") / "README.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     for kind, record in {**GENERATORS, **SPECIAL}.items():

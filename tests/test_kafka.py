@@ -1,4 +1,4 @@
-"""Kafka's protocol against librdkafka's own mock broker, and what a broker of ours is told."""
+"""Protocol `kafka` against librdkafka's mock broker, and the settings of the target `kafka`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.network.act.sandbox import sandbox
-from ingest_bench.protocols import create_protocol
 from ingest_bench.protocols.kafka import Kafka, combine_errors
-from ingest_bench.protocols.verdict import Response
-from ingest_bench.protocols.way import resolve_upstream
+from ingest_bench.protocols.protocol import create_protocol
+from ingest_bench.protocols.response import Response
+from ingest_bench.protocols.upstream import resolve_upstream
 from ingest_bench.targets import rpc_child
 from ingest_bench.targets.base import NodeStart
 
-# A connection, and what is counted of it: open, and once either end has ended it.
-COUNTED = """
+# Count the bytes of a connection: open, and after either end has closed it.
+COUNT_PROGRAM = """
 import socket, struct, sys, threading, time
-from ingest_bench.protocols.held import LibraryConnections
-from ingest_bench.protocols.way import Traffic
+from ingest_bench.protocols.kafka import LibraryConnections
+from ingest_bench.protocols.upstream import Traffic
 
 def serve(listener, whole):
     with listener.accept()[0] as accepted:
@@ -73,77 +73,77 @@ DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 
 
 def protocol(options: LoadOptions | None = None, **keys: Any) -> Kafka:
-    made = create_protocol(ProtocolOptions(protocol="kafka", keys=keys), "tiny", options or LoadOptions())
-    assert isinstance(made, Kafka)
-    return made
+    kafka = create_protocol(ProtocolOptions(protocol="kafka", keys=keys), "tiny", options or LoadOptions())
+    assert isinstance(kafka, Kafka)
+    return kafka
 
 
 @contextmanager
-def mocked(brokers: int) -> Iterator[list[Endpoint]]:
-    """librdkafka's mock of so many brokers, which take everything."""
+def mock_brokers(brokers: int) -> Iterator[list[Endpoint]]:
+    """Start librdkafka's mock of that many brokers, which accept everything."""
     argv = (sys.executable, str(Path(__file__).with_name("kafka_broker.py")), str(brokers))
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        said = [child.stdout.readline().split() for _ in range(brokers)]
-        yield [Endpoint(host, int(port)) for host, port in said]
+        lines = [child.stdout.readline().split() for _ in range(brokers)]
+        yield [Endpoint(host, int(port)) for host, port in lines]
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Endpoint]:
-    with mocked(1) as (one,):
-        yield one
+    with mock_brokers(1) as (address,):
+        yield address
 
 
-def stored(broker: Endpoint, topic: str = "tiny") -> int:
+def count_stored(broker: Endpoint, topic: str = "tiny") -> int:
     consumer = Consumer({"bootstrap.servers": str(broker), "group.id": "x", "log_level": 0})
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    edges = [consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=10) for one in partitions]
+    edges = [consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10) for partition in partitions]
     consumer.close()
     return sum(last - first for first, last in edges)
 
 
 @pytest.mark.processes
-def test_a_request_is_done_once_each_record_is_and_its_bytes_are_the_kernels(broker: Endpoint) -> None:
-    user, kept = started(broker, protocol=protocol(linger="1ms"))
+def test_request_is_done_once_each_record_is(broker: Endpoint) -> None:
+    user, sink = started(broker, protocol=protocol(linger="1ms"))
     body = protocol().build_body(DOCUMENTS, 1)
     gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
-    sample, traffic = kept.only, user.upstream.traffic
+    sample, traffic = sink.only, user.upstream.traffic
     assert (outcome(sample), documents(sample), sample.attempts) == ("ok", (10, 10, 0), 1)
     assert 0 < sample.local_port in traffic.local_ports
-    # Beside the records: what a batch has, and nothing near as much again.
+    # In addition to the records there is only the overhead of a batch.
     assert len(body.data) < sample.bytes_sent < 3 * len(body.data) + 1000
     assert 0 < sample.sent_ns <= sample.first_byte_ns <= sample.done_ns
     before = traffic.bytes_written
     user.on_stop()
     user.upstream.deadlines.close()
     assert traffic.bytes_written >= before >= sample.bytes_sent
-    assert stored(broker) == 10
+    assert count_stored(broker) == 10
 
 
 @pytest.mark.netns
 @pytest.mark.parametrize("queue", ["pfifo", "tbf rate 400mbit burst 70k limit 80k"])
 @pytest.mark.parametrize("end", ["stays", "ends", "reset"])
-def test_what_a_full_queue_of_the_sender_refuses_is_not_given_to_the_network(queue: str, end: str) -> None:
+def test_bytes_refused_by_a_full_qdisc_do_not_count_as_sent(queue: str, end: str) -> None:
     size = 10 * 2**20
     with sandbox() as opened:
         place = opened.add_namespace()
         place.run(("ip", "link", "set", "lo", "up"))
         place.run(("tc", "qdisc", "add", "dev", "lo", "root", *queue.split()))
-        said = place.run((sys.executable, "-c", COUNTED, str(size), end))
-        given, written, unread = map(int, said.split())
+        output = place.run((sys.executable, "-c", COUNT_PROGRAM, str(size), end))
+        counted, written, unread = map(int, output.split())
         dropped = "dropped 0," not in place.run(("tc", "-s", "qdisc", "show", "dev", "lo"))
     assert dropped == queue.startswith("tbf")
-    assert given == size
-    # Of a closed connection whose end nobody saw the kernel does not tell whether a byte of it was that.
+    assert counted == size
+    # For a connection whose FIN was not observed, the kernel does not tell whether a byte of it was the FIN.
     assert written - unread <= size <= written <= size + (dropped and end != "stays")
 
 
 @pytest.mark.processes
-def test_two_users_have_each_their_own_connection(broker: Endpoint) -> None:
-    one, first = started(broker, protocol=protocol())
-    other, second = started(broker, protocol=protocol())
+def test_two_users_have_separate_connections(broker: Endpoint) -> None:
+    user_1, first = started(broker, protocol=protocol())
+    user_2, second = started(broker, protocol=protocol())
     body = protocol().build_body(DOCUMENTS, 1)
-    for user in (one, other):
+    for user in (user_1, user_2):
         gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
         user.on_stop()
     assert first.only.local_port != second.only.local_port
@@ -151,71 +151,72 @@ def test_two_users_have_each_their_own_connection(broker: Endpoint) -> None:
 
 
 @pytest.mark.processes
-def test_the_bytes_of_a_request_are_those_to_all_brokers() -> None:
-    with mocked(3) as brokers:
-        way = resolve_upstream(*(ServerAddress(endpoint=one) for one in brokers))
-        users = [started(brokers[0], protocol=protocol(linger="1ms"), upstream=way) for _ in range(3)]
+def test_bytes_of_a_request_are_those_to_all_brokers() -> None:
+    with mock_brokers(3) as brokers:
+        upstream = resolve_upstream(*(ServerAddress(endpoint=address) for address in brokers))
+        users = [started(brokers[0], protocol=protocol(linger="1ms"), upstream=upstream) for _ in range(3)]
         body = protocol().build_body(DOCUMENTS * 20, 1)
         for _ in range(3):
-            at_once = [gevent.spawn(user.send, PLANNED_NS, body) for user, _ in users]
-            gevent.joinall(at_once, timeout=60, raise_error=True)
+            greenlets = [gevent.spawn(user.send, PLANNED_NS, body) for user, _ in users]
+            gevent.joinall(greenlets, timeout=60, raise_error=True)
         for user, _ in users:
             user.on_stop()
-        way.deadlines.close()
-    samples = [sample for _, kept in users for sample in kept.samples]
+        upstream.deadlines.close()
+    samples = [sample for _, sink in users for sample in sink.samples]
     assert [outcome(sample) for sample in samples] == ["ok"] * 9
     assert all(len(body.data) < sample.bytes_sent < 2 * len(body.data) for sample in samples)
-    assert sum(sample.bytes_sent for sample in samples) == way.traffic.bytes_written
+    assert sum(sample.bytes_sent for sample in samples) == upstream.traffic.bytes_written
 
 
-def test_records_that_may_be_stored_are_not_sent_again_though_their_connection_was_never_seen(
+def test_records_that_may_be_stored_are_not_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ingest_bench.protocols.kafka import kafka_user as users  # noqa: PLC0415 - Locust comes with it
+    from ingest_bench.protocols import kafka_user as users  # noqa: PLC0415 - imports Locust
 
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
-    user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(), retries=3)
+    user, sink = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(), retries=3)
 
     def exchange(_topic: str, values: list[bytes], _timeout_ns: int) -> Response:
-        request = users._Request(len(values))
-        request.errors = dict.fromkeys(range(len(values)), "_TRANSPORT")
-        return user.connection._answer(request, len(values))  # type: ignore[no-any-return]
+        errors = dict.fromkeys(range(len(values)), "_TRANSPORT")
+        return user.connection._build_response(errors, len(values))  # type: ignore[no-any-return]
 
     monkeypatch.setattr(user.connection, "exchange", exchange)
     gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
     user.on_stop()
     user.upstream.deadlines.close()
-    sample = kept.only
+    sample = sink.only
     assert (outcome(sample), documents(sample), sample.bytes_sent) == ("connection-error", (10, 0, 0), 0)
     assert sample.attempts == 1
     assert "stored twice" in user.state.errors()[0]
 
 
-def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingest_bench.protocols.kafka import kafka_user as users  # noqa: PLC0415 - Locust comes with it
+def test_missing_broker_is_a_timeout_without_sent_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingest_bench.protocols import kafka_user as users  # noqa: PLC0415 - imports Locust
 
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
     options = LoadOptions(timeout_ns=300_000_000)
-    user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(options), timeout_ns=300_000_000)
+    user, sink = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(options), timeout_ns=300_000_000)
     gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
     user.on_stop()
     user.upstream.deadlines.close()
-    sample = kept.only
+    sample = sink.only
     assert (outcome(sample), documents(sample), sample.attempts) == ("timeout", (10, 0, 0), 1)
     assert (sample.bytes_sent, sample.local_port, sample.status) == (0, 0, 0)
 
 
 @pytest.mark.processes
-def test_a_request_to_several_brokers_is_of_none_of_them(broker: Endpoint) -> None:
-    nobody = ServerAddress(endpoint=Endpoint("127.0.0.1", free_port()))
-    user, kept = started(broker, protocol=protocol(), upstream=resolve_upstream(ServerAddress(endpoint=broker), nobody))
+def test_request_to_several_brokers_has_no_address(broker: Endpoint) -> None:
+    unreachable = ServerAddress(endpoint=Endpoint("127.0.0.1", free_port()))
+    user, sink = started(
+        broker, protocol=protocol(), upstream=resolve_upstream(ServerAddress(endpoint=broker), unreachable)
+    )
     gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
     user.on_stop()
-    assert (outcome(kept.only), kept.only.address) == ("ok", -1)
+    assert (outcome(sink.only), sink.only.address) == ("ok", -1)
 
 
 @pytest.mark.processes
-def test_a_whole_load_is_what_the_broker_has(broker: Endpoint, tmp_path: Path) -> None:
+def test_broker_stores_every_acknowledged_record(broker: Endpoint, tmp_path: Path) -> None:
     plan = plan_for(broker, tmp_path, users=2, bulk_documents=50)
     plan = type(plan)(
         address=plan.address,
@@ -224,10 +225,10 @@ def test_a_whole_load_is_what_the_broker_has(broker: Endpoint, tmp_path: Path) -
         options=plan.options,
         folder=plan.folder,
     )
-    before = stored(broker, plan.workload.index) if plan.workload.index == "tiny" else 0
+    before = count_stored(broker, plan.workload.index) if plan.workload.index == "tiny" else 0
     report, samples, _ = loaded(plan)
     acked = int(samples["documents_acked"].sum())
-    assert stored(broker, plan.workload.index) - before == acked > 0
+    assert count_stored(broker, plan.workload.index) - before == acked > 0
     assert report.bytes_written >= int(samples["bytes_sent"].sum()) > 0
     assert set(samples["local_port"].tolist()) <= set(report.local_ports)
     assert len(report.local_ports) >= 2
@@ -242,44 +243,46 @@ def test_a_whole_load_is_what_the_broker_has(broker: Endpoint, tmp_path: Path) -
         (dict.fromkeys(range(10), "INVALID_RECORD"), (400, "http-error", 0, 10, ())),
         ({3: "_MSG_TIMED_OUT", 4: "NOT_ENOUGH_REPLICAS"}, (503, "http-error", 8, 2, ())),
     ],
-    ids=["all", "some-again", "some-refused", "all-refused", "some-in-doubt"],
+    ids=["all", "some-retriable", "some-refused", "all-refused", "some-in-doubt"],
 )
-def test_an_error_of_a_record_says_what_became_of_it(errors: dict[int, str], expected: tuple[Any, ...]) -> None:
-    body, said = protocol().build_body(DOCUMENTS, 1), json.dumps(errors).encode()
+def test_verdict_follows_from_the_errors_of_records(errors: dict[int, str], expected: tuple[Any, ...]) -> None:
+    body, content = protocol().build_body(DOCUMENTS, 1), json.dumps(errors).encode()
     assert isinstance(body, Body)
-    answer = Response(combine_errors(errors), said, 0, len(said))
-    verdict = protocol().judge(answer, body)
-    assert (answer.status, verdict.outcome, verdict.acked, verdict.failed, verdict.rejected_items) == expected
+    response = Response(combine_errors(errors), content, 0, len(content))
+    verdict = protocol().judge(response, body)
+    assert (response.status, verdict.outcome, verdict.acked, verdict.failed, verdict.rejected_items) == expected
 
 
-def test_what_is_sent_again_is_what_was_rejected() -> None:
+def test_selected_items_are_the_rejected_records() -> None:
     body = protocol().build_body(DOCUMENTS, 1)
-    again = body.select_items((3, 5))
-    edges = again.item_offsets().tolist()
-    assert [bytes(again.data[edges[n] : edges[n + 1]]) for n in range(2)] == [DOCUMENTS[3], DOCUMENTS[5]]
+    selected = body.select_items((3, 5))
+    edges = selected.item_offsets().tolist()
+    assert [bytes(selected.data[edges[n] : edges[n + 1]]) for n in range(2)] == [DOCUMENTS[3], DOCUMENTS[5]]
 
 
 @pytest.mark.parametrize(
-    ("keys", "options", "said"),
+    ("keys", "options", "message"),
     [
         ({"ack": "1"}, {}, 'unknown key "ack"'),
         ({"acks": "2"}, {}, "acks"),
         ({"linger": "1h"}, {}, "linger"),
         ({"batch_size": "8GiB"}, {}, "batch_size"),
         ({"compression": "brotli"}, {}, "compression"),
-        ({}, {"gzip": True}, 'write compression = "gzip"'),
+        ({}, {"gzip": True}, 'Use compression = "gzip"'),
         ({}, {"action": BulkAction(pipeline="p")}, "kafka has no ids"),
-        ({}, {"nodes": 2}, "kafka sends to the leader of a partition, not to node 2"),
+        ({}, {"nodes": 2}, 'must be "all", not 2'),
     ],
 )
-def test_what_the_protocol_cannot_do_is_one_sentence(keys: dict[str, str], options: dict[str, Any], said: str) -> None:
+def test_unsupported_options_of_the_protocol_are_refused(
+    keys: dict[str, str], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         protocol(LoadOptions(**options), **keys)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("override", "message"),
     [
         ("setting.log.dirs=/", "target.setting.log.dirs: set by ingest-bench"),
         ("setting.listeners=PLAINTEXT://0.0.0.0:1", "target.setting.listeners"),
@@ -287,45 +290,43 @@ def test_what_the_protocol_cannot_do_is_one_sentence(keys: dict[str, str], optio
         ("version=3.9.1", 'target.version: kafka has no "3.9.1"'),
     ],
 )
-def test_what_a_broker_cannot_have_is_one_sentence(chosen: str, said: str) -> None:
-    (cell, *_) = spec.build_cells(spec.load_experiment("kafka", [chosen]))
+def test_unsupported_options_of_the_broker_are_refused(override: str, message: str) -> None:
+    (cell, *_) = spec.build_cells(spec.load_experiment("kafka", [override]))
     with pytest.raises(SpecError) as refused:
         targets.resolve(cell.target).requirements(cell.target)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_settings_of_producers_go_to_the_protocol_and_all_others_to_the_broker(
+def test_producer_settings_go_to_the_protocol_others_to_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artifacts, "fetch", lambda artifact: Path("/jars", artifact.file_name))
-    asked = TargetOptions(name="kafka", setting={"producer.acks": "1", "num.io.threads": "3", "x": "a\\b"})
-    target = targets.resolve(asked)
+    options = TargetOptions(name="kafka", setting={"producer.acks": "1", "num.io.threads": "3", "x": "a\\b"})
+    target = targets.resolve(options)
     nodes = [Endpoint("10.0.0.1", 9092), Endpoint("10.0.0.2", 9092)]
     java = Java(home=Path("/java"), version=17, source="test")
-    plan = target.launch_plan(NodeStart(asked, java, tmp_path, 1, nodes))
+    plan = target.launch_plan(NodeStart(options, java, tmp_path, 1, nodes))
     lines = (tmp_path / "server.properties").read_text().splitlines()
     assert {"num.io.threads=3", "x=a\\u005cb", "node.id=2", "default.replication.factor=2"} <= set(lines)
     assert "controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093" in lines
     assert not any(line.startswith("producer") for line in lines)
-    assert target.wire(asked, catalog.load_workload("pmc")).keys == {"acks": "1"}
+    assert target.wire(options, catalog.load_workload("pmc")).keys == {"acks": "1"}
     assert plan.argv[-1] == str(tmp_path / "server.properties")
 
 
-def test_a_folder_and_a_setting_in_any_letters_are_read_as_they_are_by_java(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_java_reads_settings_and_folders_of_any_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "fetch", lambda artifact: Path("/jars", artifact.file_name))
-    said = " ü=\\:#!日🚌 "
-    asked = TargetOptions(name="kafka", setting={"x": said})
+    text = " ü=\\:#!日🚌 "
+    options = TargetOptions(name="kafka", setting={"x": text})
     home = tmp_path / "Größe"
-    targets.resolve(asked).launch_plan(
-        NodeStart(asked, Java(home=Path("/j"), version=17, source=""), home, 0, [Endpoint("h", 1)])
+    targets.resolve(options).launch_plan(
+        NodeStart(options, Java(home=Path("/j"), version=17, source=""), home, 0, [Endpoint("h", 1)])
     )
     lines = (home / "server.properties").read_bytes().splitlines()
-    # Java reads Latin-1, skips blanks before a value, and makes a character of 16 bits of each escape.
+    # Java reads Latin-1, skips blanks before a value, and decodes each escape to a 16-bit character.
     values = dict(line.decode("latin-1").split("=", 1) for line in lines)
     java = {key: re.sub(r"(?:\\u[0-9a-f]{4})+", _java, text.lstrip()) for key, text in values.items()}
-    assert java["x"] == said
+    assert java["x"] == text
     assert java["log.dirs"] == str(home / "data")
 
 
@@ -334,11 +335,11 @@ def _java(escapes: re.Match[str]) -> str:
 
 
 @pytest.mark.parametrize("error", [None, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)])
-def test_a_topic_whose_partitions_nobody_knows_has_no_number_of_records(error: KafkaError | None) -> None:
-    known = SimpleNamespace(topics={"t": SimpleNamespace(error=error, partitions={})})
-    admin = SimpleNamespace(list_topics=lambda *_, **__: known)
+def test_topic_with_unknown_partitions_has_no_count(error: KafkaError | None) -> None:
+    metadata = SimpleNamespace(topics={"t": SimpleNamespace(error=error, partitions={})})
+    admin = SimpleNamespace(list_topics=lambda *_, **__: metadata)
     broker = rpc_child.KafkaBroker("127.0.0.1", 1, limit_s=1.0)
     broker.client = admin
-    found = broker.count({"topics": ["t"]})
-    assert found.keys() == {"error"}
-    assert found["error"].startswith("topic t: its partitions are unknown (")
+    result = broker.count({"topics": ["t"]})
+    assert result.keys() == {"error"}
+    assert result["error"].startswith("topic t: its partitions are unknown (")

@@ -127,7 +127,7 @@ def test_without_ids_nothing_is_stored_twice(tmp_path: Path) -> None:
     assert done.counted == done.acked + lost
     assert lost > 0
     assert (done.samples["attempts"] == 1).all()
-    assert any("not sent again: without ids" in error for error in done.report.errors)
+    assert any("not retried: without own ids" in error for error in done.report.errors)
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""What a run does with a server: a workload's one load, or the steps of a track."""
+"""Procedure of a run: the load of a workload, or the steps of a track."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ def track(target: str = "opensearch", version: str | None = None, **choice: Any)
     return planning.build_procedure(cell(options, target, version), LISTEN, Path("out"), may_delete=True)
 
 
-def part(found: Procedure, name: str) -> Requests | Load | ParallelLoads:
-    return next(one for one in found.steps if one.name == name)
+def step_of(built: Procedure, name: str) -> Requests | Load | ParallelLoads:
+    return next(step for step in built.steps if step.name == name)
 
 
-def sent(found: Procedure, name: str) -> Load:
-    one = part(found, name)
-    assert isinstance(one, Load)
-    return one
+def load_of(built: Procedure, name: str) -> Load:
+    step = step_of(built, name)
+    assert isinstance(step, Load)
+    return step
 
 
-def asked(found: Procedure, name: str) -> Requests:
-    one = part(found, name)
-    assert isinstance(one, Requests)
-    return one
+def requests_of(built: Procedure, name: str) -> Requests:
+    step = step_of(built, name)
+    assert isinstance(step, Requests)
+    return step
 
 
-def test_a_workload_is_its_index_and_one_load() -> None:
-    found = planning.build_procedure(cell(LoadOptions(workload="nyc_taxis")), LISTEN, Path("out"), may_delete=True)
-    assert [one.name for one in found.steps] == ["index", "load"]
-    (create,) = asked(found, "index").requests
+def test_workload_has_an_index_and_one_load() -> None:
+    built = planning.build_procedure(cell(LoadOptions(workload="nyc_taxis")), LISTEN, Path("out"), may_delete=True)
+    assert [entry.name for entry in built.steps] == ["index", "load"]
+    (create,) = requests_of(built, "index").requests
     assert (create.method, create.path) == ("PUT", "/nyc_taxis")
     assert create.body is not None
     assert create.body["mappings"]["properties"]["vendor_id"] == {"type": "keyword"}
-    sending = sent(found, "load").plan
+    sending = load_of(built, "load").plan
     assert (sending.path, sending.folder, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
-    assert found.indices == ("nyc_taxis",)
+    assert built.indices == ("nyc_taxis",)
 
 
-def test_several_indices_are_all_created_and_counted() -> None:
+def test_several_indices_are_created_and_counted() -> None:
     options = LoadOptions(workload="nyc_taxis", action=BulkAction(indices=3))
-    found = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
-    assert found.indices == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
-    assert [request.path for request in asked(found, "index").requests] == [f"/{name}" for name in found.indices]
+    built = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
+    assert built.indices == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
+    assert [request.path for request in requests_of(built, "index").requests] == [f"/{name}" for name in built.indices]
 
 
-def test_ready_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
+def test_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
     path = tmp_path / "bulk.json"
     path.write_text('{"index": {"_index": "b"}}\n{}\n{"create": {"_index": "a"}}\n{}\n')
     options = LoadOptions(documents=str(path))
@@ -88,45 +88,45 @@ def test_ready_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
 
 def test_queries_go_to_every_index() -> None:
     options = LoadOptions(workload="nyc_taxis", query_users=1, action=BulkAction(indices=2))
-    found = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
-    assert sent(found, "load").plan.search_path == "/nyc_taxis-0,nyc_taxis-1/_search"
+    built = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
+    assert load_of(built, "load").plan.search_path == "/nyc_taxis-0,nyc_taxis-1/_search"
 
 
 @pytest.mark.parametrize(
-    ("chosen", "message"),
+    ("options_table", "message"),
     [
         ({"query_arrivals": "10/s"}, "requires query users"),
         ({"query_users": 1, "query_arrivals": "10docs/s"}, "a rate of requests"),
         ({"query_users": 1, "query_arrivals": "recorded x"}, "a rate of requests"),
     ],
 )
-def test_queries_that_cannot_be_sent_are_refused(chosen: dict[str, Any], message: str) -> None:
-    options = records.from_toml(LoadOptions, chosen, "load")
+def test_invalid_queries_are_refused(options_table: dict[str, Any], message: str) -> None:
+    options = records.from_toml(LoadOptions, options_table, "load")
     with pytest.raises(SpecError, match=message):
         planning.check_procedure(cell(options))
 
 
-def test_a_warm_up_is_not_sought_where_it_could_not_be_found() -> None:
-    asked_for = LoadOptions(warm_up_ns="auto")
-    assert planning.check_procedure(cell(asked_for)).steps
+def test_automatic_warm_up_requires_steady_arrivals() -> None:
+    automatic = LoadOptions(warm_up_ns="auto")
+    assert planning.check_procedure(cell(automatic)).steps
     fault = Fault(kind="reset", at_ns=SECOND)
     with pytest.raises(SpecError, match="conflicts with faults"):
-        planning.check_procedure(cell(asked_for, faults=(fault,)))
-    steps = dataclasses.replace(asked_for, arrivals=load_values.parse_arrivals("steps 100/s 200/s 1s"))
+        planning.check_procedure(cell(automatic, faults=(fault,)))
+    steps = dataclasses.replace(automatic, arrivals=load_values.parse_arrivals("steps 100/s 200/s 1s"))
     with pytest.raises(SpecError, match='"steps" arrivals are never steady'):
         planning.check_procedure(cell(steps))
 
 
-def test_nobody_asks_in_the_cell_that_those_who_ask_are_compared_with() -> None:
+def test_query_users_0_is_a_valid_baseline_level() -> None:
     options = records.from_toml(LoadOptions, {"query_users": 0, "query_arrivals": "10/s"}, "load")
     for key in ("query_users", "load.query_users"):
-        found = planning.check_procedure(dataclasses.replace(cell(options), levels={key: "0"}))
-        assert sent(found, "load").plan.options.query_users == 0
+        built = planning.check_procedure(dataclasses.replace(cell(options), levels={key: "0"}))
+        assert load_of(built, "load").plan.options.query_users == 0
 
 
-def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
-    found = track()
-    assert [one.name for one in found.steps] == [
+def test_track_runs_step_by_step_and_counts_its_indices() -> None:
+    built = track()
+    assert [entry.name for entry in built.steps] == [
         "delete-index",
         "create-index",
         "check-cluster-health",
@@ -136,57 +136,57 @@ def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
         "force-merge",
         "wait-until-merges-finish",
     ]
-    assert found.indices == ("rides", "places")
-    assert found.skipped == ("recent (search)", "sleep")
-    rides = sent(found, "index-rides").plan
+    assert built.indices == ("rides", "places")
+    assert built.skipped == ("recent (search)", "sleep")
+    rides = load_of(built, "index-rides").plan
     assert (rides.path, rides.users, rides.ends_when_sent) == ("/rides/_bulk", 2, True)
     assert (rides.options.warm_up_ns, rides.options.bulk_documents) == (5 * SECOND, 100)
     assert rides.options.arrivals.is_open_loop
-    assert not sent(found, "index-places").plan.options.arrivals.is_open_loop
-    assert len({rides.folder, sent(found, "index-places").plan.folder}) == 2
+    assert not load_of(built, "index-places").plan.options.arrivals.is_open_loop
+    assert len({rides.folder, load_of(built, "index-places").plan.folder}) == 2
 
 
-def test_a_step_with_a_time_period_lasts_so_long() -> None:
-    update = sent(track(challenge="update"), "update-rides").plan
+def test_step_lasts_for_its_time_period() -> None:
+    update = load_of(track(challenge="update"), "update-rides").plan
     assert (update.ends_when_sent, update.options.measure_ns) == (False, 60 * SECOND)
     assert update.build_protocol() == Bulk(path="/rides/_bulk", action=update.options.action)
     assert update.options.action.pipeline == "clean"
 
 
-def test_the_first_error_ends_a_step_unless_the_track_lets_it_pass(tmp_path: Path) -> None:
+def test_first_error_ends_a_step_unless_the_track_ignores_it(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     options = LoadOptions(track=TrackOptions(path=str(folder)), on_error="abort")
     default = folder / "challenges" / "default.json"
     text = default.read_text()
-    for level, kept in (("", "abort"), ('"ignore-response-error-level": "non-fatal", ', "continue")):
+    for level, expected in (("", "abort"), ('"ignore-response-error-level": "non-fatal", ', "continue")):
         default.write_text(text.replace('"clients": {{', level + '"clients": {{'))
-        assert sent(planning.check_procedure(cell(options)), "index-rides").plan.options.on_error == kept
+        assert load_of(planning.check_procedure(cell(options)), "index-rides").plan.options.on_error == expected
     default.write_text(text.replace('"clients": {{', '"ignore-response-error-level": "all", "clients": {{'))
     with pytest.raises(SpecError, match="\"ignore-response-error-level\" is 'all'"):
         planning.check_procedure(cell(options))
 
 
-def test_the_indices_of_a_track_are_created_as_the_version_understands_it() -> None:
-    body = asked(track("elasticsearch", "5.6.16"), "create-index").requests[0].body
+def test_indices_of_a_track_are_adapted_to_the_version() -> None:
+    body = requests_of(track("elasticsearch", "5.6.16"), "create-index").requests[0].body
     assert body is not None
     assert body["mappings"]["doc"]["properties"]["n"] == {"type": "integer"}
-    assert sent(track("elasticsearch", "5.6.16"), "index-rides").plan.path == "/rides/doc/_bulk"
+    assert load_of(track("elasticsearch", "5.6.16"), "index-rides").plan.path == "/rides/doc/_bulk"
 
 
 @pytest.mark.parametrize("target", ["opensearch", "elasticsearch", "sink"])
-def test_an_index_is_created_filled_and_searched_by_the_same_name_whatever_is_in_it(target: str) -> None:
+def test_index_name_is_encoded_consistently(target: str) -> None:
     name = "<rides-{now/d}> ü"
     encoded = "/%3Crides-%7Bnow%2Fd%7D%3E%20%C3%BC"
-    rides = sent(track(target), "index-rides").plan
-    chosen = cell(LoadOptions(), target).target
-    path = targets.find_target(target).wire(chosen, dataclasses.replace(rides.workload, index=name)).destination
+    rides = load_of(track(target), "index-rides").plan
+    target_options = cell(LoadOptions(), target).target
+    path = targets.find_target(target).wire(target_options, dataclasses.replace(rides.workload, index=name)).destination
     assert path == f"{encoded}/_bulk"
     (create,) = OPERATIONS["create-index"]({"index": name, "body": {}}, Declarations())
     assert create.path == encoded
     assert Bulk(path=path, action=BulkAction()).url_path == f"{encoded}/_bulk"
 
 
-def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
+def test_track_that_deletes_is_refused_on_an_attached_server() -> None:
     options = LoadOptions(track=TrackOptions(path=str(FOLDER)))
     with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), on a server that is not ours"):
         planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=False)
@@ -195,50 +195,50 @@ def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"users": 3}, {"documents": "x"}, {"measure_ns": 1}, {"warm_up_ns": "auto"}, {"bulk_bytes": 5}]
+    "options_table", [{"users": 3}, {"documents": "x"}, {"measure_ns": 1}, {"warm_up_ns": "auto"}, {"bulk_bytes": 5}]
 )
-def test_what_the_track_says_cannot_be_said_beside_it(chosen: dict[str, Any]) -> None:
-    options = LoadOptions(track=TrackOptions(path=str(FOLDER)), **chosen)
-    key = records.toml_key(next(iter(chosen)))
+def test_load_options_that_the_track_sets_are_refused(options_table: dict[str, Any]) -> None:
+    options = LoadOptions(track=TrackOptions(path=str(FOLDER)), **options_table)
+    key = records.toml_key(next(iter(options_table)))
     with pytest.raises(SpecError, match=f"load.{key} conflicts with a track"):
         planning.check_procedure(cell(options))
 
 
-def test_faults_need_a_measurement_of_known_length() -> None:
+def test_track_conflicts_with_faults() -> None:
     fault = Fault(kind="pause", at_ns=1, for_ns=1)
     with pytest.raises(SpecError, match="a track conflicts with faults"):
         planning.check_procedure(cell(LoadOptions(track=TrackOptions(path=str(FOLDER))), faults=(fault,)))
 
 
-def test_a_damaged_corpus_of_a_track_is_found_before_anything_starts(tmp_path: Path) -> None:
+def test_damaged_corpus_of_a_track_is_found_before_the_start(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
     with pytest.raises(SpecError, match=r"rides\.json: line 2 is not JSON"):
         planning.check_procedure(cell(LoadOptions(track=TrackOptions(path=str(folder)))))
 
 
-def ordered(*overrides: str) -> Plan:
+def build_track_plan(*overrides: str) -> Plan:
     fixed = {"track": {"path": str(FOLDER), "parameters": {"bulk_size": 7}}}
     return spec.build_plan(spec.load_experiment("track", overrides, fixed=fixed))
 
 
-def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
-    again = records.from_json(Plan, json.loads(json.dumps(records.to_json(ordered("heap=1g,2g")))))
-    assert again == ordered("heap=1g,2g")
+def test_plan_of_a_track_can_be_repeated() -> None:
+    again = records.from_json(Plan, json.loads(json.dumps(records.to_json(build_track_plan("heap=1g,2g")))))
+    assert again == build_track_plan("heap=1g,2g")
     assert again.runs[0].cell.load.track == TrackOptions(path=str(FOLDER), parameters={"bulk_size": 7})
     assert [
-        sent(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs
+        load_of(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs
     ] == [7, 7]
     assert campaign.check_plan(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
-def test_a_parameter_of_a_track_may_be_a_factor() -> None:
-    runs = ordered("track.parameters.bulk_size=10,20").runs
-    sizes = {sent(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
+def test_parameter_of_a_track_may_be_a_factor() -> None:
+    runs = build_track_plan("track.parameters.bulk_size=10,20").runs
+    sizes = {load_of(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
     assert sizes == {10, 20}
 
 
-def test_loads_in_a_row_are_measured_from_the_first_warm_up_to_the_last_end() -> None:
+def test_sequential_loads_are_measured_as_one() -> None:
     first = made_runs.report()
     later = dataclasses.replace(
         first,
@@ -254,7 +254,7 @@ def test_loads_in_a_row_are_measured_from_the_first_warm_up_to_the_last_end() ->
     assert supervisor.combine_sequential([first]) == first
 
 
-def test_a_load_that_ended_within_its_warm_up_is_measured_from_its_start() -> None:
+def test_load_that_ended_in_its_warm_up_is_measured_from_its_start() -> None:
     short = made_runs.report(measure_end_ns=made_runs.START + SECOND, warm_up_end_ns=made_runs.START + SECOND)
     assert supervisor.combine_sequential([short]).warm_up_end_ns == made_runs.START
 
@@ -279,15 +279,13 @@ mapping = {}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ('{ name = "n", kind = "dat" }', 'workload made: fields: n: unknown kind "dat"; did you mean "date"?'),
         ('{ name = "n", kind = "id" }, { name = "n", kind = "id" }', "fields: n: two fields have this name"),
     ],
 )
-def test_a_workload_whose_documents_cannot_be_made_is_refused_before_anything_starts(
-    tmp_path: Path, fields: str, said: str
-) -> None:
+def test_invalid_workload_is_refused_before_the_start(tmp_path: Path, fields: str, message: str) -> None:
     path, documents = tmp_path / "made.toml", tmp_path / "documents.json"
     path.write_text(f"{WORKLOAD}fields = [{fields}]")
     documents.write_text('{"n": 1}\n')
@@ -298,5 +296,5 @@ def test_a_workload_whose_documents_cannot_be_made_is_refused_before_anything_st
 
     with pytest.raises(SpecError) as refused:
         campaign.check_plan(plan(LoadOptions(workload=str(path))))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert campaign.check_plan(plan(LoadOptions(workload=str(path), documents=str(documents)))) == ()

@@ -24,7 +24,7 @@ from ingest_bench.model.load import BulkAction
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.way import resolve_upstream
+from ingest_bench.protocols.upstream import resolve_upstream
 
 with pytest.MonkeyPatch.context() as patched:
     # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.

@@ -1,4 +1,4 @@
-"""The load's HTTP client over TLS, against real sockets on loopback."""
+"""HTTP client of the load over TLS, against real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from bulk_server import BulkServer, answer, bulk_server
 from certificates import Certificates
 
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
-from ingest_bench.protocols.deadlines import Deadlines
-from ingest_bench.protocols.http1 import tls
-from ingest_bench.protocols.http1.framing import HttpResponseReader
-from ingest_bench.protocols.verdict import ConnectionBrokenError
-from ingest_bench.protocols.way import Traffic, resolve_upstream
+from ingest_bench.protocols import tls
+from ingest_bench.protocols.http1 import HttpResponseReader
+from ingest_bench.protocols.response import ConnectionBrokenError
+from ingest_bench.protocols.upstream import Deadlines, Traffic, resolve_upstream
 
 pytestmark = pytest.mark.processes
 
@@ -40,14 +39,14 @@ def head(body: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return certificates.create_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(params=VERSIONS)
-def server_side(request: pytest.FixtureRequest, made: Certificates) -> ssl.SSLContext:
+def server_side(request: pytest.FixtureRequest, certs: Certificates) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.server)
+    context.load_cert_chain(certs.server)
     context.minimum_version = context.maximum_version = VERSIONS[request.param]
     return context
 
@@ -64,18 +63,18 @@ def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: st
     )
 
 
-def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    answer = connection.exchange(head(body), body, LONG_NS)
-    return answer.status, answer.body
+def exchange(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
+    response = connection.exchange(head(body), body, LONG_NS)
+    return response.status, response.body
 
 
-def test_requests_share_one_connection_and_every_byte_is_counted(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_tls_requests_share_one_connection_and_bytes_are_counted(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     with bulk_server(tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
+        connection = connection_to(server.address, traffic, certs.ca)
         for _ in range(20):
-            assert exchanged(connection)[0] == 200
+            assert exchange(connection)[0] == 200
         connection.close()
         assert server.requests == 20
         assert server.connections == traffic.connects == 1
@@ -83,112 +82,91 @@ def test_requests_share_one_connection_and_every_byte_is_counted(
         assert server.ports == traffic.local_ports
 
 
-def test_a_body_larger_than_any_socket_buffer_arrives_whole(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_large_body_is_sent_completely_over_tls(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     body = b'{"index":{}}\n{"a":"%s"}\n' % (b"0123456789" * 1_000_000)
     with bulk_server(tls=server_side) as server:
         server.keep_bodies = True
-        connection = connection_to(server.address, traffic, made.ca)
+        connection = connection_to(server.address, traffic, certs.ca)
         for _ in range(2):
-            assert exchanged(connection, body)[0] == 200
+            assert exchange(connection, body)[0] == 200
         connection.close()
         assert server.bodies == [body, body]
         assert traffic.bytes_written == server.bytes_read == 2 * connection.bytes_sent
 
 
 @pytest.mark.parametrize("size_bytes", [16_384, 100_000, 256 * 1024 - 45, 256 * 1024, 1_000_000])
-def test_an_answer_of_many_records_is_read_whole(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, size_bytes: int
+def test_response_of_many_records_is_read_completely(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic, size_bytes: int
 ) -> None:
-    said = (b"0123456789" * 100_000)[:size_bytes]
-    with bulk_server(lambda _body, _number: answer(said), tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
+    content = (b"0123456789" * 100_000)[:size_bytes]
+    with bulk_server(lambda _body, _number: answer(content), tls=server_side) as server:
+        connection = connection_to(server.address, traffic, certs.ca)
         for _ in range(3):
-            assert exchanged(connection) == (200, said)
+            assert exchange(connection) == (200, content)
         connection.close()
 
 
-def test_a_chunked_answer_is_put_together(made: Certificates, server_side: ssl.SSLContext, traffic: Traffic) -> None:
-    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n186a0\r\n" + b"x" * 100_000
-    with bulk_server(lambda _body, _number: chunked + b"\r\n0\r\n\r\n", tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
-        assert exchanged(connection) == (200, b"abcd" + b"x" * 100_000)
-        assert exchanged(connection)[0] == 200
-        connection.close()
-        assert server.connections == 1
-
-
-def test_a_server_that_closes_is_a_connection_error_and_the_next_request_connects_again(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_closed_tls_connection_is_an_error_and_is_replaced(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     with bulk_server(lambda _body, number: None if number == 1 else answer(b"{}"), tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
-        with pytest.raises(ConnectionBrokenError, match="before it answered") as raised:
-            exchanged(connection)
+        connection = connection_to(server.address, traffic, certs.ca)
+        with pytest.raises(ConnectionBrokenError, match="before it responded") as raised:
+            exchange(connection)
         assert raised.value.outcome == "connection-error"
-        assert exchanged(connection) == (200, b"{}")
+        assert exchange(connection) == (200, b"{}")
         connection.close()
 
 
-def test_an_answer_that_ends_with_the_connection_is_read(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    def reply(_body: bytes, _number: int) -> bytes | None:
-        server.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it")
-        return None
-
-    with bulk_server(reply, tls=server_side) as server:
-        assert exchanged(connection_to(server.address, traffic, made.ca)) == (200, b"all of it")
-
-
-def test_an_answer_before_the_whole_body_was_taken_is_read(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_early_error_response_is_read_over_tls(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     early = answer(b"too large", "413 Request Entity Too Large")
 
     def reply(_body: bytes, _number: int) -> bytes | None:
         server.send(early)
-        time.sleep(0.5)  # what was not read would make the kernel reset the connection
+        time.sleep(0.5)  # unread bytes would make the kernel reset the connection
         return None
 
     with bulk_server(reply, stop_reading_after_bytes=1, tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
-        assert exchanged(connection, b"x" * 50_000_000) == (413, b"too large")
+        connection = connection_to(server.address, traffic, certs.ca)
+        assert exchange(connection, b"x" * 50_000_000) == (413, b"too large")
         assert connection.bytes_sent < 50_000_000
 
 
 @pytest.mark.parametrize(
-    ("trusted", "name", "said"),
+    ("trusted", "name", "message"),
     [
         (False, "localhost", "certificate of localhost is not verified"),
         (True, "elsewhere.example", "elsewhere.example"),
     ],
 )
-def test_a_certificate_that_is_not_verified_sends_nothing(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, trusted: bool, name: str, said: str
+def test_nothing_is_sent_without_a_verified_certificate(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic, trusted: bool, name: str, message: str
 ) -> None:
     with bulk_server(tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca if trusted else None, name)
-        with pytest.raises(ConnectionBrokenError, match=said) as raised:
-            exchanged(connection)
+        connection = connection_to(server.address, traffic, certs.ca if trusted else None, name)
+        with pytest.raises(ConnectionBrokenError, match=message) as raised:
+            exchange(connection)
         assert raised.value.outcome == "connection-error"
         assert server.bytes_read == traffic.bytes_written == 0
         assert connection.sent_ns == 0
 
 
-def test_an_expired_certificate_sends_nothing(tmp_path: Path, traffic: Traffic) -> None:
+def test_nothing_is_sent_with_an_expired_certificate(tmp_path: Path, traffic: Traffic) -> None:
     expired = certificates.create_certificates(tmp_path, days=-1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(expired.server)
     with bulk_server(tls=context) as server:
         with pytest.raises(ConnectionBrokenError, match="has expired"):
-            exchanged(connection_to(server.address, traffic, expired.ca))
+            exchange(connection_to(server.address, traffic, expired.ca))
         assert server.bytes_read == traffic.bytes_written == 0
 
 
-def test_an_answer_that_ends_with_close_notify_is_read(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_response_that_ends_with_close_notify_is_read(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     def reply(_body: bytes, number: int) -> bytes | None:
         if number > 1:
@@ -199,25 +177,25 @@ def test_an_answer_that_ends_with_close_notify_is_read(
         return None
 
     with bulk_server(reply, tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
-        assert exchanged(connection) == (200, b"all of it")
-        assert exchanged(connection) == (200, b"later")
+        connection = connection_to(server.address, traffic, certs.ca)
+        assert exchange(connection) == (200, b"all of it")
+        assert exchange(connection) == (200, b"later")
         connection.close()
 
 
-def test_a_connection_that_the_server_ended_while_idle_is_replaced_before_a_request(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_tls_connection_ended_while_idle_is_replaced(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     with bulk_server(tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
-        exchanged(connection)
-        # What TLS sent after its handshake is no end of it.
+        connection = connection_to(server.address, traffic, certs.ca)
+        exchange(connection)
+        # Session tickets after the handshake are not an end of the connection.
         connection.close_if_ended()
         assert connection.is_open
         server.end_connections()
         connection.close_if_ended()
         assert not connection.is_open
-        assert exchanged(connection)[0] == 200
+        assert exchange(connection)[0] == 200
         connection.close()
     assert traffic.connects == 2
 
@@ -227,30 +205,30 @@ def test_a_connection_that_the_server_ended_while_idle_is_replaced_before_a_requ
     [("-tls1_2", b"r\n"), ("-tls1_3", b"k\n"), ("-tls1_3", b"K\n")],
     ids=["renegotiation", "new keys", "new keys on both sides"],
 )
-def test_what_tls_says_between_two_answers_is_answered_and_is_no_answer(
-    made: Certificates, traffic: Traffic, version: str, command: bytes
+def test_tls_messages_between_responses_are_handled(
+    certs: Certificates, traffic: Traffic, version: str, command: bytes
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = Endpoint(*free.getsockname())
-    argv = ["openssl", "s_server", version, "-accept", f"{address.host}:{address.port}", "-cert", str(made.server)]
+    argv = ["openssl", "s_server", version, "-accept", f"{address.host}:{address.port}", "-cert", str(certs.server)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         while server.stdout.readline().strip() != b"ACCEPT":
             pass
-        connection = connection_to(address, traffic, made.ca)
+        connection = connection_to(address, traffic, certs.ca)
         for body in (BODY + b"the end", b"x" * 300_000 + b"the end"):
-            request = gevent.spawn(exchanged, connection, body)
-            heard = b""
-            while not heard.endswith(b"the end"):
+            request = gevent.spawn(exchange, connection, body)
+            received = b""
+            while not received.endswith(b"the end"):
                 gevent.sleep(0)
                 assert not request.dead
                 if select.select([server.stdout], [], [], 0)[0]:
-                    heard += server.stdout.read1(65536)  # type: ignore[attr-defined] # as subprocess opens pipes
-            for said in (command, answer(b"hello").replace(b"content", b"Content")):
-                server.stdin.write(said)
+                    received += server.stdout.read1(65536)  # type: ignore[attr-defined] # as subprocess opens pipes
+            for data in (command, answer(b"hello").replace(b"content", b"Content")):
+                server.stdin.write(data)
                 server.stdin.flush()
-                # Each command has to be a read of its own.
+                # Each command must be read separately.
                 deadline_ns = time.monotonic_ns() + 200_000_000
                 while time.monotonic_ns() < deadline_ns:
                     gevent.sleep(0.01)
@@ -260,78 +238,76 @@ def test_what_tls_says_between_two_answers_is_answered_and_is_no_answer(
     assert traffic.connects == 1
 
 
-def test_a_connection_that_nobody_holds_any_more_is_gone_at_once(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+def test_unreferenced_connection_is_freed_at_once(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
 ) -> None:
     gc.disable()
     try:
         with bulk_server(tls=server_side) as server:
-            connection = connection_to(server.address, traffic, made.ca)
-            assert exchanged(connection)[0] == 200
+            connection = connection_to(server.address, traffic, certs.ca)
+            assert exchange(connection)[0] == 200
             connection.close()
-            gone = weakref.ref(connection)
+            reference = weakref.ref(connection)
             del connection
-            assert gone() is None
+            assert reference() is None
     finally:
         gc.enable()
 
 
-def demanding(made: Certificates, version: str) -> ssl.SSLContext:
+def require_certificate(certs: Certificates, version: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.server)
-    context.load_verify_locations(made.ca)
+    context.load_cert_chain(certs.server)
+    context.load_verify_locations(certs.ca)
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = context.maximum_version = VERSIONS[version]
     return context
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_server_that_demands_a_certificate_of_ours_gets_it(
-    made: Certificates, traffic: Traffic, version: str
-) -> None:
-    cert, key = map(str, made.client())
-    old, old_key = map(str, made.client("old", days=-1))
-    asked = Tls(name="localhost", ca_pem=made.ca.read_text())
-    with bulk_server(tls=demanding(made, version)) as server:
-        for own, good in (((cert, key), True), (("", ""), False), ((old, old_key), False)):
-            tls_of_it = dataclasses.replace(asked, client_cert=own[0], client_key=own[1])
-            way = resolve_upstream(ServerAddress(endpoint=server.address, tls=tls_of_it), traffic=traffic)
-            connection = tls.TlsConnection(way, HttpResponseReader())
-            if good:
-                assert exchanged(connection)[0] == 200
+def test_client_certificate_is_sent_on_request(certs: Certificates, traffic: Traffic, version: str) -> None:
+    cert, key = map(str, certs.client())
+    old, old_key = map(str, certs.client("old", days=-1))
+    base_options = Tls(name="localhost", ca_pem=certs.ca.read_text())
+    with bulk_server(tls=require_certificate(certs, version)) as server:
+        for client, is_accepted in (((cert, key), True), (("", ""), False), ((old, old_key), False)):
+            options = dataclasses.replace(base_options, client_cert=client[0], client_key=client[1])
+            upstream = resolve_upstream(ServerAddress(endpoint=server.address, tls=options), traffic=traffic)
+            connection = tls.TlsConnection(upstream, HttpResponseReader())
+            if is_accepted:
+                assert exchange(connection)[0] == 200
             else:
                 with pytest.raises(ConnectionBrokenError) as raised:
-                    exchanged(connection)
+                    exchange(connection)
                 assert raised.value.outcome == "connection-error"
             connection.close()
     assert server.requests == 1
 
 
-def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic: Traffic) -> None:
+def test_server_without_tls_is_a_connection_error(certs: Certificates, traffic: Traffic) -> None:
     with bulk_server(lambda _body, _number: answer(b"plain")) as server:
         server.stop_reading_after_bytes = 1
         with pytest.raises(ConnectionBrokenError, match="TLS with localhost"):
-            exchanged(connection_to(server.address, traffic, made.ca))
+            exchange(connection_to(server.address, traffic, certs.ca))
 
 
 @pytest.mark.parametrize("shakes_hands", [False, True])
-def test_a_server_that_falls_silent_times_out(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, shakes_hands: bool
+def test_silent_tls_server_times_out(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic, shakes_hands: bool
 ) -> None:
-    deadlines, over = Deadlines(), threading.Event()
+    deadlines, test_is_over = Deadlines(), threading.Event()
 
     def reply(_body: bytes, _number: int) -> None:
-        over.wait(30)
+        test_is_over.wait(30)
 
     silent = BulkServer(reply, tls=server_side)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = silent.address if shakes_hands else Endpoint(*listener.getsockname())
-        connection = connection_to(address, traffic, made.ca)
+        connection = connection_to(address, traffic, certs.ca)
         deadlines.watch(connection)
         with pytest.raises(ConnectionBrokenError) as raised:
             connection.exchange(head(BODY), BODY, 2_000_000_000)
         assert raised.value.outcome == "timeout"
         assert bool(connection.sent_ns) == shakes_hands
     deadlines.close()
-    over.set()
+    test_is_over.set()
     silent.close()

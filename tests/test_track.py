@@ -1,4 +1,4 @@
-"""Rally tracks and OpenSearch Benchmark workloads: read as they are, and never out of their folder."""
+"""Rally tracks and OpenSearch Benchmark workloads: parsed steps, files, templates and refusals."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ WORKLOAD = Workload(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """Return a copy that the test may change."""
     return Path(shutil.copytree(FOLDER, tmp_path / "outer" / "track"))
 
 
-def small(folder: Path, schedule: list[Any], **more: Any) -> Path:
-    """A track with one index and one file of ten documents."""
+def write_small_track(folder: Path, schedule: list[Any], **more: Any) -> Path:
+    """Write a track with one index and one file of ten documents."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "docs.json").write_text('{"n": 1}\n' * 10)
     (folder / "index.json").write_text("{}")
@@ -53,48 +53,34 @@ def small(folder: Path, schedule: list[Any], **more: Any) -> Path:
     return folder
 
 
-def step(found: Track, name: str) -> Step:
-    return next(one for one in found.steps if one.name == name)
+def step(track: Track, name: str) -> Step:
+    return next(candidate for candidate in track.steps if candidate.name == name)
 
 
-def asked(found: Track, name: str) -> list[tuple[str, str, Any]]:
-    return [(request.method, request.path, request.body) for request in step(found, name).requests]
+def requests_of(track: Track, name: str) -> list[tuple[str, str, Any]]:
+    return [(request.method, request.path, request.body) for request in step(track, name).requests]
 
 
-def test_the_default_procedure_gives_its_steps_in_order_and_names_what_it_skips() -> None:
-    found = reader.read_track(FOLDER)
-    assert found.challenge == "append"
-    assert [one.operation for one in found.steps] == [
-        "delete-index",
-        "create-index",
-        "cluster-health",
-        "bulk",
-        "bulk",
-        "refresh",
-        "force-merge",
-        "index-stats",
-    ]
-    assert found.skipped == ("recent (search)", "sleep")
-
-
-def test_the_admin_steps_are_requests_to_declared_indices() -> None:
-    found = reader.read_track(FOLDER)
+def test_admin_steps_are_requests_to_declared_indices() -> None:
+    track = reader.read_track(FOLDER)
     settings = {"index.number_of_shards": 1, "index.number_of_replicas": 0, "index.refresh_interval": "5s"}
-    assert asked(found, "delete-index") == [("DELETE", "/rides", None), ("DELETE", "/places", None)]
-    created = asked(found, "create-index")
+    assert requests_of(track, "delete-index") == [("DELETE", "/rides", None), ("DELETE", "/places", None)]
+    created = requests_of(track, "create-index")
     assert [path for _, path, _ in created] == ["/rides", "/places"]
     assert created[0][2]["settings"] == settings
     assert created[0][2]["mappings"]["properties"]["n"] == {"type": "integer"}
-    assert asked(found, "check-cluster-health") == [("GET", "/_cluster/health?wait_for_status=green", None)]
+    assert requests_of(track, "check-cluster-health") == [("GET", "/_cluster/health?wait_for_status=green", None)]
     every = "ignore_unavailable=true"
-    assert asked(found, "refresh-after-index") == [("POST", f"/rides,places/_refresh?{every}", None)]
-    assert asked(found, "force-merge") == [("POST", f"/rides,places/_forcemerge?{every}&max_num_segments=1", None)]
-    merges = step(found, "wait-until-merges-finish").requests[0]
+    assert requests_of(track, "refresh-after-index") == [("POST", f"/rides,places/_refresh?{every}", None)]
+    assert requests_of(track, "force-merge") == [
+        ("POST", f"/rides,places/_forcemerge?{every}&max_num_segments=1", None)
+    ]
+    merges = step(track, "wait-until-merges-finish").requests[0]
     assert (merges.until_path, merges.until_value) == ("_all.total.merges.current", 0)
-    assert step(found, "force-merge").requests[0].timeout_ns == 7200 * 10**9
+    assert step(track, "force-merge").requests[0].timeout_ns == 7200 * 10**9
 
 
-def test_a_bulk_step_has_files_clients_size_warm_up_and_rate() -> None:
+def test_bulk_step_has_files_clients_size_warm_up_and_rate() -> None:
     rides = step(reader.read_track(FOLDER), "index-rides")
     assert (rides.clients, rides.bulk_documents, rides.warm_up_ns) == (2, 100, 5 * 10**9)
     assert rides.rate == Rate(2000, "documents")
@@ -107,31 +93,31 @@ def test_a_bulk_step_has_files_clients_size_warm_up_and_rate() -> None:
     ]
 
 
-def test_parameters_reach_every_file_and_what_the_track_sets_holds_in_its_fragments() -> None:
-    given = {"bulk_size": 7, "bulk_indexing_clients": 3, "number_of_shards": 4, "refresh_interval_s": 30}
-    found = reader.read_track(FOLDER, parameters=given)
-    assert step(found, "index-rides").bulk_documents == 7
-    assert step(found, "index-rides").clients == 3
-    settings = step(found, "create-index").requests[0].body
+def test_parameters_are_visible_in_every_file() -> None:
+    parameters = {"bulk_size": 7, "bulk_indexing_clients": 3, "number_of_shards": 4, "refresh_interval_s": 30}
+    track = reader.read_track(FOLDER, parameters=parameters)
+    assert step(track, "index-rides").bulk_documents == 7
+    assert step(track, "index-rides").clients == 3
+    settings = step(track, "create-index").requests[0].body
     assert settings is not None
     assert settings["settings"]["index.number_of_shards"] == 4
     assert settings["settings"]["index.refresh_interval"] == "30s"
 
 
-def test_another_procedure_can_be_chosen_and_a_parallel_search_is_skipped() -> None:
-    found = reader.read_track(FOLDER, procedure="update")
-    update = step(found, "update-rides")
+def test_another_challenge_can_be_selected() -> None:
+    track = reader.read_track(FOLDER, procedure="update")
+    update = step(track, "update-rides")
     assert (update.clients, update.time_period_ns) == (1, 60 * 10**9)
     assert (update.action.conflicts, update.action.on_conflict, update.action.pipeline) == ("random", "update", "clean")
     assert update.action.conflict_probability_ppm == 300_000
-    assert found.skipped == ("recent (search)", "snapshot (create-snapshot)")
-    assert found.notes == (
+    assert track.skipped == ("recent (search)", "snapshot (create-snapshot)")
+    assert track.notes == (
         'update-rides: "recency" is not used: reused ids are drawn uniformly',
         'update-rides: no step creates its pipeline "clean"; the server must have it',
     )
 
 
-def test_the_test_mode_sends_a_thousand_documents_without_warm_up_or_rate(folder: Path) -> None:
+def test_test_mode_sends_1000_documents_without_warm_up_or_rate(folder: Path) -> None:
     rides = step(reader.read_track(folder, test_mode=True), "index-rides")
     assert (rides.warm_up_ns, rides.rate, rides.files[0].documents) == (0, None, 1000)
     shutil.copy(folder / "rides.json", folder / "rides-1k.json")
@@ -143,57 +129,64 @@ def test_the_test_mode_sends_a_thousand_documents_without_warm_up_or_rate(folder
     )
 
 
-def sent(one: Step, *, users: int = 1, workers: int = 1, pool_bytes: int = 64 * 1024**2) -> list[Body]:
-    """What all users of all workers send of a step. A copy: ids are written in place."""
-    options = LoadOptions(action=one.action, bulk_documents=one.bulk_documents)
+def send_step(bulk_step: Step, *, users: int = 1, workers: int = 1, pool_bytes: int = 64 * 1024**2) -> list[Body]:
+    """Return copies of the bodies that all users of all workers send: ids are written in place."""
+    options = LoadOptions(action=bulk_step.action, bulk_documents=bulk_step.bulk_documents)
     protocol = Bulk.for_path("/_bulk", WORKLOAD.index, options)
-    found = []
+    bodies = []
     for worker in range(workers):
-        made = source.open_source(
-            WORKLOAD, options, protocol, step=one, pool_bytes=pool_bytes, users=users, worker=worker, workers=workers
+        opened = source.open_source(
+            WORKLOAD,
+            options,
+            protocol,
+            step=bulk_step,
+            pool_bytes=pool_bytes,
+            users=users,
+            worker=worker,
+            workers=workers,
         )
         for user in range(worker, users, workers):
-            found += [dataclasses.replace(body, data=bytes(body.data)) for body in made.bodies_of(user)]
-    return found
+            bodies += [dataclasses.replace(body, data=bytes(body.data)) for body in opened.bodies_of(user)]
+    return bodies
 
 
 def lines_of(bodies: list[Body]) -> list[Any]:
     return [json.loads(line) for body in bodies for line in body.data.splitlines()]
 
 
-def test_all_documents_of_a_step_are_sent_once_with_their_index() -> None:
-    found = reader.read_track(FOLDER)
-    reader.check_files(found)
+def test_all_documents_of_a_step_are_sent_once() -> None:
+    track = reader.read_track(FOLDER)
+    reader.check_files(track)
     for name, count in (("index-rides", 1200), ("index-places", 300)):
-        lines = lines_of(sent(step(found, name), users=3))
+        lines = lines_of(send_step(step(track, name), users=3))
         assert sorted(line["n"] for line in lines[1::2]) == list(range(count))
         assert {line["index"]["_index"] for line in lines[0::2]} == {name.removeprefix("index-")}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
-def test_a_share_of_a_corpus_is_the_same_documents_however_many_workers_send_it(folder: Path, workers: int) -> None:
-    # As large as they come: a third of the bytes is not a third of the documents.
+def test_share_of_a_corpus_does_not_depend_on_workers(folder: Path, workers: int) -> None:
+    # Documents of different sizes: a third of the bytes is not a third of the documents.
     documents = [json.dumps({"n": number, "text": "x" * (number % 5 * number)}) for number in range(1200)]
     (folder / "rides.json").write_text("".join(f"{text}\n" for text in documents))
     rides = step(reader.read_track(folder, parameters={"ingest_percentage": 25}), "index-rides")
-    lines = lines_of(sent(rides, users=8, workers=workers))
+    lines = lines_of(send_step(rides, users=8, workers=workers))
     assert sorted(line["n"] for line in lines[1::2]) == list(range(300))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_share_of_ready_bulk_bodies_counts_items_and_not_lines(folder: Path, workers: int) -> None:
+def test_share_of_bulk_bodies_counts_items(folder: Path, workers: int) -> None:
     items = [f'{{"index": {{"_id": "{n}"}}}}\n{{"n": {n}}}\n{{ "delete": {{"_id": "{n}"}} }}\n' for n in range(200)]
     (folder / "places.json.gz").unlink()
     (folder / "places.json").write_text("".join(items))
     places = step(reader.read_track(folder), "index-places")
     places = dataclasses.replace(places, files=(dataclasses.replace(places.files[0], documents=101),))
-    bodies = sent(places, users=2, workers=workers)
+    bodies = send_step(places, users=2, workers=workers)
     assert sum(body.documents for body in bodies) == 101
     assert sorted(line["n"] for line in lines_of(bodies) if "n" in line) == list(range(51))
 
 
-def test_a_share_of_a_corpus_whose_size_is_not_given_is_refused(tmp_path: Path) -> None:
-    folder = small(tmp_path / "t", [])
+def test_share_requires_a_document_count(tmp_path: Path) -> None:
+    folder = write_small_track(tmp_path / "t", [])
     text = (folder / "track.json").read_text().replace(', "document-count": 10', "")
     (folder / "track.json").write_text(text.replace('"bulk-size": 5', '"bulk-size": 5, "ingest-percentage": 50'))
     with pytest.raises(SpecError, match=r'requires a "document-count" of docs\.json'):
@@ -202,20 +195,20 @@ def test_a_share_of_a_corpus_whose_size_is_not_given_is_refused(tmp_path: Path) 
 
 @pytest.mark.parametrize("pool_bytes", [1, 10**6])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_documents_with_ids_are_all_sent_with_ids_of_their_own(folder: Path, workers: int, pool_bytes: int) -> None:
-    table = json.loads((small(folder, []) / "track.json").read_text())
+def test_documents_get_unique_ids(folder: Path, workers: int, pool_bytes: int) -> None:
+    table = json.loads((write_small_track(folder, []) / "track.json").read_text())
     table["corpora"][0]["documents"] *= 2
     table["operations"][0] |= {"conflicts": "sequential", "conflict-probability": 0}
     (folder / "docs.json").write_text("".join(f'{{"n": {number}}}\n' for number in range(40)))
     (folder / "track.json").write_text(json.dumps(table))
-    one = reader.read_track(folder).steps[0]
-    lines = lines_of(sent(one, users=4, workers=workers, pool_bytes=pool_bytes))
+    bulk_step = reader.read_track(folder).steps[0]
+    lines = lines_of(send_step(bulk_step, users=4, workers=workers, pool_bytes=pool_bytes))
     assert sorted(line["n"] for line in lines[1::2]) == sorted([*range(40)] * 2)
     assert len({line["index"]["_id"] for line in lines[0::2]}) == 80
 
 
-def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tmp_path: Path) -> None:
-    folder = small(tmp_path / "repo" / "mine", [])
+def test_shared_folder_of_opensearch_benchmark_is_readable(tmp_path: Path) -> None:
+    folder = write_small_track(tmp_path / "repo" / "mine", [])
     shared = tmp_path / "repo" / "common_operations"
     shared.mkdir()
     (shared / "delete_index.json").write_text('{"operation": "delete-index"}')
@@ -229,11 +222,11 @@ def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tm
     text = json.dumps(table)[:-1] + ', "test_procedures": [{{ benchmark.collect(parts="test_procedures/*.json") }}]}'
     (folder / "workload.json").write_text('{% import "benchmark.helpers" as benchmark with context %}' + text)
     (folder / "track.json").unlink()
-    assert [one.operation for one in reader.read_track(folder).steps] == ["delete-index", "bulk"]
+    assert [done.operation for done in reader.read_track(folder).steps] == ["delete-index", "bulk"]
 
 
-def test_a_corpus_may_be_behind_a_link_and_nowhere_else_outside(tmp_path: Path) -> None:
-    folder = small(tmp_path / "t", [])
+def test_corpus_may_be_outside_only_behind_a_link(tmp_path: Path) -> None:
+    folder = write_small_track(tmp_path / "t", [])
     disk = (folder / "docs.json").rename(tmp_path / "on-a-large-disk.json")
     (folder / "docs.json").symlink_to(disk)
     track = reader.read_track(folder)
@@ -242,13 +235,13 @@ def test_a_corpus_may_be_behind_a_link_and_nowhere_else_outside(tmp_path: Path) 
     for name in ("../on-a-large-disk.json", str(disk)):
         documents = [{"source-file": name, "document-count": 10}]
         with pytest.raises(SpecError, match="is outside the folder of the track"):
-            reader.read_track(small(tmp_path / "u", [], corpora=[{"name": "c", "documents": documents}]))
+            reader.read_track(write_small_track(tmp_path / "u", [], corpora=[{"name": "c", "documents": documents}]))
 
 
-def test_a_corpus_that_rally_downloaded_is_found_when_it_is_whole(tmp_path: Path) -> None:
+def test_complete_corpus_in_a_tool_cache_is_used(tmp_path: Path) -> None:
     caches = [tmp_path / "rally", tmp_path / "osb"]
     documents = [{"source-file": "d.json.bz2", "document-count": 2, "uncompressed-bytes": 18, "compressed-bytes": 5}]
-    folder = small(
+    folder = write_small_track(
         tmp_path / "t", [], corpora=[{"name": "c", "base-url": "https://example.org", "documents": documents}]
     )
 
@@ -266,31 +259,31 @@ def test_a_corpus_that_rally_downloaded_is_found_when_it_is_whole(tmp_path: Path
     assert path() == caches[1] / "c" / "d.json.bz2"
     (caches[0] / "c" / "d.json").write_bytes(b"x" * 18)
     assert path() == caches[0] / "c" / "d.json"
-    (folder / "d.json").write_text("beside the track")
+    (folder / "d.json").write_text("next to the track")
     assert path() == folder / "d.json"
 
 
 @pytest.mark.parametrize(("corpus", "name"), [("..", "secret.json"), ("/etc", "passwd"), ("c/../..", "secret.json")])
-def test_no_corpus_is_looked_for_outside_the_cache_of_a_tool(tmp_path: Path, corpus: str, name: str) -> None:
+def test_no_corpus_outside_the_cache_of_a_tool_is_used(tmp_path: Path, corpus: str, name: str) -> None:
     (tmp_path / "secret.json").write_text("{}")
     documents = [{"source-file": name, "document-count": 1}]
-    folder = small(tmp_path / "t", [], corpora=[{"name": corpus, "documents": documents}])
+    folder = write_small_track(tmp_path / "t", [], corpora=[{"name": corpus, "documents": documents}])
     track = reader.read_track(folder, tool_caches=[tmp_path / "cache"])
     assert track.steps[0].files[0].path == str(folder / name)
 
 
-def test_a_track_of_thousands_of_fragments_is_put_together_in_linear_time() -> None:
-    whole, start = AssembledText(), time.process_time()
+def test_fragments_are_assembled_in_linear_time() -> None:
+    assembled, start = AssembledText(), time.process_time()
     for number in range(4000):
-        whole.add("x" * 3000, [SourceLine("a.json", number)])
-        whole.add(",\n", [SourceLine("track.json", 1)] * 2)
+        assembled.add("x" * 3000, [SourceLine("a.json", number)])
+        assembled.add(",\n", [SourceLine("track.json", 1)] * 2)
     assert time.process_time() - start < 1
-    assert whole.text == ("x" * 3000 + ",\n") * 4000
-    assert [place.line for place in whole.line_sources] == [*range(4000), 1]
+    assert assembled.text == ("x" * 3000 + ",\n") * 4000
+    assert [source_line.line for source_line in assembled.line_sources] == [*range(4000), 1]
 
 
-def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
-    folder = small(tmp_path / "t", [])
+def test_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
+    folder = write_small_track(tmp_path / "t", [])
     expected = reader.read_track(folder)
     file = (folder / "track.json").rename(folder / "sys log.json")
     assert reader.read_track(file) == dataclasses.replace(expected, name="sys log")
@@ -300,17 +293,15 @@ def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
         reader.read_track(folder / "docs.txt")
 
 
-def test_a_collect_with_a_computed_pattern_works_too(folder: Path) -> None:
+def test_collect_may_have_a_computed_pattern(folder: Path) -> None:
     text = (folder / "track.json").read_text()
     (folder / "track.json").write_text(text.replace('"operations/*.json"', '"oper" ~ "ations/*.json"'))
     assert step(reader.read_track(folder), "index-rides").bulk_documents == 100
 
 
 @pytest.mark.parametrize("name", ["other", "ride*", "_all", "*"])
-def test_an_index_that_the_track_does_not_declare_may_be_deleted_where_nothing_else_is(
-    tmp_path: Path, name: str
-) -> None:
-    folder = small(tmp_path / "t", [{"operation": {"operation-type": "delete-index", "index": name}}])
+def test_undeclared_index_may_be_deleted(tmp_path: Path, name: str) -> None:
+    folder = write_small_track(tmp_path / "t", [{"operation": {"operation-type": "delete-index", "index": name}}])
     (deletion,) = reader.read_track(folder).steps[0].requests
     assert (deletion.method, deletion.path, deletion.accepted_statuses) == ("DELETE", f"/{name}", (200, 404))
 
@@ -329,7 +320,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("template", OUTSIDE)
-def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, template: str) -> None:
+def test_template_that_reads_outside_its_folder_is_refused(folder: Path, template: str) -> None:
     (folder.parent / "secret.json").write_text('{"name": "secret"}')
     (folder / "link.json").symlink_to(folder.parent / "secret.json")
     (folder / "operations" / "index.json").write_text(template)
@@ -359,12 +350,12 @@ HELPERS = [
 
 
 @pytest.mark.parametrize(("template", "text"), HELPERS)
-def test_a_helper_of_the_tools_does_what_they_document(folder: Path, template: str, text: str) -> None:
+def test_helpers_do_what_the_tools_document(folder: Path, template: str, text: str) -> None:
     (folder / "track.json").write_text(json.dumps({"a": template}).replace('\\"', '"'))
     assert Templates(folder, {"now": 1, "glob": 2}).render_json("track.json") == {"a": text}
 
 
-def test_a_helper_that_is_used_wrongly_is_told_with_its_line(folder: Path) -> None:
+def test_misused_helper_is_reported(folder: Path) -> None:
     for template, message in [
         ("{{ '2.x' | version_between('1.0', '3.0') }}", "cannot be rendered: invalid literal for int"),
         ("{{ version | version_between('1.0', '3.0') }}", 'the parameter "version" has no value'),
@@ -380,7 +371,7 @@ def test_a_helper_that_is_used_wrongly_is_told_with_its_line(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{{ ''.__class__.__mro__ }}", "may not do this"),
         ("{{ lipsum.__globals__['os'] }}", "may not do this"),
@@ -402,20 +393,20 @@ def test_a_helper_that_is_used_wrongly_is_told_with_its_line(folder: Path) -> No
         ("{{ my_size + 1 }}", '"my_size" has no value and no default. Pass it: --track-params my_size:VALUE'),
     ],
 )
-def test_a_bad_template_is_refused_with_what_is_wrong(folder: Path, template: str, said: str) -> None:
+def test_bad_template_is_refused(folder: Path, template: str, message: str) -> None:
     (folder / "operations" / "index.json").write_text(template)
     with pytest.raises(SpecError) as caught:
         reader.read_track(folder)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_track_that_is_cut_off_is_refused_with_the_line(folder: Path) -> None:
+def test_truncated_track_is_refused_with_the_line(folder: Path) -> None:
     (folder / "track.json").write_text("{\n\n")
     with pytest.raises(SpecError, match=r"track\.json: line [23]: is not JSON after rendering: .*: ''"):
         reader.read_track(folder)
 
 
-def test_a_bad_template_that_another_one_includes_is_named_with_its_own_line(folder: Path) -> None:
+def test_bad_included_template_is_reported_with_its_line(folder: Path) -> None:
     (folder / "operations" / "index.json").write_text('{% include "bad.json" %}')
     (folder / "bad.json").write_text("\n\n\n\n{% if %}")
     with pytest.raises(SpecError, match=r"/bad\.json: line 5: Expected an expression, .*, in: '{% if %}'"):
@@ -437,11 +428,9 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)
-@pytest.mark.parametrize("way", ["collect", "computed", "include", "nested"])
-def test_an_error_in_a_fragment_is_told_with_the_fragment_and_its_line(
-    tmp_path: Path, way: str, line: str, reason: str
-) -> None:
-    folder = small(tmp_path / "t", [])
+@pytest.mark.parametrize("inclusion", ["collect", "computed", "include", "nested"])
+def test_error_in_a_fragment_is_reported_with_its_line(tmp_path: Path, inclusion: str, line: str, reason: str) -> None:
+    folder = write_small_track(tmp_path / "t", [])
     (folder / "ops").mkdir()
     (folder / "ops" / "a.json").write_text('{% set long = [\n1,\n2] %}\n{"name": "a",\n"operation-type": "bulk"}\n')
     bad = f'{{# a\ncomment #}}\n{{%- if true -%}}\n\n{{"name": "b",\n{line}\n"operation-type": "bulk"}}\n{{% endif %}}'
@@ -452,7 +441,7 @@ def test_an_error_in_a_fragment_is_told_with_the_fragment_and_its_line(
         "computed": '{{ rally.collect(parts="ops/" ~ "*.json") }}',
         "include": '{% include "ops/a.json" %},\n{% include "ops/b.json" %}',
         "nested": '{{ rally.collect(parts="ops/c.jsn") }}',
-    }[way]
+    }[inclusion]
     (folder / "track.json").write_text(
         f'{{% import "rally.helpers" as rally with context %}}\n{{"version": 2,\n"operations": [\n  {text}\n],\n'
         '"indices": []}'
@@ -462,12 +451,12 @@ def test_an_error_in_a_fragment_is_told_with_the_fragment_and_its_line(
     message = str(error.value)
     assert reason in message
     if "cannot be read" not in reason:
-        # Python's reader finds a missing comma in the next line.
+        # Python's parser reports a missing comma on the next line.
         assert message.startswith((f"{folder}/ops/b.json: line 6: ", f"{folder}/ops/b.json: line 7: "))
 
 
-def test_an_error_beside_a_fragment_is_told_with_the_line_of_the_track(tmp_path: Path) -> None:
-    folder = small(tmp_path / "t", [])
+def test_error_next_to_a_fragment_is_reported_with_its_line(tmp_path: Path) -> None:
+    folder = write_small_track(tmp_path / "t", [])
     (folder / "a.json").write_text('\n\n{"name":\n"a"}\n\n')
     collect = '{{ rally.collect(parts="a.json") }}'
     text = f'{{"version": 2,\n"operations": [ {collect},\n{collect},\n],\n"indices": []}}'
@@ -476,23 +465,23 @@ def test_an_error_beside_a_fragment_is_told_with_the_line_of_the_track(tmp_path:
         reader.read_track(folder)
 
 
-def test_an_error_in_a_template_that_reads_its_own_text_is_told_with_its_file(tmp_path: Path) -> None:
-    folder = small(tmp_path / "t", [])
-    for own in ("{% if x|length == 1 %}{{ x }}{% endif %}", "{{ 1 // (2 - x|length) }}"):
-        (folder / "track.json").write_text("{% set x %}a{% endset %}" + own + "\n{,}")
+def test_error_in_a_template_that_reads_its_text_names_the_file(tmp_path: Path) -> None:
+    folder = write_small_track(tmp_path / "t", [])
+    for template in ("{% if x|length == 1 %}{{ x }}{% endif %}", "{{ 1 // (2 - x|length) }}"):
+        (folder / "track.json").write_text("{% set x %}a{% endset %}" + template + "\n{,}")
         with pytest.raises(SpecError, match=r"/track\.json: is not JSON after rendering: "):
             reader.read_track(folder)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python takes it as any name since 3.13")
-def test_a_pattern_of_files_that_is_none_is_named(folder: Path) -> None:
+def test_invalid_file_pattern_is_reported(folder: Path) -> None:
     (folder / "operations" / "index.json").write_text('{{ rally.collect(parts="ops/**.json") }}')
     with pytest.raises(SpecError, match=r'operations: "ops/\*\*\.json" is not a valid pattern of files'):
         reader.read_track(folder)
 
 
-def test_an_undefined_parameter_counts_only_where_it_is_used(folder: Path) -> None:
-    # operations/search.json prints bucket_name, in an operation that is skipped: that harms nobody.
+def test_undefined_parameter_matters_only_in_used_parts(folder: Path) -> None:
+    # operations/search.json prints bucket_name, in an operation that is skipped: that is harmless.
     assert reader.read_track(folder, procedure="update").skipped[-1] == "snapshot (create-snapshot)"
     text = (folder / "operations" / "index.json").read_text()
     (folder / "operations" / "index.json").write_text(text.replace('"clean"', '"{{ pipeline_name }}"'))
@@ -501,7 +490,7 @@ def test_an_undefined_parameter_counts_only_where_it_is_used(folder: Path) -> No
         reader.read_track(folder, procedure="update")
 
 
-def test_a_missing_file_is_named_with_where_to_get_it(folder: Path) -> None:
+def test_missing_file_is_reported_with_its_address(folder: Path) -> None:
     (folder / "rides.json").unlink()
     with pytest.raises(SpecError, match=r"rides.json.bz2.* --download .* https://example.org/corpora/"):
         reader.check_files(reader.read_track(folder))
@@ -510,7 +499,7 @@ def test_a_missing_file_is_named_with_where_to_get_it(folder: Path) -> None:
         reader.read_track(folder)
 
 
-def test_wrong_names_are_answered_with_the_nearest(folder: Path) -> None:
+def test_wrong_names_suggest_the_nearest(folder: Path) -> None:
     with pytest.raises(SpecError, match='no procedure "apend"; did you mean "append"'):
         reader.read_track(folder, procedure="apend")
     with pytest.raises(SpecError, match='no parameter "bulk_sise"; did you mean "bulk_size"'):
@@ -519,14 +508,14 @@ def test_wrong_names_are_answered_with_the_nearest(folder: Path) -> None:
         reader.read_track(folder / "operations")
 
 
-def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -> None:
+def test_challenge_without_a_supported_bulk_is_refused(tmp_path: Path) -> None:
     custom = [{"name": "bulk", "operation-type": "bulk", "bulk-size": 5, "param-source": "own-code"}]
     with pytest.raises(SpecError, match=r"only sends what code of the track .* generates .*own-code"):
-        reader.read_track(small(tmp_path / "t", [], operations=custom))
+        reader.read_track(write_small_track(tmp_path / "t", [], operations=custom))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"clients": 0}, '"clients": 0 is not between 1 and 28,232'),
         ({"clients": -4}, '"clients" is -4, not between 0 and 1,000,000'),
@@ -542,22 +531,16 @@ def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -
         ({"refresh": "now"}, "refresh: 'now' has the wrong type"),
     ],
 )
-def test_a_number_that_no_load_can_have_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_invalid_number_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     operation = {"name": "bulk", "operation-type": "bulk", "bulk-size": 5, **changes}
     task = {"operation": "bulk", **changes}
     with pytest.raises(SpecError) as caught:
-        reader.read_track(small(tmp_path / "t", [task], operations=[operation]))
-    assert said in str(caught.value)
-
-
-def test_a_corpus_of_a_track_is_checked_before_anything_starts(folder: Path) -> None:
-    (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
-    with pytest.raises(SpecError, match=r"rides.json: line 2 is not JSON"):
-        reader.check_files(reader.read_track(folder))
+        reader.read_track(write_small_track(tmp_path / "t", [task], operations=[operation]))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "rate"),
+    ("parameters", "rate"),
     [
         (10, Rate(10)),
         ("10", Rate(10)),
@@ -567,62 +550,62 @@ def test_a_corpus_of_a_track_is_checked_before_anything_starts(folder: Path) -> 
         (None, None),
     ],
 )
-def test_a_target_throughput_is_a_rate_of_requests_or_of_documents(
-    tmp_path: Path, given: Any, rate: Rate | None
+def test_target_throughput_is_a_rate_of_requests_or_documents(
+    tmp_path: Path, parameters: Any, rate: Rate | None
 ) -> None:
-    folder = small(tmp_path / "t", [{"operation": "bulk", "target-throughput": given}])
+    folder = write_small_track(tmp_path / "t", [{"operation": "bulk", "target-throughput": parameters}])
     assert reader.read_track(folder).steps[0].rate == rate
 
 
-@pytest.mark.parametrize("given", ["50 MB/s", "5000docs/s", "fast", "-3", "0 docs/s", "10 ops", {"a": 1}])
-def test_a_target_throughput_in_another_unit_is_never_taken_for_requests(tmp_path: Path, given: Any) -> None:
-    folder = small(tmp_path / "t", [{"operation": "bulk", "name": "fill", "target-throughput": given}])
+@pytest.mark.parametrize("parameters", ["50 MB/s", "5000docs/s", "fast", "-3", "0 docs/s", "10 ops", {"a": 1}])
+def test_target_throughput_in_another_unit_is_refused(tmp_path: Path, parameters: Any) -> None:
+    folder = write_small_track(tmp_path / "t", [{"operation": "bulk", "name": "fill", "target-throughput": parameters}])
     with pytest.raises(SpecError, match='fill: "target-throughput" is'):
         reader.read_track(folder)
 
 
-def test_a_rate_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+def test_target_throughput_conflicts_with_target_interval(tmp_path: Path) -> None:
     task = {"operation": "bulk", "target-throughput": 1, "target-interval": 1}
     with pytest.raises(SpecError, match="cannot be combined with"):
-        reader.read_track(small(tmp_path / "t", [task]))
+        reader.read_track(write_small_track(tmp_path / "t", [task]))
 
 
-def test_clients_ramp_up_as_in_rally_within_the_warm_up(tmp_path: Path) -> None:
+def test_ramp_up_must_be_within_the_warm_up(tmp_path: Path) -> None:
     task = {"operation": "bulk", "name": "fill", "warmup-time-period": 60, "ramp-up-time-period": 60}
-    folder = small(tmp_path / "t", [task])
+    folder = write_small_track(tmp_path / "t", [task])
     assert reader.read_track(folder).steps[0].ramp_up_ns == 60 * 10**9
     in_test = reader.read_track(folder, test_mode=True).steps[0]
     assert (in_test.warm_up_ns, in_test.ramp_up_ns) == (0, 0)
-    longer = small(tmp_path / "u", [{**task, "ramp-up-time-period": 61}])
-    with pytest.raises(SpecError, match=r'"ramp-up-time-period" is 61 and "warmup-time-period" is 60\. The warm-up'):
-        reader.read_track(longer)
+    too_long = write_small_track(tmp_path / "u", [{**task, "ramp-up-time-period": 61}])
+    with pytest.raises(SpecError, match='"ramp-up-time-period" is 61 and "warmup-time-period" is 60'):
+        reader.read_track(too_long)
 
 
 @pytest.mark.parametrize(
     "name", ["a b", "a\r\nHost: x", "../x", "a/b", "_all", "..", "", "a?b", "a#b", "x" * 256, "\x1b[2J"]
 )
-def test_a_name_that_no_index_can_have_is_refused(folder: Path, name: str) -> None:
+def test_invalid_index_name_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(SpecError, match="is not a valid index name"):
-        reader.read_track(small(folder / "a", [], indices=[{"name": name, "body": "index.json"}]))
+        reader.read_track(write_small_track(folder / "a", [], indices=[{"name": name, "body": "index.json"}]))
     documents = [{"source-file": "docs.json", "target-index": name}]
     with pytest.raises(SpecError, match="is not a valid index name"):
-        reader.read_track(small(folder / "b", [], corpora=[{"name": "c", "documents": documents}]))
+        reader.read_track(write_small_track(folder / "b", [], corpora=[{"name": "c", "documents": documents}]))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\x1b[2J", "x" * 300, "\ud800"])
-def test_a_file_that_nobody_can_have_is_refused(folder: Path, name: str) -> None:
+def test_invalid_file_name_is_refused(folder: Path, name: str) -> None:
     corpora = [{"name": "c", "documents": [{"source-file": name}]}]
     with pytest.raises(SpecError, match="is not a valid file name"):
-        reader.read_track(small(folder / "a", [], corpora=corpora))
+        reader.read_track(write_small_track(folder / "a", [], corpora=corpora))
     with pytest.raises(SpecError, match="is not a valid file name"):
-        reader.read_track(small(folder / "b", [], indices=[{"name": "i", "body": name}]))
+        reader.read_track(write_small_track(folder / "b", [], indices=[{"name": "i", "body": name}]))
 
 
-@pytest.mark.parametrize(("has", "said"), [(9, "has 9 documents"), (11, "has 11 documents"), (1, "has 1 document ")])
-def test_a_file_with_other_documents_than_the_track_says_is_refused(tmp_path: Path, has: int, said: str) -> None:
-    folder = small(tmp_path / "track", [])
+@pytest.mark.parametrize(("has", "message"), [(9, "has 9 documents"), (11, "has 11 documents"), (1, "has 1 document ")])
+def test_file_with_another_document_count_is_refused(tmp_path: Path, has: int, message: str) -> None:
+    folder = write_small_track(tmp_path / "track", [])
     (folder / "docs.json").write_text('{"n": 1}\n' * has)
-    with pytest.raises(SpecError, match=said) as error:
+    with pytest.raises(SpecError, match=message) as error:
         reader.check_files(reader.read_track(folder))
     assert 'where the track says 10 ("document-count")' in str(error.value)
     (folder / "docs.json").write_text('{"n": 1}\n' * 10)

@@ -1,4 +1,4 @@
-"""Every key of a bulk operation, its task and a document set is done, harmless, or named in the run's notes."""
+"""Every key of a bulk operation, its task and a document set is used, harmless, or noted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingest_bench.model.load import LoadOptions, Track, TrackOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 
 SECOND = 10**9
-# What the documentation and the schemas of Rally 2.13 and OpenSearch Benchmark 2.4 name.
+# Keys in the documentation and the schemas of Rally 2.13 and OpenSearch Benchmark 2.4.
 DOCUMENTED: list[tuple[corpora.Keys, str]] = [
     (
         corpora.BULK_KEYS,
@@ -47,7 +47,7 @@ DOCUMENTED: list[tuple[corpora.Keys, str]] = [
 ]
 
 
-def written(
+def write_track(
     folder: Path, documents: list[dict[str, Any]], operation: dict[str, Any] | None = None, **task: Any
 ) -> Path:
     """Write a track of two data streams whose one task sends these document sets."""
@@ -73,15 +73,15 @@ def files(track: Track) -> list[str]:
     return [Path(file.path).name for file in track.steps[0].files]
 
 
-def plan(folder: Path, target: str = "sink") -> LoadPlan:
+def build_load_plan(folder: Path, target: str = "sink") -> LoadPlan:
     cell = made_runs.cell(load=LoadOptions(track=TrackOptions(path=str(folder))), target=TargetOptions(name=target))
     place = ServerAddress(endpoint=Endpoint("192.0.2.1", 9200))
-    (part,) = planning.build_procedure(cell, place, Path("out"), may_delete=True).steps
-    assert isinstance(part, Load)
-    return part.plan
+    (step,) = planning.build_procedure(cell, place, Path("out"), may_delete=True).steps
+    assert isinstance(step, Load)
+    return step.plan
 
 
-def test_a_documented_key_is_in_one_list_of_its_table() -> None:
+def test_every_documented_key_is_in_one_list() -> None:
     for table, documented in DOCUMENTED:
         assert not table.used & table.harmless
         assert not (table.used | table.harmless) & table.unsupported.keys()
@@ -89,27 +89,27 @@ def test_a_documented_key_is_in_one_list_of_its_table() -> None:
         assert notes == [note for note in notes if "is unknown here" not in note]
 
 
-def test_a_bulk_sends_only_to_the_data_streams_that_it_names(tmp_path: Path) -> None:
-    assert files(reader.read_track(written(tmp_path, [A, B], {"data-streams": ["logs-a"]}))) == ["a.json"]
-    assert files(reader.read_track(written(tmp_path, [A, B], {"data-streams": "logs-b"}))) == ["b.json"]
+def test_bulk_sends_only_to_its_data_streams(tmp_path: Path) -> None:
+    assert files(reader.read_track(write_track(tmp_path, [A, B], {"data-streams": ["logs-a"]}))) == ["a.json"]
+    assert files(reader.read_track(write_track(tmp_path, [A, B], {"data-streams": "logs-b"}))) == ["b.json"]
     with pytest.raises(SpecError, match="nothing to send: no corpus of the track has documents for logs-x"):
-        reader.read_track(written(tmp_path, [A, B], {"data-streams": ["logs-x"]}))
+        reader.read_track(write_track(tmp_path, [A, B], {"data-streams": ["logs-x"]}))
 
 
-def test_parameters_and_timeout_of_a_bulk_are_those_of_each_request(tmp_path: Path) -> None:
-    asks = {"timeout": "5m", "request-params": {"require_alias": False, "wait_for_active_shards": 2}}
-    sends = plan(written(tmp_path, [A], {**asks, "request-timeout": 7200}))
-    url = getattr(sends.build_protocol(), "url_path")  # noqa: B009 - of this protocol
+def test_bulk_parameters_and_timeout_apply_to_each_request(tmp_path: Path) -> None:
+    operation = {"timeout": "5m", "request-params": {"require_alias": False, "wait_for_active_shards": 2}}
+    load_plan = build_load_plan(write_track(tmp_path, [A], {**operation, "request-timeout": 7200}))
+    url = getattr(load_plan.build_protocol(), "url_path")  # noqa: B009 - of this protocol
     assert url == "/logs-a/_bulk?timeout=5m&require_alias=false&wait_for_active_shards=2"
-    assert sends.options.timeout_ns == 7200 * SECOND
-    usual = plan(written(tmp_path, [A]))
-    assert usual.options.timeout_ns == LoadOptions().timeout_ns
+    assert load_plan.options.timeout_ns == 7200 * SECOND
+    default_plan = build_load_plan(write_track(tmp_path, [A]))
+    assert default_plan.options.timeout_ns == LoadOptions().timeout_ns
 
 
-def test_request_params_go_before_the_keys_of_the_operation(tmp_path: Path) -> None:
-    asks = {"pipeline": "old", "refresh": "false", "timeout": "1m"}
-    asks |= {"request-params": {"pipeline": "new", "refresh": True, "timeout": "2m"}}  # type: ignore[dict-item]
-    step = reader.read_track(written(tmp_path, [A], asks)).steps[0]
+def test_request_params_override_keys_of_the_operation(tmp_path: Path) -> None:
+    operation = {"pipeline": "old", "refresh": "false", "timeout": "1m"}
+    operation |= {"request-params": {"pipeline": "new", "refresh": True, "timeout": "2m"}}  # type: ignore[dict-item]
+    step = reader.read_track(write_track(tmp_path, [A], operation)).steps[0]
     assert (step.action.pipeline, step.action.refresh, step.query) == ("new", "true", "timeout=2m")
 
 
@@ -123,30 +123,28 @@ def test_request_params_go_before_the_keys_of_the_operation(tmp_path: Path) -> N
         ({"request-timeout": "1m"}, """"request-timeout" is '1m', not a number"""),
     ],
 )
-def test_parameters_that_no_request_can_have_are_refused(
-    tmp_path: Path, operation: dict[str, Any], message: str
-) -> None:
+def test_invalid_request_params_are_refused(tmp_path: Path, operation: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as error:
-        reader.read_track(written(tmp_path, [A], operation))
+        reader.read_track(write_track(tmp_path, [A], operation))
     assert message in str(error.value)
 
 
-def test_hostile_text_in_request_params_stays_one_parameter(tmp_path: Path) -> None:
-    sends = plan(written(tmp_path, [A], {"request-params": {"a&b": "1 HTTP/1.1\r\nX: y"}}))
-    assert sends.wire.keys["path"] == "/logs-a/_bulk?a%26b=1+HTTP%2F1.1%0D%0AX%3A+y"
+def test_request_params_are_encoded(tmp_path: Path) -> None:
+    load_plan = build_load_plan(write_track(tmp_path, [A], {"request-params": {"a&b": "1 HTTP/1.1\r\nX: y"}}))
+    assert load_plan.wire.keys["path"] == "/logs-a/_bulk?a%26b=1+HTTP%2F1.1%0D%0AX%3A+y"
 
 
-def test_parameters_of_a_request_are_refused_where_there_is_no_http(tmp_path: Path) -> None:
+def test_request_params_require_http(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match='"request-params" and "timeout" require a bulk API over HTTP'):
-        plan(written(tmp_path, [A], {"timeout": "5m"}), "kafka")
+        build_load_plan(write_track(tmp_path, [A], {"timeout": "5m"}), "kafka")
 
 
-def test_keys_that_are_not_used_are_named_once_with_what_happens_instead(tmp_path: Path) -> None:
+def test_unused_keys_are_noted_once(tmp_path: Path) -> None:
     operation = {"recency": 0.5, "headers": {"x": "y"}, "recency2": 0, "batch-size": 50, "detailed-results": True}
     task = {"ramp-down-time-period": 5, "iterations": 3, "warmup-iterations": 0, "#COMMENT": "c", "tags": ["t"]}
     more: dict[str, Any] = {"target-type": "_doc", "meta": {"a": 1}}
     documents = [document_set("a.json", **more)] * 2
-    assert reader.read_track(written(tmp_path, documents, operation, **task)).notes == (
+    assert reader.read_track(write_track(tmp_path, documents, operation, **task)).notes == (
         'bulk: "recency" is not used: reused ids are drawn uniformly',
         'bulk: "headers" is not used: requests have no headers of the track',
         'bulk: "recency2" is not used: the key is unknown here',
@@ -156,45 +154,45 @@ def test_keys_that_are_not_used_are_named_once_with_what_happens_instead(tmp_pat
     )
 
 
-def test_documents_in_another_format_than_bulk_are_left_out_and_named(tmp_path: Path) -> None:
+def test_documents_in_another_format_are_skipped(tmp_path: Path) -> None:
     hdf5 = document_set("vectors.hdf5", **{"source-format": "hdf5"})
-    track = reader.read_track(written(tmp_path, [A, hdf5]))
+    track = reader.read_track(write_track(tmp_path, [A, hdf5]))
     assert files(track) == ["a.json"]
     assert track.notes == ("corpus c: vectors.hdf5 is skipped: its \"source-format\" is 'hdf5'",)
     with pytest.raises(SpecError, match="nothing to send"):
-        reader.read_track(written(tmp_path, [hdf5]))
+        reader.read_track(write_track(tmp_path, [hdf5]))
 
 
-def test_a_source_url_is_the_address_of_the_file_itself(tmp_path: Path) -> None:
+def test_source_url_is_the_address_of_the_file(tmp_path: Path) -> None:
     signed = "https://signed.example.org/data/x?signature=1"
     base: dict[str, Any] = {"base-url": "https://example.org/base"}
     documents = [document_set("c.json.bz2", **base, **{"source-url": signed}), document_set("d.json.bz2", **base)]
-    origins = [file.origin.url for file in reader.read_track(written(tmp_path, documents)).steps[0].files]
+    origins = [file.origin.url for file in reader.read_track(write_track(tmp_path, documents)).steps[0].files]
     assert origins == [signed, "https://example.org/base/d.json.bz2"]
-    again = [document_set("c.json.bz2", **{"source-url": f"{signed}&again"})]
+    resigned = [document_set("c.json.bz2", **{"source-url": f"{signed}&again"})]
     first, second = (
-        reader.read_track(written(tmp_path, sets), downloads=tmp_path).steps[0].files[0].path
-        for sets in (documents, again)
+        reader.read_track(write_track(tmp_path, sets), downloads=tmp_path).steps[0].files[0].path
+        for sets in (documents, resigned)
     )
     assert first == second
 
 
-def test_a_file_in_parts_has_no_address_and_says_what_to_do(tmp_path: Path) -> None:
+def test_file_in_parts_has_no_address(tmp_path: Path) -> None:
     parts: dict[str, Any] = {"base-url": "https://example.org", "source-file-parts": [{"name": "e1", "size": 5}]}
-    track = reader.read_track(written(tmp_path, [document_set("e.json.bz2", **parts)]))
+    track = reader.read_track(write_track(tmp_path, [document_set("e.json.bz2", **parts)]))
     assert track.steps[0].files[0].origin.url == ""
     assert "join the parts yourself, and put the complete file into the folder of the track" in track.notes[0]
     with pytest.raises(SpecError, match=r"missing corpus files: e\.json\.bz2\. Put them into the folder"):
         reader.check_files(track)
 
 
-def test_a_key_that_no_tool_reads_may_have_a_parameter_without_a_value(tmp_path: Path) -> None:
+def test_unused_key_may_have_an_undefined_parameter(tmp_path: Path) -> None:
     documents = [document_set("a.json", owner="{{ owner }}", meta={"team": "{{ team }}"})]
-    track = reader.read_track(written(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
+    track = reader.read_track(write_track(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
     assert track.notes == (
         'bulk: "wish" is not used: the key is unknown here',
         'bulk: "x" is not used: the key is unknown here',
         'corpus c: a.json: "owner" is not used: the key is unknown here',
     )
     with pytest.raises(SpecError, match='"where" has no value and no default'):
-        reader.read_track(written(tmp_path, [document_set("a.json", **{"base-url": "{{ where }}"})]))
+        reader.read_track(write_track(tmp_path, [document_set("a.json", **{"base-url": "{{ where }}"})]))

@@ -11,9 +11,10 @@ import made_runs
 import pytest
 
 from ingest_bench import system
+from ingest_bench.documents import corpus_download
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
-from ingest_bench.lab import corpus_download, planning
+from ingest_bench.lab import planning
 from ingest_bench.lab.procedure import Load, ParallelLoads, Procedure
 from ingest_bench.lab.server import borrowed
 from ingest_bench.lab.server.borrowed import ServerObject

@@ -31,10 +31,9 @@ from ingest_bench.model.load import BulkAction
 from ingest_bench.model.results import InvalidReason, RunRecord
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, ServerAddress
-from ingest_bench.protocols import Protocol
-from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.queries import Search
-from ingest_bench.protocols.way import resolve_upstream
+from ingest_bench.protocols.bulk import Bulk, Search
+from ingest_bench.protocols.protocol import Protocol
+from ingest_bench.protocols.upstream import resolve_upstream
 
 with pytest.MonkeyPatch.context() as patched:
     # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
@@ -43,7 +42,7 @@ with pytest.MonkeyPatch.context() as patched:
 
     from ingest_bench.load import users
     from ingest_bench.load.users import IngestUser, QueryUser, RetryingUser
-    from ingest_bench.protocols.http1.http_user import request_head
+    from ingest_bench.protocols.http1 import build_request_head
 
 ITEMS = 10
 BULK = Body(b"".join(b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)), ITEMS, lines_per_item=2)
@@ -316,7 +315,7 @@ def test_possibly_stored_documents_without_ids_are_not_retried(clock: Clock, fir
     assert (outcome(sample), sample.attempts, sample.documents_acked) == (ended, 1, 0)
     assert sample.bytes_unanswered == sample.bytes_sent == read
     (message,) = work.errors()
-    assert "not sent again: without ids of their own its documents could be stored twice" in message
+    assert "not retried: without own ids its documents could be stored twice" in message
     assert (work.documents_resent, clock.waited_s) == (0, [0.01])
 
 
@@ -337,7 +336,7 @@ def test_items_with_503_are_retried_only_with_ids(clock: Clock) -> None:
     # The outcome of the two is unknown.
     assert (outcome(sample), documents(sample), sample.attempts) == ("partial", (10, 8, 0), 1)
     assert dict(work.item_failures) == {"503 kind_503": 2}
-    assert ["not sent again" in message for message in work.errors()] == [True]
+    assert ["not retried" in message for message in work.errors()] == [True]
     assert clock.waited_s == [0.05]
 
 
@@ -353,7 +352,7 @@ def test_a_truncated_response_is_a_connection_error(clock: Clock) -> None:
         gevent.spawn(user.send, PLANNED_NS, IDS).get(timeout=60)
         user.on_stop()
     assert (outcome(kept.only), kept.only.attempts, user.state.acknowledged) == ("ok", 2, 10)
-    assert user.state.errors() == ("1 x the server closed the connection in the middle of its answer",)
+    assert user.state.errors() == ("1 x the server closed the connection in the middle of its response",)
     large = Body(b"x" * 30_000_000, 10, is_idempotent=True)
     with bulk_server(lambda _body, _number: None, stop_reading_after_bytes=1) as server:
         user, kept = started(server.address, retries=2)
@@ -427,7 +426,7 @@ def test_a_server_that_stays_unavailable_gets_the_configured_retries(
     [
         (answer(b'{"error":"no"}', "400 Bad Request"), 'http-error: 400: {"error":"no"}'),
         (answer(bulk_answer([201] * 8 + [400] * 2)), "partial: 2 x 400 kind_400, 2 of 10"),
-        (None, "connection-error: the server closed the connection before it answered (not sent again"),
+        (None, "connection-error: the server closed the connection before it responded (not retried"),
         (TOO_MANY, "rejected: 429: {}, 10 of 10"),
     ],
 )
@@ -602,7 +601,7 @@ def test_a_name_is_resolved_once_and_each_address_is_tried() -> None:
         gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
         user.on_stop()
     assert (outcome(kept.only), kept.only.attempts) == ("ok", 1)
-    with pytest.raises(RunFailed, match=r"nowhere\.invalid:9200: there is no host of this name"):
+    with pytest.raises(RunFailed, match=r"nowhere\.invalid:9200: unknown host"):
         resolve_upstream(ServerAddress(endpoint=Endpoint("nowhere.invalid", 9200)))
 
 
@@ -866,5 +865,5 @@ def test_documents_that_end_a_measurement_count_from_its_start() -> None:
 )
 def test_a_path_or_header_with_a_line_feed_is_refused(path: str, headers: dict[str, str]) -> None:
     address = resolve_upstream(ServerAddress(endpoint=Endpoint("127.0.0.1", 9200))).next_address()
-    with pytest.raises(RunFailed, match="no request can have this path"):
-        request_head(path, address, headers, "POST")
+    with pytest.raises(RunFailed, match="invalid path or headers"):
+        build_request_head(path, address, headers, "POST")

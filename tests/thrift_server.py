@@ -1,4 +1,4 @@
-"""A small real server on loopback that speaks just enough of Cassandra's Thrift, and misbehaves when told."""
+"""Server on loopback with a minimal part of Cassandra's Thrift interface and configurable responses."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from thriftpy2.protocol import TCyBinaryProtocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyMemoryBuffer
 
-from ingest_bench import idl
+from ingest_bench.protocols import thrift_wire
 
-THRIFT = idl.interface()
+THRIFT = thrift_wire.interface()
 
 
-def message(name: str, kind: int, struct: Any) -> bytes:
-    """A message with its frame."""
+def encode_message(name: str, kind: int, struct: Any) -> bytes:
+    """Encode a message with its frame."""
     buffer = TCyMemoryBuffer()
     protocol = TCyBinaryProtocol(buffer)
     protocol.write_message_begin(name, kind, 0)
     protocol.write_struct(struct)
     data: bytes = buffer.getvalue()
-    return idl.LENGTH.pack(len(data)) + data
+    return thrift_wire.LENGTH.pack(len(data)) + data
 
 
-def returned(name: str = "batch_mutate", **result: Any) -> bytes:
-    """An answer: what was returned (`success`), or an exception by its field; nothing: all went well."""
-    return message(name, TMessageType.REPLY, getattr(THRIFT.Cassandra, f"{name}_result")(**result))
+def encode_result(name: str = "batch_mutate", **result: Any) -> bytes:
+    """Encode the response to a call: its result (`success`), or an exception by its field."""
+    return encode_message(name, TMessageType.REPLY, getattr(THRIFT.Cassandra, f"{name}_result")(**result))
 
 
-def refused(words: str) -> bytes:
-    """An answer of a server that does not know what it is asked."""
-    return message("batch_mutate", TMessageType.EXCEPTION, TApplicationException(type=1, message=words))
+def encode_exception(message_text: str) -> bytes:
+    """Encode the response to an unknown call."""
+    return encode_message("batch_mutate", TMessageType.EXCEPTION, TApplicationException(type=1, message=message_text))
 
 
-def rows(call: bytes) -> dict[bytes, tuple[str, bytes]]:
-    """The rows of a call with its frame: by their keys, the column family and the document of each."""
-    (length,) = idl.LENGTH.unpack_from(call)
-    assert length == len(call) - idl.LENGTH.size
-    protocol = TCyBinaryProtocol(TCyMemoryBuffer(call[idl.LENGTH.size :]), decode_response=False)
+def parse_call(call: bytes) -> dict[bytes, tuple[str, bytes]]:
+    """Return column family and document of each row of a call, by key."""
+    (length,) = thrift_wire.LENGTH.unpack_from(call)
+    assert length == len(call) - thrift_wire.LENGTH.size
+    protocol = TCyBinaryProtocol(TCyMemoryBuffer(call[thrift_wire.LENGTH.size :]), decode_response=False)
     name, kind, _ = protocol.read_message_begin()
     assert (name, kind) == ("batch_mutate", TMessageType.CALL)
     arguments = THRIFT.Cassandra.batch_mutate_args()
     protocol.read_struct(arguments)
     assert arguments.consistency_level == THRIFT.ConsistencyLevel.ONE
-    found = {}
+    documents = {}
     for key, families in arguments.mutation_map.items():
         ((family, (mutation,)),) = families.items()
         column = mutation.column_or_supercolumn.column
         assert column.name == b"document"
-        found[key] = family.decode(), column.value
-    return found
+        documents[key] = family.decode(), column.value
+    return documents
 
 
 class ThriftServer(BulkServer):
-    """Answers set_keyspace itself, as `greeting` says; a reply gets a whole call of batch_mutate, its frame too."""
+    """Responds to set_keyspace with `greeting`; the reply function gets a batch_mutate call with its frame."""
 
-    greeting = returned("set_keyspace")
+    greeting = encode_result("set_keyspace")
 
     def _serve_one(self, connection: socket.socket) -> bool:
         call = self._frame(connection)
@@ -80,8 +80,8 @@ class ThriftServer(BulkServer):
         return True
 
     def _frame(self, connection: socket.socket) -> bytes:
-        head = self._exactly(connection, idl.LENGTH.size)
-        return head + self._exactly(connection, idl.LENGTH.unpack(head)[0]) if head else b""
+        head = self._exactly(connection, thrift_wire.LENGTH.size)
+        return head + self._exactly(connection, thrift_wire.LENGTH.unpack(head)[0]) if head else b""
 
 
 @contextmanager
@@ -101,14 +101,14 @@ class StoreServer(ThriftServer):
         self.stored = stored
         self.times_out = 0
         """How many pages are answered with a timeout before the next one is given."""
-        self.asked: list[int] = []
+        self.page_sizes: list[int] = []
         super().__init__(lambda _body, _number: None)
 
     def _serve_one(self, connection: socket.socket) -> bool:
         call = self._frame(connection)
         if not call:
             return False
-        protocol = TCyBinaryProtocol(TCyMemoryBuffer(call[idl.LENGTH.size :]), decode_response=False)
+        protocol = TCyBinaryProtocol(TCyMemoryBuffer(call[thrift_wire.LENGTH.size :]), decode_response=False)
         name, _, _ = protocol.read_message_begin()
         arguments = getattr(THRIFT.Cassandra, f"{name}_args")()
         protocol.read_struct(arguments)
@@ -117,16 +117,16 @@ class StoreServer(ThriftServer):
 
     def set_keyspace(self, arguments: Any) -> bytes:
         if arguments.keyspace == b"k":
-            return returned("set_keyspace")
-        return returned("set_keyspace", ire=THRIFT.InvalidRequestException(why="Keyspace none does not exist"))
+            return encode_result("set_keyspace")
+        return encode_result("set_keyspace", ire=THRIFT.InvalidRequestException(why="Keyspace none does not exist"))
 
     def get_range_slices(self, arguments: Any) -> bytes:
         if self.times_out:
             self.times_out -= 1
-            return returned("get_range_slices", te=THRIFT.TimedOutException())
+            return encode_result("get_range_slices", te=THRIFT.TimedOutException())
         keys = sorted(self.stored[arguments.column_parent.column_family.decode()])
-        self.asked.append(arguments.range.count)
+        self.page_sizes.append(arguments.range.count)
         page = [key for key in keys if key >= arguments.range.start_key][: arguments.range.count]
         column = THRIFT.ColumnOrSuperColumn(column=THRIFT.Column(name=b"document", value=b"x" * 100, timestamp=1))
-        found = [THRIFT.KeySlice(key=key, columns=[] if key.endswith(b"-") else [column]) for key in page]
-        return returned("get_range_slices", success=found)
+        documents = [THRIFT.KeySlice(key=key, columns=[] if key.endswith(b"-") else [column]) for key in page]
+        return encode_result("get_range_slices", success=documents)

@@ -21,7 +21,7 @@ from ingest_bench.model.target import TargetOptions
 from ingest_bench.network import link_capabilities
 from ingest_bench.probes import recording
 from ingest_bench.probes.kernel import kernel_reads
-from ingest_bench.protocols import PROTOCOLS
+from ingest_bench.protocols.protocol import PROTOCOLS
 from ingest_bench.results import facts
 from ingest_bench.targets.base import check_targets
 from ingest_bench.units import format_count

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ingest_bench import probes, targets
 from ingest_bench.analysis.compare import cells
-from ingest_bench.documents import synthetic
+from ingest_bench.documents import corpus_download, synthetic
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
@@ -22,7 +22,7 @@ from ingest_bench.host import cpu, node_resources, settings
 from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as DownloadProgress
 from ingest_bench.jvm.attach import find_reader
-from ingest_bench.lab import corpus_download, evaluation, link_watch, planning, runner
+from ingest_bench.lab import evaluation, link_watch, planning, runner
 from ingest_bench.lab.procedure import Procedure
 from ingest_bench.lab.server import borrowed, reach, running_server
 from ingest_bench.load.supervisor import Progress

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench import system, targets
-from ingest_bench.documents import corpus
+from ingest_bench.documents import corpus, corpus_download
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files, records
-from ingest_bench.lab import corpus_download
 from ingest_bench.lab.procedure import (
     Load,
     ParallelLoads,

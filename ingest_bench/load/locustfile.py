@@ -30,8 +30,8 @@ from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.http1.http_user import Http1User
-from ingest_bench.protocols.way import resolve_upstream
+from ingest_bench.protocols.upstream import resolve_upstream
+from ingest_bench.protocols.users import Http1User
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from locust.env import Environment
 
     from ingest_bench.documents.body import Body
-    from ingest_bench.protocols.way import Upstream
+    from ingest_bench.protocols.upstream import Upstream
 
 
 class BulkFailedError(Exception):

@@ -16,8 +16,8 @@ from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, Workload
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
-from ingest_bench.protocols import Protocol, create_protocol
-from ingest_bench.protocols.queries import Search
+from ingest_bench.protocols.bulk import Search
+from ingest_bench.protocols.protocol import Protocol, create_protocol
 
 # A load that ends when everything is sent, and takes longer than this, is not a benchmark.
 _MAX_UNTIL_SENT_NS = 24 * 3600 * 10**9

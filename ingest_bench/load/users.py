@@ -19,7 +19,7 @@ from locust import User, task
 from locust.exception import StopUser
 
 from ingest_bench.load.recorder import OUTCOME_INDEX, pack_sample, pack_sample_tail, pack_sample_with_tail
-from ingest_bench.protocols.verdict import NOT_RETRIED, OK, PARTIAL, REJECTED, ConnectionBrokenError, Verdict
+from ingest_bench.protocols.response import NOT_RETRIED, OK, PARTIAL, REJECTED, ConnectionBrokenError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
     from ingest_bench.load.recorder import SampleSink
     from ingest_bench.load.worker_state import WorkerState
-    from ingest_bench.protocols.verdict import Response
-    from ingest_bench.protocols.way import Upstream
+    from ingest_bench.protocols.response import Response
+    from ingest_bench.protocols.upstream import Upstream
 
     Request = tuple[bytes, bytes | bytearray]
 
@@ -308,7 +308,7 @@ class QueryUser(RetryingUser):
 
 
 class PumpingUser(Protocol):
-    """A user whose protocol can `pump` (over HTTP: `http1.http_user.Poster`)."""
+    """A user whose protocol can `pump` (over HTTP: `protocols.users.Http1User`)."""
 
     state: WorkerState
     number: int

@@ -33,14 +33,14 @@ from ingest_bench.load.recorder import ProcessMonitor, Recorder, pack_sample, un
 from ingest_bench.load.users import QueryUser, ScheduledUser
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.samples import WorkerReport
-from ingest_bench.protocols.way import resolve_upstream
+from ingest_bench.protocols.upstream import resolve_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.documents.source import Source
     from ingest_bench.load.plan import LoadPlan
-    from ingest_bench.protocols.way import Upstream
+    from ingest_bench.protocols.upstream import Upstream
 
 _STATUS_INTERVAL_NS = 5 * 10**8
 # Status messages of all workers at one moment would delay what is due then: one costs master and supervisor 1 ms.

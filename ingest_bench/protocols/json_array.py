@@ -1,4 +1,4 @@
-"""Documents alone over HTTP: a JSON array of them, a line for each, or one a request. A status answers for all."""
+"""Documents over HTTP without action lines: a JSON array, a line each, or one per request. One status for all."""
 
 from __future__ import annotations
 
@@ -15,21 +15,14 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import Length, Pattern, UrlPath
-from ingest_bench.protocols.verdict import (
-    BROKEN_RESPONSE,
-    HTTP_ERROR,
-    MESSAGE_BYTES,
-    REJECTED,
-    Verdict,
-    acknowledge_all,
-)
+from ingest_bench.protocols.response import HTTP_ERROR, INVALID_RESPONSE, REJECTED, Verdict, acknowledge_all
 
 if TYPE_CHECKING:
     from ingest_bench.model.load import LoadOptions, ProtocolOptions
-    from ingest_bench.protocols.http1.http_user import Http1User
-    from ingest_bench.protocols.verdict import Response
+    from ingest_bench.protocols.response import Response
+    from ingest_bench.protocols.users import Http1User
 
-# RFC 9110, 15: a status has three digits, the first of them from 1 to 5. An interim answer (1xx) is none.
+# RFC 9110, 15: a status has three digits, the first of them from 1 to 5. An interim response (1xx) is not a result.
 Status = Annotated[
     str, Pattern("[2-5](?:xx|[0-9][0-9])", 'a status: three digits such as 429, or a class such as "4xx"')
 ]
@@ -37,11 +30,12 @@ Meaning = Literal["acknowledged", "retry", "refused"]
 # RFC 9110, 5.6.2: a token.
 HeaderName = Annotated[str, Pattern(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of a header")]
 HeaderValue = Annotated[str, Pattern(r"[ -~]{0,4000}", "the value of a header: one line of printable ASCII")]
-# What says where a request ends, and what the connection is for: that is ours.
-_OURS = ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "expect")
-# They would stand in plans and results.
+# These delimit the request or control the connection; ingest-bench sets them.
+_RESERVED = ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "expect")
+# These would be visible in plans and results.
 _SECRET = ("authorization", "proxy-authorization", "cookie")
 _CONTENT_TYPES = {"array": "application/json", "lines": "application/x-ndjson", "single": "application/json"}
+_ALTERNATIVES = {"content-type": "; use content_type = …", "content-encoding": "; use load.gzip = true"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,37 +43,37 @@ class JsonArrayKeys:
     """The keys of the protocol `json-array`."""
 
     path: UrlPath
-    """Where documents are sent to."""
+    """URL path of the requests."""
     method: Literal["POST", "PUT"] = "POST"
     """The HTTP method."""
     format: Literal["array", "lines", "single"] = "array"
-    """`array`: `[{…},{…}]`. `lines`: a document a line. `single`: one document a request, whatever the bulk's size."""
+    """`array`: `[{…},{…}]`. `lines`: a document per line. `single`: one document per request, for any bulk size."""
     content_type: HeaderValue | None = None
     """None: application/json, and application/x-ndjson for lines."""
     headers: Annotated[dict[HeaderName, HeaderValue], Length(0, 100)] = field(default_factory=dict)
-    """More headers of each request."""
+    """Additional headers of each request."""
     acknowledged: Annotated[tuple[Status, ...], Length(1, 100)] = ("2xx",)
-    """The statuses that acknowledge all documents of the request."""
+    """Statuses that acknowledge all documents of the request."""
     sequence: Annotated[str, Pattern("|[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of a field")] = ""
-    """A field that each document gets in front: ten digits, a number that no other document of the run has. With it a
-    server that can be read back tells which of them it has. Empty: documents go as they are."""
+    """A field that is inserted first into each document: ten digits, a number unique in the run. With it, a server that
+    can be read back shows which documents it has. Empty: documents are sent unchanged."""
     retry: Annotated[tuple[Status, ...], Length(0, 100)] = ("429",)
-    """Those that say that nothing was done with any of them, and that the request may be tried again."""
+    """Statuses that mean that no document was processed, and that the request may be retried."""
     refused: Annotated[tuple[Status, ...], Length(0, 100)] = ("4xx",)
-    """Those that say that none of the documents was stored, for good. After any other status it is unknown."""
+    """Statuses that mean that no document was stored, permanently. After any other status it is unknown."""
 
     @property
     def meanings(self) -> Mapping[str, Meaning]:
-        """What each status says that has a meaning; one that is named goes before its class."""
+        """Meaning by status; a status has priority over its class."""
         lists: tuple[Meaning, ...] = ("acknowledged", "retry", "refused")
         return {status: name for name in lists for status in getattr(self, name)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonArray:
-    """Documents alone over HTTP, in an array, in lines or one a request; a status answers for all.
+    """Protocol `json-array`: documents in an array, in lines or one per request; one status for all.
 
-    They have no ids of ours, so that one that is sent twice may be stored twice.
+    Documents have no ids from ingest-bench, so a document that is sent twice may be stored twice.
     """
 
     picks_nodes: ClassVar[bool] = False
@@ -89,70 +83,69 @@ class JsonArray:
     gzip: bool = False
 
     @classmethod
-    def from_wire(cls, wire: ProtocolOptions, index: str, options: LoadOptions) -> JsonArray:
-        """The protocol for a load with these options; SpecError for a key that it has not, or that cannot be."""
+    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> JsonArray:
+        """Create the protocol; SpecError for an unknown or invalid key."""
         del index
-        keys = records.from_toml(JsonArrayKeys, wire.keys, wire.toml_key)
-        for complaint in _complaints(keys):
-            raise SpecError(f"{wire.toml_key}: {complaint}")
+        keys = records.from_toml(JsonArrayKeys, protocol_options.keys, protocol_options.toml_key)
+        for problem in _find_problems(keys):
+            raise SpecError(f"{protocol_options.toml_key}: {problem}")
         if options.action != BulkAction():
             raise SpecError(
-                "load.action: json-array has no ids, indices, pipelines or refresh; these are of the bulk API"
+                "load.action: json-array has no ids, indices, pipelines or refresh; these belong to the bulk API"
             )
-        acknowledged = frozenset(status for status in range(200, 600) if _meaning(keys, status) == "acknowledged")
+        acknowledged = frozenset(status for status in range(200, 600) if _meaning_of(keys, status) == "acknowledged")
         return cls(keys=keys, acknowledged=acknowledged, gzip=options.gzip)
 
     def for_file(
         self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False
     ) -> JsonArray:
-        """The same for the documents of a file; SpecError for ready bulk bodies."""
+        """Return this protocol; SpecError for bulk bodies."""
         del index, is_data_stream
-        if has_action_lines:
-            raise SpecError(f"{path}: these are ready bulk bodies, and this server takes documents alone (json-array)")
+        refuse_action_lines(path, "json-array", has_action_lines=has_action_lines)
         return self
 
     @property
     def max_documents(self) -> int | None:
-        """How many documents go into one request at most; None: as many as are asked for."""
+        """Most documents in one request; None: no limit."""
         return 1 if self.keys.format == "single" else None
 
     @property
     def overhead_bytes(self) -> int:
-        """What an item has at most beside its document: the first and last one of an array, if it is the only one."""
-        return 2 + len(self._gap)
+        """Most bytes that an item has in addition to its document: both brackets, if it is the only one."""
+        return 2 + len(self._sequence_field)
 
     @property
-    def _gap(self) -> bytes:
-        """What stands before a document's own fields; the number is written into it."""
+    def _sequence_field(self) -> bytes:
+        """The first field of each document, with a gap for the number."""
         return b'"%s":"%s",' % (self.keys.sequence.encode(), b"0" * DIGITS) if self.keys.sequence else b""
 
     def build_body(self, documents: Sequence[bytes], seed: int) -> Body | BodyTemplate:
-        """These documents as a body; with gaps for their numbers where they have any."""
+        """Build a body; a template with gaps for the numbers if documents have a `sequence`."""
         del seed
         if not self.keys.sequence:
-            body = self._whole(documents)
+            body = self._join(documents)
             return body.compress() if self.gzip else body
-        name, gap, found = self.keys.sequence, self._gap, []
+        name, inserted, numbered = self.keys.sequence, self._sequence_field, []
         quoted = b'"%s"' % name.encode()
         for document in documents:
-            # Of two fields of one name a reader takes the last one: the number would be lost, and with it the document.
+            # Of duplicate fields a reader takes the last one: the number would be lost, and with it the document.
             if quoted in document and _has_field(document, name):
-                raise SpecError(f'documents have a field "{name}" of their own; number them in another one (sequence)')
-            own = document.strip()[1:].lstrip()
-            found.append(b"{" + (gap if own != b"}" else gap[:-1]) + own)
-        whole = self._whole(found)
-        # Of an array each item has a bracket or a comma before it; of the others only the number's own field is there.
-        before = (self.keys.format == "array") + 1 + len(gap) - len('",') - DIGITS
+                raise SpecError(f'documents already have a field "{name}". Use another one for `sequence`.')
+            fields = document.strip()[1:].lstrip()
+            numbered.append(b"{" + (inserted if fields != b"}" else inserted[:-1]) + fields)
+        body = self._join(numbered)
+        # In an array each item has a bracket or a comma before it; otherwise only the number's own field is there.
+        before = (self.keys.format == "array") + 1 + len(inserted) - len('",') - DIGITS
         return BodyTemplate(
-            bytearray(whole.data),
-            whole.item_offsets()[:-1] + before,
+            bytearray(body.data),
+            body.item_offsets()[:-1] + before,
             np.zeros(len(documents), dtype=np.bool_),
-            sizes=whole.sizes,
+            sizes=body.sizes,
             compress=self.gzip,
             is_idempotent=False,
         )
 
-    def _whole(self, documents: Sequence[bytes]) -> Body:
+    def _join(self, documents: Sequence[bytes]) -> Body:
         sizes = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
         if self.keys.format == "array":
             data = b"[" + b",".join(documents) + b"]"
@@ -166,70 +159,65 @@ class JsonArray:
         return Body(data, len(documents), sizes=sizes)
 
     def user_class(self) -> type[Http1User]:
-        """A Locust user that sends such bodies."""
-        # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.http1.http_user import Http1User  # noqa: PLC0415
+        """Return a Locust user class that sends such bodies."""
+        # Locust must not be loaded in a process that only builds bodies.
+        from ingest_bench.protocols.users import Http1User  # noqa: PLC0415
 
-        own = {
-            "abstract": True,
-            "path": self.keys.path,
-            "method": self.keys.method,
-            "protocol_headers": self.headers,
-        }
-        return type("JsonPoster", (Http1User,), own)
+        fields = {"path": self.keys.path, "method": self.keys.method, "protocol_headers": self.headers}
+        return type("JsonUser", (Http1User,), {"abstract": True, **fields})
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each request has beside what leads to the server."""
-        said = {"content-type": self.keys.content_type or _CONTENT_TYPES[self.keys.format], **self.keys.headers}
-        return said | ({"content-encoding": "gzip"} if self.gzip else {})
+        """The headers of the protocol."""
+        headers = {"content-type": self.keys.content_type or _CONTENT_TYPES[self.keys.format], **self.keys.headers}
+        return headers | ({"content-encoding": "gzip"} if self.gzip else {})
 
-    def judge(self, answer: Response, body: Body, is_unsure: bool = False) -> Verdict:
-        """What became of all documents at once: the status says it, whatever the answer holds."""
-        del is_unsure
-        status = answer.status
+    def judge(self, response: Response, body: Body, may_be_stored: bool = False) -> Verdict:
+        """Decide for all documents at once by the status."""
+        del may_be_stored
+        status = response.status
         if status in self.acknowledged:
             return acknowledge_all(body.documents)
-        meaning = _meaning(self.keys, status)
+        meaning = _meaning_of(self.keys, status)
         kinds = {str(status): body.documents}
-        words = f"{status}: {answer.body[:MESSAGE_BYTES].decode('utf-8', 'replace').strip() or 'nothing more'}"
+        message = f"{status}: {response.text}"
         if meaning == "retry":
-            everything = tuple(range(body.documents))
-            return Verdict(outcome=REJECTED, rejected_items=everything, rejections=kinds, message=words)
+            all_items = tuple(range(body.documents))
+            return Verdict(outcome=REJECTED, rejected_items=all_items, rejections=kinds, message=message)
         if meaning is None and status < 500:
-            return Verdict(outcome=BROKEN_RESPONSE, message=f"{words} (neither acknowledged nor refused)")
+            return Verdict(outcome=INVALID_RESPONSE, message=f"{message} (neither acknowledged nor refused)")
         in_doubt = body.documents if meaning is None else 0
-        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, message=words)
+        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, message=message)
+
+
+def refuse_action_lines(path: Path, protocol: str, *, has_action_lines: bool) -> None:
+    """Raise SpecError for a file of bulk bodies."""
+    if has_action_lines:
+        raise SpecError(f"{path}: a file of bulk bodies cannot be sent with {protocol}, which takes documents alone")
 
 
 def _has_field(document: bytes, name: str) -> bool:
-    """Whether an object has a field of that name. A corpus may have lines that only the server finds wrong."""
+    """Return True if a document has a field; invalid documents are left to the server."""
     try:
         return name in json.loads(document)
     except (ValueError, RecursionError):
         return False
 
 
-def _meaning(keys: JsonArrayKeys, status: int) -> Meaning | None:
+def _meaning_of(keys: JsonArrayKeys, status: int) -> Meaning | None:
     return keys.meanings.get(str(status)) or keys.meanings.get(f"{status // 100}xx")
 
 
-def _complaints(keys: JsonArrayKeys) -> Iterator[str]:
-    """What no request can have."""
+def _find_problems(keys: JsonArrayKeys) -> Iterator[str]:
     for name in keys.headers:
-        if name.lower() in _OURS:
-            yield f"headers: {name}: ingest-bench says it itself{_instead(name)}"
+        if name.lower() in _RESERVED:
+            yield f"headers: {name}: is set by ingest-bench{_ALTERNATIVES.get(name.lower(), '')}"
         if name.lower() in _SECRET:
             yield (
-                f"headers: {name}: it would stand in plans and results; credentials come from the environment, "
-                "INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or INGEST_BENCH_API_KEY"
+                f"headers: {name}: would be visible in plans and results. Set credentials in the environment: "
+                "INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or INGEST_BENCH_API_KEY."
             )
-    named = (*keys.acknowledged, *keys.retry, *keys.refused)
-    for status in dict.fromkeys(named):
-        if named.count(status) > 1:
-            yield f"acknowledged, again and refused: {status} stands there twice; a status means one thing"
-
-
-def _instead(name: str) -> str:
-    keys: Mapping[str, str] = {"content-type": "content_type = …", "content-encoding": "load.gzip = true"}
-    return f"; write {keys[name.lower()]}" if name.lower() in keys else ""
+    statuses = (*keys.acknowledged, *keys.retry, *keys.refused)
+    for status in dict.fromkeys(statuses):
+        if statuses.count(status) > 1:
+            yield f"acknowledged, retry and refused: {status} occurs twice; a status has one meaning"

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from ingest_bench import idl
-from ingest_bench.idl import cql
+from ingest_bench.protocols import cql_wire, thrift_wire
 
 Answer = dict[str, Any]
 Question = Mapping[str, Any]
@@ -37,7 +36,7 @@ def main(protocol: str, host: str, port: str, limit_s: str) -> None:
         answer = PROTOCOLS[protocol](host, int(port), float(limit_s), question)
     except TimeoutError as error:
         answer = {"unanswered": f"TimeoutError: {error}"}
-    except (OSError, idl.RaisedError, idl.BrokenMessageError) as error:
+    except (OSError, thrift_wire.ServerError, thrift_wire.BrokenMessageError) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     signal.setitimer(signal.ITIMER_REAL, 0)
     sys.stdout.write(json.dumps(answer))
@@ -168,7 +167,7 @@ class CqlNode(_Connection):
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port)
-        self._exchange(cql.encode_startup())
+        self._exchange(cql_wire.encode_startup())
 
     def describe(self, _question: Question) -> Answer:
         """Return the versions of the server and of CQL."""
@@ -179,10 +178,10 @@ class CqlNode(_Connection):
         """Create a keyspace with its tables, and wait until all nodes have them."""
         keyspace = question["keyspace"]
         replication = f"{{'class': 'SimpleStrategy', 'replication_factor': {int(question['copies'])}}}"
-        self._exchange(cql.encode_query(f'CREATE KEYSPACE "{keyspace}" WITH replication = {replication}'))
+        self._exchange(cql_wire.encode_query(f'CREATE KEYSPACE "{keyspace}" WITH replication = {replication}'))
         for table in question["tables"]:
             columns = "(key text PRIMARY KEY, document blob)"
-            self._exchange(cql.encode_query(f'CREATE TABLE "{keyspace}"."{table}" {columns}'))
+            self._exchange(cql_wire.encode_query(f'CREATE TABLE "{keyspace}"."{table}" {columns}'))
         while True:
             own = set(self._query("SELECT schema_version FROM system.local"))
             if own >= set(self._query("SELECT schema_version FROM system.peers_v2")):
@@ -211,11 +210,11 @@ class CqlNode(_Connection):
             if next_page is None:
                 return
 
-    def _read_page(self, text: str, page: bytes | None) -> cql.Rows:
+    def _read_page(self, text: str, page: bytes | None) -> cql_wire.Rows:
         for attempt in range(_TRIES):
             try:
-                return cql.parse_rows(self._exchange(cql.encode_query(text, self._PAGE_ROWS, page)))
-            except idl.RaisedError as error:
+                return cql_wire.parse_rows(self._exchange(cql_wire.encode_query(text, self._PAGE_ROWS, page)))
+            except thrift_wire.ServerError as error:
                 if error.name not in self._RETRIED or attempt == _TRIES - 1:
                     raise
                 time.sleep(_POLL_S)
@@ -223,10 +222,10 @@ class CqlNode(_Connection):
 
     def _exchange(self, request: bytes) -> bytes:
         self.send(request)
-        head = self.read(cql.HEAD.size)
-        response = cql.parse_response(head + self.read(cql.frame_length(head) - cql.HEAD.size))
-        if response.opcode not in (cql.READY, cql.RESULT):
-            raise idl.BrokenMessageError(f"opcode {response.opcode} is not a response to this request")
+        head = self.read(cql_wire.HEAD.size)
+        response = cql_wire.parse_response(head + self.read(cql_wire.frame_length(head) - cql_wire.HEAD.size))
+        if response.opcode not in (cql_wire.READY, cql_wire.RESULT):
+            raise thrift_wire.BrokenMessageError(f"opcode {response.opcode} is not a response to this request")
         return response.body
 
 
@@ -251,7 +250,7 @@ class ThriftNode(_Connection):
 
     def create(self, question: Question) -> Answer:
         """Create a keyspace with its column families."""
-        thrift, keyspace = idl.interface(), question["keyspace"]
+        thrift, keyspace = thrift_wire.interface(), question["keyspace"]
         families = [thrift.CfDef(keyspace=keyspace, name=name, **question["memtables"]) for name in question["tables"]]
         definition = thrift.KsDef(
             name=keyspace,
@@ -266,7 +265,7 @@ class ThriftNode(_Connection):
         """Return the rows with a document in each column family, read page by page; none without the keyspace."""
         try:
             self._call("set_keyspace", keyspace=question["keyspace"])
-        except idl.RaisedError as error:
+        except thrift_wire.ServerError as error:
             if "does not exist" not in str(error):
                 raise
             return {"rows": {}}
@@ -286,7 +285,7 @@ class ThriftNode(_Connection):
             page_rows = max(2, min(self._MAX_ROWS, fitting_rows))
 
     def _read_page(self, family: str, start: bytes, page_rows: int) -> list[Any]:
-        thrift = idl.interface()
+        thrift = thrift_wire.interface()
         first_column = thrift.SliceRange(start=b"", finish=b"", reversed=False, count=1)
         for attempt in range(_TRIES):
             try:
@@ -297,7 +296,7 @@ class ThriftNode(_Connection):
                     range=thrift.KeyRange(start_key=start, end_key=b"", count=page_rows),
                     consistency_level=thrift.ConsistencyLevel.ONE,
                 )
-            except idl.RaisedError as error:
+            except thrift_wire.ServerError as error:
                 if error.name != "TimedOutException" or attempt == _TRIES - 1:
                     raise
             else:
@@ -305,10 +304,10 @@ class ThriftNode(_Connection):
         raise AssertionError("the last try returned or raised")
 
     def _call(self, name: str, **arguments: Any) -> Any:
-        self.send(idl.encode_call(name, **arguments))
-        (length,) = idl.LENGTH.unpack(self.read(idl.LENGTH.size))
+        self.send(thrift_wire.encode_call(name, **arguments))
+        (length,) = thrift_wire.LENGTH.unpack(self.read(thrift_wire.LENGTH.size))
         self.response_bytes = length
-        return idl.decode_result(name, self.read(length))
+        return thrift_wire.decode_result(name, self.read(length))
 
 
 def _decode(value: bytes | None) -> str:

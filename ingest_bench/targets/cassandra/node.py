@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import idl
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts, mbeans
 from ingest_bench.model.load import AdminRequest, ProtocolOptions
 from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation
+from ingest_bench.protocols import thrift_wire
 from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements
 from ingest_bench.targets.cassandra.cql import Cql
 from ingest_bench.targets.cassandra.log import LogFacts, parse_log
@@ -98,7 +98,7 @@ class Cassandra(Plain):
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return the request for a keyspace with a table per index; rows have no mapping."""
         del mapping
-        body = self._generation(options).table_options(options, [*map(idl.table_name, indices)])
+        body = self._generation(options).table_options(options, [*map(thrift_wire.table_name, indices)])
         request = AdminRequest(method="PUT", path=f"/{KEYSPACE}", body=body)
         return Preparation(requests=(request,), indices=tuple(indices))
 
@@ -108,14 +108,14 @@ class Cassandra(Plain):
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """Return the number of rows in these tables, read back through the first node."""
-        tables = [*map(idl.table_name, indices)]
+        tables = [*map(thrift_wire.table_name, indices)]
         answer = _ask_node(nodes[0], _COUNT_LIMIT_S, ask="count", keyspace=KEYSPACE, tables=tables)
         return sum(answer["rows"].values())
 
     def flush(self, nodes: Sequence[Http], jvms: Sequence[AttachedJvm], indices: Sequence[str]) -> None:
         """Write all tables in memory to files. `nodetool flush` would write one after the other."""
         generation = _generation_of(nodes[0])
-        calls = [generation.flush_call(KEYSPACE, idl.table_name(index)) for index in indices]
+        calls = [generation.flush_call(KEYSPACE, thrift_wire.table_name(index)) for index in indices]
         for jvm in jvms:
             mbeans.invoke(jvm, calls)
 

@@ -1,7 +1,7 @@
-"""Cassandra's native protocol, version 4: requests to frames, and frames to what a server answered.
+"""Encoding of Cassandra's native protocol, version 4 (native_protocol_v4.spec), which 4.0 and 5.0 speak.
 
-As native_protocol_v4.spec of Cassandra has it; 4.0 and 5.0 speak it. Version 5 puts frames into pieces of 128 kB with
-sums of their own: a request could not be made ahead then, and be changed in place.
+Version 5 splits frames into segments of 128 kB with checksums, so that a request could not be built ahead and changed
+in place. Imports little: processes that send no load use it too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ingest_bench.idl import BrokenMessageError, RaisedError
+from ingest_bench.protocols.thrift_wire import BrokenMessageError, ServerError
 
-# Version, flags, stream, opcode, and the length of what follows.
+# Version, flags, stream, opcode, and length of the body.
 HEAD = struct.Struct(">BBhBi")
 _REQUEST, _RESPONSE = 0x04, 0x84
 # Opcodes.
@@ -21,9 +21,9 @@ ERROR, STARTUP, READY, AUTHENTICATE, QUERY, RESULT, PREPARE, BATCH = 0x00, 0x01,
 # Kinds of RESULT.
 VOID, ROWS, PREPARED = 1, 2, 4
 ALL = 0x0005
-"""A consistency: each replica has it."""
+"""Consistency level: every replica has it."""
 _UNLOGGED = 1
-# Flags of a response's frame, in the order in which what they announce stands before its body.
+# Flags of a response frame, in the order of the parts that they announce before its body.
 _TRACING, _WARNING = 0x02, 0x08
 # Flags of a query, and of the metadata of rows.
 _SKIP_METADATA, _PAGE_SIZE, _PAGING_STATE = 0x02, 0x04, 0x08
@@ -52,29 +52,29 @@ _SHORT, _INT = struct.Struct(">H"), struct.Struct(">i")
 
 
 class CqlResponse(NamedTuple):
-    """What a server answered that is no error."""
+    """A response that is not an error."""
 
     opcode: int
     body: bytes
     """Without warnings."""
     stream: int
-    """That of the request."""
+    """Stream of the request."""
 
 
 class Rows(NamedTuple):
-    """A page of rows, and where the next one begins; None: it was the last one."""
+    """A page of rows, and the state that requests the next one; None: it was the last one."""
 
     rows: list[tuple[bytes | None, ...]]
     next_page: bytes | None
 
 
 def encode_startup() -> bytes:
-    """The first request of each connection."""
+    """Encode the first request of each connection."""
     return _frame(STARTUP, _SHORT.pack(1) + _string("CQL_VERSION") + _string("3.0.0"))
 
 
 def encode_query(text: str, page_rows: int = 5000, page: bytes | None = None) -> bytes:
-    """A statement without values; of its rows so many, from that page on, as each replica has them."""
+    """Encode a query without values: its page size, and the state of the page (None: the first)."""
     flags = _SKIP_METADATA | _PAGE_SIZE | (0 if page is None else _PAGING_STATE)
     return _frame(
         QUERY,
@@ -83,47 +83,47 @@ def encode_query(text: str, page_rows: int = 5000, page: bytes | None = None) ->
 
 
 def encode_prepare(text: str, stream: int = 0) -> bytes:
-    """A statement that is to be known by its id."""
+    """Encode the preparation of a statement."""
     return _frame(PREPARE, _long_string(text), stream)
 
 
 def prepared_prefix(text: str) -> bytes:
-    """What the body of the answer to that begins with: the id of a statement is the MD5 of its text.
+    """Return the start of the response body to a preparation: the id of a statement is the MD5 of its text.
 
-    So it is where the text names its keyspace (QueryProcessor.computeId of Cassandra).
+    This holds for a text that names its keyspace (QueryProcessor.computeId of Cassandra).
     """
-    return _INT.pack(PREPARED) + _short_bytes(_id(text))
+    return _INT.pack(PREPARED) + _short_bytes(_statement_id(text))
 
 
 def encode_batch(rows: bytes, count: int) -> bytes:
-    """So many statements, of which each replica has to have what they write, each on its own."""
+    """Encode a batch of *count* statements, independent of each other, that every replica must have."""
     return _frame(BATCH, struct.pack(">BH", _UNLOGGED, count) + rows + BATCH_SUFFIX)
 
 
-# The consistency, and no flags.
+# Consistency level, and no flags.
 BATCH_SUFFIX = struct.pack(">HB", ALL, 0)
 
 
 def encode_row(text: str, *values: bytes) -> bytes:
-    """A prepared statement in a batch, with its values."""
-    return b"\1" + _short_bytes(_id(text)) + _SHORT.pack(len(values)) + b"".join(map(_bytes, values))
+    """Encode a prepared statement of a batch with its values."""
+    return b"\1" + _short_bytes(_statement_id(text)) + _SHORT.pack(len(values)) + b"".join(map(_bytes, values))
 
 
-def frame_length(head: bytes | bytearray | memoryview, place: int = 0) -> int:
-    """The length of the frame that begins there; BrokenMessageError for what is no head of a response."""
-    version, _, _, _, body_bytes = HEAD.unpack_from(head, place)
+def frame_length(head: bytes | bytearray | memoryview, offset: int = 0) -> int:
+    """Return the length of the frame at an offset, with its head; BrokenMessageError if it is not a response."""
+    version, _, _, _, body_bytes = HEAD.unpack_from(head, offset)
     if version != _RESPONSE or body_bytes < 0:
-        begins = bytes(head[place : place + HEAD.size])
-        raise BrokenMessageError(f"{begins!r} does not begin a response of version 4")
+        start = bytes(head[offset : offset + HEAD.size])
+        raise BrokenMessageError(f"{start!r} does not begin a response of version 4")
     return HEAD.size + int(body_bytes)
 
 
 def parse_response(frame: bytes) -> CqlResponse:
-    """What this frame says; RaisedError for what the server raised, BrokenMessageError for what is no frame."""
+    """Parse a frame; ServerError for an error of the server, BrokenMessageError for an invalid frame."""
     _, flags, stream, opcode, _ = HEAD.unpack_from(frame)
     reader = _Reader(frame, HEAD.size)
     if flags & ~(_TRACING | _WARNING):
-        raise BrokenMessageError(f"flags {flags:#04x}, and nothing was asked for that has such")
+        raise BrokenMessageError(f"unexpected flags {flags:#04x}")
     if flags & _TRACING:
         reader.take(16)
     if flags & _WARNING:
@@ -132,62 +132,62 @@ def parse_response(frame: bytes) -> CqlResponse:
     if opcode == ERROR:
         code = reader.number()
         name = _ERRORS.get(code, f"Error {code:#06x}")
-        raise RaisedError(name, reader.take(reader.short()).decode("utf-8", "replace"))
-    return CqlResponse(opcode, reader.rest(), stream)
+        raise ServerError(name, reader.take(reader.short()).decode("utf-8", "replace"))
+    return CqlResponse(opcode, reader.remaining(), stream)
 
 
 def parse_rows(body: bytes) -> Rows:
-    """The rows of a RESULT; none where it has none."""
+    """Parse the rows of a RESULT; empty for other results."""
     reader = _Reader(body)
     if reader.number() != ROWS:
         return Rows([], None)
     flags, columns = reader.number(), reader.number()
     next_page = reader.value() if flags & _MORE_PAGES else None
     if not flags & _NO_METADATA:
-        raise BrokenMessageError("rows with a description, and none was asked for")
+        raise BrokenMessageError("rows with metadata, which was not requested")
     count = reader.number()
-    # A value has at least its length: bytes can say that they are more rows than they have room for.
+    # A value has at least its length field: refuse more rows than the body has space for.
     if columns < 1 or not 0 <= count <= len(body) // (_INT.size * columns):
         raise BrokenMessageError(f"{count} rows of {columns} values in {len(body)} bytes")
     return Rows([tuple([reader.value() for _ in range(columns)]) for _ in range(count)], next_page)
 
 
 class _Reader:
-    """Values one behind the other; BrokenMessageError where they end too soon."""
+    """Reader of consecutive values; BrokenMessageError if the data end too soon."""
 
-    def __init__(self, data: bytes, place: int = 0) -> None:
-        self._data, self._place = data, place
+    def __init__(self, data: bytes, offset: int = 0) -> None:
+        self._data, self._offset = data, offset
 
     def take(self, size_bytes: int) -> bytes:
-        """So many bytes."""
-        start, self._place = self._place, self._place + size_bytes
-        if size_bytes < 0 or self._place > len(self._data):
-            raise BrokenMessageError("a value is longer than what it is in")
-        return self._data[start : self._place]
+        """Read *size_bytes* bytes."""
+        start, self._offset = self._offset, self._offset + size_bytes
+        if size_bytes < 0 or self._offset > len(self._data):
+            raise BrokenMessageError("a value is longer than the rest of the message")
+        return self._data[start : self._offset]
 
     def short(self) -> int:
-        """Two bytes."""
+        """Read two bytes."""
         return int(_SHORT.unpack(self.take(_SHORT.size))[0])
 
     def number(self) -> int:
-        """Four bytes."""
+        """Read four bytes."""
         return int(_INT.unpack(self.take(_INT.size))[0])
 
     def value(self) -> bytes | None:
-        """A value with its length; None: null."""
+        """Read a value with its length; None: null."""
         size_bytes = self.number()
         return None if size_bytes < 0 else self.take(size_bytes)
 
-    def rest(self) -> bytes:
-        """All that is left."""
-        return self._data[self._place :]
+    def remaining(self) -> bytes:
+        """Return all unread bytes."""
+        return self._data[self._offset :]
 
 
 def _frame(opcode: int, body: bytes, stream: int = 0) -> bytes:
     return HEAD.pack(_REQUEST, 0, stream, opcode, len(body)) + body
 
 
-def _id(text: str) -> bytes:
+def _statement_id(text: str) -> bytes:
     return hashlib.md5(text.encode(), usedforsecurity=False).digest()
 
 

@@ -1,0 +1,143 @@
+"""Table of the wire protocols, `PROTOCOLS`. A new protocol is one file and one line here.
+
+    bulk.py        action lines and documents, a result for each (Elasticsearch, OpenSearch, sink); queries
+    json_array.py  documents over HTTP, one status for all: an array, lines, or one per request
+    kafka.py       records for a topic, sent by librdkafka (kafka_user.py), a result for each
+    cql.py         Cassandra's native protocol         thrift.py     Thrift as Cassandra 0.7 speaks it
+    cassandra.py   the common part of both             *_wire.py     their encoding
+    response.py    response, verdict, errors           upstream.py   server addresses, traffic counters, deadlines
+    connection.py  one socket, one exchange at a time  tls.py        the same over TLS
+    http1.py       HTTP/1.1 framing                    users.py      Locust users on such a connection
+
+`documents.source` groups documents, `Protocol.build_body` builds a body of them, a user of `load.users` sends it
+through `Protocol.user_class`, and `Protocol.judge` decides the result of each document.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ingest_bench.errors import SpecError
+from ingest_bench.inputs.records import suggest
+from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.cql import Cql
+from ingest_bench.protocols.json_array import JsonArray
+from ingest_bench.protocols.kafka import Kafka
+from ingest_bench.protocols.thrift import Thrift
+
+if typing.TYPE_CHECKING:
+    from ingest_bench.documents.body import Body, BodyTemplate
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.protocols.response import Response, Verdict
+    from ingest_bench.protocols.upstream import Address, Upstream
+
+
+class UserConnection(typing.Protocol):
+    """The fields of a user's connection that its samples record."""
+
+    sent_ns: int
+    """When the first byte of the last request was passed to the kernel; 0: never."""
+    written_ns: int
+    """When the kernel had accepted its last byte; 0: never, or unknown."""
+    first_byte_ns: int
+    """When the first byte of its response arrived; 0: never."""
+    done_ns: int
+    """When the last byte of the last response arrived."""
+    bytes_sent: int
+    """Bytes of the last request that the kernel accepted."""
+    local_port: int
+    """Local port of the last request's connection; 0: there was none."""
+    last_address: Address
+    """Address that the last request was sent to, or should have been."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if the next request uses the present connection."""
+
+    def note_refused(self) -> None:
+        """Record that the last request was refused while the connection remains open."""
+
+
+class ProtocolUser(typing.Protocol):
+    """A Locust user with one connection, used by `load.users` (over HTTP: `users.Http1User`)."""
+
+    upstream: Upstream
+    timeout_ns: int
+    pumps: bool
+    """True if it has `pump`, as in `load.users.PumpingUser`."""
+
+    @property
+    def connection(self) -> UserConnection:
+        """The connection that `on_start` created."""
+
+    def on_start(self) -> None:
+        """Create the connection."""
+
+    def exchange(self, body: Body) -> Response:
+        """Return the response to one request; ConnectionBrokenError without one."""
+
+    def on_stop(self) -> None:
+        """Close the connection."""
+
+
+class Protocol(typing.Protocol):
+    """Encoding of documents and meaning of responses. Only this package knows wire formats."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Most bytes that an item has in addition to its document."""
+
+    @property
+    def picks_nodes(self) -> bool:
+        """True if a library picks the node for each document, so that a request has no single node."""
+
+    @property
+    def max_documents(self) -> int | None:
+        """Most documents in one request; None: no limit."""
+
+    def build_body(self, documents: Sequence[bytes], seed: int) -> Body | BodyTemplate:
+        """Build a body, or a template if users assign ids. The seed decides which documents reuse one."""
+
+    def for_file(
+        self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False
+    ) -> Protocol:
+        """Return the protocol for the documents of a file; SpecError if it cannot send that file.
+
+        `has_action_lines`: the documents are bulk items already. `index`: each item names this index.
+        """
+
+    def user_class(self) -> type[ProtocolUser]:
+        """Return a Locust user class with one connection."""
+
+    def judge(self, response: Response, body: Body, may_be_stored: bool = False) -> Verdict:
+        """Decide for each item: acknowledged, to be retried, or failed and why.
+
+        `may_be_stored`: an earlier attempt may have stored some items, though it had no response.
+        """
+
+
+class ProtocolKind(typing.Protocol):
+    """Class of a protocol, before its keys are parsed."""
+
+    @classmethod
+    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
+        """Create the protocol from the target's keys, the name of the index (topic, table) and the load options."""
+
+
+PROTOCOLS: Mapping[str, type[ProtocolKind]] = {
+    "bulk": Bulk,
+    "json-array": JsonArray,
+    "cql": Cql,
+    "thrift": Thrift,
+    "kafka": Kafka,
+}
+
+
+def create_protocol(protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
+    """Create the protocol of a target; SpecError for an unknown one or an invalid key."""
+    name = protocol_options.protocol
+    if name not in PROTOCOLS:
+        raise SpecError(f'{protocol_options.toml_key}: unknown protocol "{name}"; {suggest(name, PROTOCOLS)}')
+    return PROTOCOLS[name].from_options(protocol_options, index, options)

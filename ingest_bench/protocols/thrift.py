@@ -1,0 +1,150 @@
+"""Thrift as Cassandra 0.7 speaks it: each document is a row with one column, many rows are one call (batch_mutate).
+
+Bodies are built ahead: only the keys of a call's rows change, which are written in place. So sending a call costs no
+encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ingest_bench.documents.body import DIGITS, BodyTemplate
+from ingest_bench.inputs import records
+from ingest_bench.protocols import thrift_wire
+from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowKeys, RowProtocol
+from ingest_bench.protocols.response import InvalidResponseError
+
+if TYPE_CHECKING:
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.protocols.users import FramedUser
+
+COLUMN = b"document"
+# Of every column: a row that is sent again is the same row, and of two with one key the greater document remains.
+_TIMESTAMP = 1
+_CONSISTENCY_ONE = 1
+# After the rows: type, number and 32 bits of the consistency level, and the end of the struct.
+_SUFFIX_BYTES = 8
+# These bytes occur in no part of a row other than the document.
+_MARK = b"\xff\xfe\xfd"
+# Cassandra's exceptions by their meaning for a request; any other one is a server error.
+_STATUS = {"InvalidRequestException": 400, "UnavailableException": 503, "TimedOutException": 504}
+
+
+class ThriftReader(FrameReader):
+    """Reader of the responses to some calls, whose names are `expected` in order."""
+
+    head_bytes = thrift_wire.LENGTH.size
+
+    def frame_length(self, offset: int) -> int:
+        """Return the length of a frame with its head."""
+        (length,) = thrift_wire.LENGTH.unpack_from(self.buffer, offset)
+        if not 0 < length <= MAX_FRAME_BYTES:
+            start = bytes(self.view[offset : min(self.filled, offset + 40)])
+            raise InvalidResponseError(f"invalid Thrift: a frame of {length} bytes; the response begins with {start!r}")
+        return thrift_wire.LENGTH.size + int(length)
+
+    def summarize(self, frames: list[bytes]) -> FrameSummary:
+        """Return the first exception, otherwise status 200."""
+        for name, frame in zip(self.expected, frames, strict=True):
+            try:
+                thrift_wire.decode_result(name, frame[thrift_wire.LENGTH.size :], is_plain=True)
+            except thrift_wire.BrokenMessageError as error:
+                raise InvalidResponseError(f"invalid Thrift: {error}") from None
+            except thrift_wire.ServerError as error:
+                return FrameSummary(_STATUS.get(error.name, 500), str(error).encode())
+        return FrameSummary(200)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thrift(RowProtocol):
+    """Protocol `thrift`: rows for column families of Cassandra 0.7, in turn; one response for all."""
+
+    protocol: ClassVar[str] = "thrift"
+    table: ClassVar[str] = "column family"
+
+    keyspace: str
+    families: tuple[str, ...]
+
+    @classmethod
+    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Thrift:
+        """Create the protocol; SpecError for an unknown key or an unsupported option."""
+        keys = records.from_toml(RowKeys, protocol_options.keys, protocol_options.toml_key)
+        cls.check(options)
+        families = tuple(map(thrift_wire.table_name, options.action.index_names(index)))
+        return cls(keyspace=keys.keyspace, families=families, action=options.action)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Most bytes that an item has in addition to its document: start and end of the call."""
+        return max(len(_encode_call((family, b""))) for family in self.families)
+
+    def build_body(self, documents: Sequence[bytes], seed: int) -> BodyTemplate:
+        """Build a call with gaps for the keys of its rows. The seed decides which ones reuse a key."""
+        prefix, suffix = _call_ends(len(documents))
+        row_ends = [_row_ends(family) for family in self.families]
+        data = bytearray(prefix)
+        id_offsets, sizes = [], []
+        for number, document in enumerate(documents):
+            before, after = row_ends[number % len(row_ends)]
+            start = len(data)
+            # A row begins with the length of its key.
+            id_offsets.append(start + thrift_wire.LENGTH.size)
+            data += before
+            data += thrift_wire.LENGTH.pack(len(document))
+            data += document
+            data += after
+            sizes.append(len(data) - start)
+        data += suffix
+        # Items cover the whole call: the first one includes its start, the last one its end.
+        sizes[0] += len(prefix)
+        sizes[-1] += len(suffix)
+        thrift_wire.LENGTH.pack_into(data, 0, len(data) - thrift_wire.LENGTH.size)
+        reuses_key = self.draw_reused_keys(len(documents), seed)
+        offsets = np.array(id_offsets, dtype=np.int64)
+        return BodyTemplate(data, offsets, reuses_key, sizes=np.array(sizes, dtype=np.int64))
+
+    def user_class(self) -> type[FramedUser]:
+        """Return a Locust user class that sends such calls.
+
+        Each connection first names its keyspace; that round trip is part of its first request.
+        """
+        # Locust must not be loaded in a process that only builds bodies.
+        from ingest_bench.protocols.users import FramedUser  # noqa: PLC0415
+
+        set_keyspace = thrift_wire.encode_call("set_keyspace", keyspace=self.keyspace)
+        handshake = ((set_keyspace, ("set_keyspace",)),)
+        fields = {"reader_class": ThriftReader, "handshake": handshake, "expected": ("batch_mutate",)}
+        return type("ThriftUser", (FramedUser,), {"abstract": True, "protocol": self.protocol, **fields})
+
+
+def _encode_call(*rows: tuple[str, bytes]) -> bytes:
+    """Encode a call with rows of (column family, document); the first row's key is zeros."""
+    interface = thrift_wire.interface()
+
+    def mutation(document: bytes) -> object:
+        column = interface.Column(name=COLUMN, value=document, timestamp=_TIMESTAMP)
+        return interface.Mutation(column_or_supercolumn=interface.ColumnOrSuperColumn(column=column))
+
+    mutations = {
+        b"%0*d" % (DIGITS, number): {family: [mutation(document)]} for number, (family, document) in enumerate(rows)
+    }
+    return thrift_wire.encode_call("batch_mutate", mutation_map=mutations, consistency_level=_CONSISTENCY_ONE)
+
+
+def _call_ends(rows: int) -> tuple[bytes, bytes]:
+    """Return the bytes before the rows of a call, its frame included, and the bytes after them."""
+    # The map of rows begins with their number, and is followed by the consistency level and the end of the struct.
+    empty, number_bytes = _encode_call(), thrift_wire.LENGTH.size
+    return empty[: -_SUFFIX_BYTES - number_bytes] + thrift_wire.LENGTH.pack(rows), empty[-_SUFFIX_BYTES:]
+
+
+def _row_ends(family: str) -> tuple[bytes, bytes]:
+    """Return the bytes of a row before the length of its document, and after the document."""
+    prefix, _ = _call_ends(1)
+    row = _encode_call((family, _MARK))[len(prefix) : -_SUFFIX_BYTES]
+    before, after = row.split(thrift_wire.LENGTH.pack(len(_MARK)) + _MARK)
+    return before, after

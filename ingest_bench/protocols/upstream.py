@@ -1,0 +1,220 @@
+"""Addresses of the server, shared by the users of one worker, with traffic counters and request deadlines."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+import gevent
+from gevent.resolver.ares import Resolver
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import credentials
+
+if TYPE_CHECKING:
+    from ingest_bench.model.target import Endpoint, ServerAddress, Tls
+
+_SWEEP_S = 0.05
+# resolv.conf(5): RES_TIMEOUT and RES_DFLRETRY.
+_LOOKUP_TIMEOUT_S, _LOOKUP_TRIES = 5.0, 2
+
+
+class Expirable(Protocol):
+    """A connection whose requests have a deadline."""
+
+    deadline_ns: int
+    """CLOCK_MONOTONIC; 0: no request is pending."""
+
+    def expire(self, outcome: str) -> None:
+        """End the pending request with that outcome, from another greenlet."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class Deadlines:
+    """Ends requests that exceed their deadline, at most 0.05 s late. One greenlet for all connections."""
+
+    def __init__(self) -> None:
+        # Weak references: users come and go during a load, and the buffers of their connections must go with them.
+        self._connections: WeakSet[Expirable] = WeakSet()
+        self._sweeper: gevent.Greenlet | None = None
+
+    def watch(self, connection: Expirable) -> None:
+        """Enforce the connection's `deadline_ns` from now on."""
+        self._connections.add(connection)
+        if self._sweeper is None:
+            self._sweeper = gevent.spawn(self._sweep)
+
+    def cut_off(self) -> None:
+        """End all pending requests now."""
+        for connection in self._connections:
+            if connection.deadline_ns:
+                connection.expire("cut-off")
+
+    def pending(self) -> list[int]:
+        """Return the deadline of each pending request."""
+        return [connection.deadline_ns for connection in self._connections if connection.deadline_ns]
+
+    def close(self) -> None:
+        """Stop the sweeper and close all connections."""
+        if self._sweeper is not None:
+            self._sweeper.kill()
+        for connection in self._connections:
+            connection.close()
+
+    def _sweep(self) -> None:
+        while True:
+            gevent.sleep(_SWEEP_S)
+            self._expire_late(time.monotonic_ns())
+
+    def _expire_late(self, now_ns: int) -> None:
+        for connection in self._connections:
+            if 0 < connection.deadline_ns < now_ns:
+                connection.expire("timeout")
+
+
+class Traffic:
+    """Counters of all connections of a process."""
+
+    def __init__(self) -> None:
+        self.bytes_written = 0
+        self.bytes_unread = 0
+        """Bytes of refused requests, each the last one on its connection: nothing proves that the server read them."""
+        self.local_ports: set[int] = set()
+        self.connects = 0
+
+
+class TlsOptions(NamedTuple):
+    """Verification of a server, and the client certificate."""
+
+    host: str
+    """The host name that its certificate must be valid for."""
+    context: ssl.SSLContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Address:
+    """One of the addresses of the server."""
+
+    index: int
+    """Its number, as in samples."""
+    name: str
+    """Host and port as configured, for the Host header and errors."""
+    tls: TlsOptions | None
+    """None: plain TCP."""
+    sockets: tuple[tuple[int, Any], ...]
+    """Family and socket address of all addresses of the host, tried in turn. Empty: resolved per connection."""
+    endpoint: Endpoint
+    """Host and port to resolve."""
+    resolver: Endpoint | None = None
+    """Name server that resolves the host for each connection; None: it was resolved once."""
+    path_prefix: str = ""
+    """Prefix of every request's path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Upstream:
+    """The server's addresses, our headers, and the state shared by the connections to it."""
+
+    addresses: tuple[Address, ...]
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Additional headers of each request, with credentials."""
+    traffic: Traffic = field(default_factory=Traffic)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    _turns: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def is_tls(self) -> bool:
+        """True if the connections are encrypted: all are, or none."""
+        return self.addresses[0].tls is not None
+
+    def next_address(self) -> Address:
+        """Return the address for the next connection: round robin."""
+        return self.addresses[next(self._turns) % len(self.addresses)]
+
+    def merged_address(self) -> Address:
+        """Return all addresses as one, for a library that picks the node itself; of several its index is -1."""
+        return Address(
+            index=-1 if len(self.addresses) > 1 else 0,
+            name=", ".join(address.name for address in self.addresses),
+            tls=self.addresses[0].tls,
+            sockets=tuple(socket_address for address in self.addresses for socket_address in address.sockets),
+            endpoint=self.addresses[0].endpoint,
+        )
+
+
+def resolve_upstream(
+    *addresses: ServerAddress, headers: Mapping[str, str] | None = None, traffic: Traffic | None = None, first: int = 0
+) -> Upstream:
+    """Resolve the server's host names, now and only once, except for addresses with a resolver of their own.
+
+    *first* is the address of the first connection: workers with different ones spread over all from the start.
+    """
+    return Upstream(
+        addresses=tuple(_resolve_address(index, address) for index, address in enumerate(addresses)),
+        headers=headers or {},
+        traffic=traffic or Traffic(),
+        _turns=itertools.count(first),
+    )
+
+
+def _resolve_address(index: int, address: ServerAddress) -> Address:
+    name, endpoint = address.host_header or str(address.endpoint), address.endpoint
+    tls = None if address.tls is None else TlsOptions(address.tls.name, _ssl_context(address.tls))
+    sockets: Mapping[tuple[int, Any], None] = {}
+    if address.resolver is None:
+        try:
+            # Locust patches this to gevent's own, which does not block the event loop.
+            entries = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise RunFailed(f"{name}: unknown host ({error.strerror}). Check its spelling.") from None
+        sockets = dict.fromkeys((int(family), socket_address) for family, *_, socket_address in entries)
+    return Address(
+        index=index,
+        name=name,
+        tls=tls,
+        sockets=tuple(sockets),
+        endpoint=endpoint,
+        resolver=address.resolver,
+        path_prefix=address.path_prefix,
+    )
+
+
+@functools.cache
+def _ssl_context(tls: Tls) -> ssl.SSLContext:
+    # Created before the load begins: it takes 20 ms and reads files.
+    context = ssl.create_default_context(cadata=tls.ca_pem or None)
+    if tls.client_cert:
+        credentials.load_client_certificate(context, tls.client_cert, tls.client_key)
+    return context
+
+
+def resolve_host(endpoint: Endpoint, name_server: Endpoint) -> tuple[tuple[int, Any], ...] | OSError:
+    """Return family and socket address of all addresses of a host, or why it cannot be resolved.
+
+    Queries one name server each time with c-ares, as curl and many other clients do. Each call has its own channel, so
+    that nothing is cached, and does not block the event loop.
+    """
+    resolver = Resolver(
+        use_environ=False,
+        servers=[name_server.host],
+        udp_port=name_server.port,
+        tcp_port=name_server.port,
+        timeout=_LOOKUP_TIMEOUT_S,
+        tries=_LOOKUP_TRIES,
+    )
+    try:
+        entries = resolver.getaddrinfo(endpoint.host, endpoint.port, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        return error
+    finally:
+        resolver.close()
+    return tuple(dict.fromkeys((int(family), socket_address) for family, *_, socket_address in entries))

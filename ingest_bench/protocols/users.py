@@ -1,0 +1,156 @@
+"""Locust users with one connection: over HTTP/1.1, and for protocols of binary frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from locust import User
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.protocols import tls
+from ingest_bench.protocols.connection import PumpedConnection
+from ingest_bench.protocols.http1 import HttpResponseReader, build_request_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ingest_bench.documents.body import Body
+    from ingest_bench.protocols.cassandra import FrameReader
+    from ingest_bench.protocols.response import Response
+    from ingest_bench.protocols.upstream import Address, Upstream
+
+    Request = tuple[bytes, bytes | bytearray]
+
+_CACHED_HEADS = 4096
+
+
+class Http1User(User):
+    """Posts bodies to one path over a keep-alive connection, which the first exchange opens."""
+
+    abstract = True
+    upstream: Upstream
+    path = "/"
+    method = "POST"
+    protocol_headers: Mapping[str, str] = {}
+    timeout_ns = 60 * 10**9
+    pumps = True
+
+    def on_start(self) -> None:
+        """Create the connection."""
+        upstream = self.upstream
+        connection_class = tls.TlsConnection if upstream.is_tls else PumpedConnection
+        self.connection = connection_class(upstream, HttpResponseReader())
+        upstream.deadlines.watch(self.connection)
+        self._use_address(self.connection.address)
+
+    def on_stop(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def exchange(self, body: Body) -> Response:
+        """Return the response to one request; ConnectionBrokenError without one."""
+        self.connection.close_if_ended()
+        if self.connection.address is not self._address:
+            self._use_address(self.connection.address)
+        return self.connection.exchange(*self.request(body), self.timeout_ns)
+
+    def request(self, body: Body) -> Request:
+        """Return head and body as they go over the wire."""
+        data = body.data
+        return self._heads.get(len(data)) or self._build_head(len(data)), data
+
+    @property
+    def can_pump(self) -> bool:
+        """True if `pump` can send now: over an open connection without TLS."""
+        self.connection.close_if_ended()
+        return isinstance(self.connection, PumpedConnection) and self.connection.is_open
+
+    def pump(self, body: Body, follow: Callable[[Response, int], Request | None]) -> None:
+        """Send *body*, and after each response the request that *follow* returns (`PumpedConnection.pump`)."""
+        assert isinstance(self.connection, PumpedConnection)  # noqa: S101 - checked by `can_pump`
+        self.connection.pump(*self.request(body), self.timeout_ns, follow)
+
+    def finish(self, body: Body) -> Response:
+        """Return the response to the request during which `pump` returned; ConnectionBrokenError without one."""
+        return self.connection.finish(*self.request(body))
+
+    def _use_address(self, address: Address) -> None:
+        self._address = address
+        headers = {**self.protocol_headers, **self.upstream.headers}
+        self._head = build_request_head(address.path_prefix + self.path, address, headers, self.method)
+        self._heads: dict[int, bytes] = {}
+
+    def _build_head(self, size_bytes: int) -> bytes:
+        if len(self._heads) >= _CACHED_HEADS:
+            self._heads.clear()
+        self._heads[size_bytes] = self._head + b"%d\r\n\r\n" % size_bytes
+        return self._heads[size_bytes]
+
+
+class FramedUser(User):
+    """Sends binary frames. The first exchange opens the connection, with the protocol's handshake."""
+
+    abstract = True
+    protocol = ""
+    """Key in PROTOCOLS."""
+    reader_class: type[FrameReader]
+    handshake: tuple[tuple[bytes, Sequence[Any]], ...] = ()
+    """Requests that open a connection, each with the frames of its successful response (`FrameReader.expected`)."""
+    expected: Sequence[Any] = ()
+    """The frames of a successful response to a body."""
+    upstream: Upstream
+    timeout_ns = 60 * 10**9
+    pumps = True
+
+    def on_start(self) -> None:
+        """Create the connection."""
+        if self.upstream.is_tls:
+            raise RunFailed(f"{self.protocol}: TLS is not supported. Use a URL with http://.")
+        self._reader = self.reader_class()
+        self.connection = PumpedConnection(self.upstream, self._reader)
+        self.upstream.deadlines.watch(self.connection)
+
+    def on_stop(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def exchange(self, body: Body) -> Response:
+        """Return the response to one request; ConnectionBrokenError without one."""
+        connection, reader = self.connection, self._reader
+        connection.close_if_ended()
+        if connection.is_open:
+            return connection.exchange(b"", body.data, self.timeout_ns)
+        until_ns, handshake_bytes = time.monotonic_ns() + self.timeout_ns, 0
+        reader.is_handshake = True
+        try:
+            for request, expected in self.handshake:
+                reader.expected = expected
+                response = connection.exchange(b"", request, until_ns - time.monotonic_ns())
+                if response.status != 200:
+                    connection.close()
+                    return response
+                handshake_bytes += connection.bytes_sent
+            reader.expected, reader.is_handshake = self.expected, False
+            return connection.exchange(b"", body.data, until_ns - time.monotonic_ns())
+        finally:
+            connection.bytes_sent += handshake_bytes
+
+    def request(self, body: Body) -> Request:
+        """Return head and body as they go over an open connection."""
+        return b"", body.data
+
+    @property
+    def can_pump(self) -> bool:
+        """True if `pump` can send now: over an open connection."""
+        self.connection.close_if_ended()
+        return self.connection.is_open
+
+    def pump(self, body: Body, follow: Callable[[Response, int], Request | None]) -> None:
+        """Send *body*, and after each response the request that *follow* returns (`PumpedConnection.pump`)."""
+        self.connection.pump(*self.request(body), self.timeout_ns, follow)
+
+    def finish(self, body: Body) -> Response:
+        """Return the response to the request during which `pump` returned; ConnectionBrokenError without one."""
+        return self.connection.finish(*self.request(body))
