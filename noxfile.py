@@ -29,13 +29,12 @@ AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
 # With pytest 9.2 pytest-xdist 3.8 ignores its groups: the id of a test became an object, and it changes the text.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest<9.2", "pytest-rerunfailures", "pytest-xdist")
 LINT = ("ruff", "mypy", "types-psutil")
-REPORT = ("-q", "--durations=20")
-# Until each test on real parts is steady on a busy machine, a failure is retried once and printed.
-RETRIED = ("--reruns", "1", "-rR", "--dist", "loadgroup")
+# With R the retries of rate measurements are printed.
+REPORT = ("-q", "--durations=20", "-rR")
 # Servers and processes mostly wait for each other: 3 workers keep 2 cores busy.
-PARALLEL = ("-n", "3", *RETRIED)
+PARALLEL = ("-n", "3", "--dist", "loadgroup")
 # A rate measurement uses a quarter of a core. Three at once disturbed each other.
-IN_PAIRS = ("-n", "2", *RETRIED)
+IN_PAIRS = ("-n", "2", "--dist", "loadgroup")
 # `bin` folder of the environment with the tests, once it exists.
 TEST_PROGRAMS: list[Path] = []
 

@@ -20,7 +20,7 @@ from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.model.samples import WorkerReport
-from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.network.act import link as link_module
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.results.layout import RunFolder
@@ -59,7 +59,7 @@ class Bench:
         """Start a load with these `LoadOptions`; its files are in the folder of that name."""
         load_options = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
         plan = LoadPlan(
-            address=self.server.listen,
+            server=ServerAddress(endpoint=self.server.listen),
             wire=ProtocolOptions(keys={"path": PATH}),
             workload=WORKLOAD,
             options=load_options,

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 from lab import WORKLOAD, Bench, Verdict, open_sink
 
-from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis import student
 from ingest_bench.documents.export import write_documents
 from ingest_bench.documents.source import POOL_BYTES
 from ingest_bench.load import supervisor
@@ -97,7 +97,7 @@ def fit_slope(readings: Readings) -> tuple[float, float, float]:
     mean = statistics.fmean(minutes)
     residual = sum((value - offset - slope * at) ** 2 for at, value in zip(minutes, megabytes, strict=True))
     error = (residual / (BLOCKS - 2) / sum((at - mean) ** 2 for at in minutes)) ** 0.5
-    half = comparison.t_quantile(BLOCKS - 2) * error
+    half = student.quantile(BLOCKS - 2, 0.975) * error
     return slope, slope - half, slope + half
 
 

@@ -34,7 +34,7 @@ from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files
 from ingest_bench.jvm.attach import launched
-from ingest_bench.lab import planning, procedure
+from ingest_bench.lab import planning
 from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
@@ -92,7 +92,7 @@ class Window:
         """The server's CPU time per million documents."""
         return self.cpu_s / self.documents * 1e6
 
-    def with_load(self, samples: sample_columns.Samples, pauses: Sequence[gc_log.LogPause]) -> Window:
+    def with_load(self, samples: sample_columns.Samples, pauses: Sequence[gc_log.Pause]) -> Window:
         """Return the window with the documents acknowledged and the pauses ended in it."""
         documents = float(sample_columns.acked_per_second(samples, self.start_ns, self.seconds).sum())
         start_ns = self.start_ns + time.time_ns() - time.monotonic_ns()
@@ -149,7 +149,7 @@ def measure(target: str, probe_names: Sequence[str], rounds: int, seconds: int) 
         folder = server.folder / "load"
         steps = planning.build_procedure(cell, ServerAddress(endpoint=server.listen), folder, may_delete=True)
         request = functools.partial(targets.find_target(target).execute, server.http)
-        procedure.execute(steps, request, send, lambda _: contextlib.nullcontext(), folder)
+        planning.execute(steps, request, send, lambda _: contextlib.nullcontext(), folder)
         samples = RunFolder(server.folder).samples().load_all()
         pauses = gc_log.parse_gc_log((logs / "gc.log").read_text().splitlines()).pauses
     if not pauses:

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ingest_bench import errors, units
+from ingest_bench import probes as probes_package
 from ingest_bench.analysis.run.columns import COLUMNS, HISTOGRAMS, SERIES
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files, records
@@ -304,14 +305,9 @@ def servers() -> str:
 
 
 def probes() -> str:
-    """Return the probes with their first sentence."""
-    rows = [[f"`{name}`", _first_line(type(probe).__doc__)] for name, probe in PROBES.items()]
-    return table(("probe", "records"), rows)
-
-
-def _first_line(text: str | None) -> str:
-    """Return the first sentence of a docstring, to the end of its first paragraph."""
-    return " ".join((text or "").strip().partition("\n\n")[0].split())
+    """Return the probes with what they measure, from the docstring of their package."""
+    measures = dict(re.findall(r"^\| ([\w-]+) \| (.+) \| .+ \|$", probes_package.__doc__ or "", re.MULTILINE))
+    return table(("probe", "measures"), [[f"`{name}`", measures[name]] for name in PROBES])
 
 
 def exit_codes() -> str:

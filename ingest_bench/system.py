@@ -16,7 +16,7 @@ import site
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -118,9 +118,7 @@ def start(
     `env` replaces `build_environment()` completely. `cwd=None` is the current folder.
     """
     _require_program(argv)
-    opened = None if stdout is None or isinstance(stdout, int) else stdout.open("ab")
-    output = stdout if stdout is None or isinstance(stdout, int) else opened
-    try:
+    with stdout.open("ab") if isinstance(stdout, Path) else nullcontext(stdout) as output:
         return subprocess.Popen(
             tie_to_parent(argv),
             stdin=stdin,
@@ -130,9 +128,6 @@ def start(
             env=build_environment() if env is None else env,
             start_new_session=True,
         )
-    finally:
-        if opened is not None:
-            opened.close()
 
 
 def start_in_terminal(argv: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:

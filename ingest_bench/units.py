@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 # Longer texts are rejected before they are parsed: int() fails above 4300 digits.
@@ -88,26 +88,17 @@ def quote_name(name: str) -> str:
 
 def format_time(value_ns: float) -> str:
     """Return a short text such as "1.5ms" or "2min"; `parse_time_ns` reads it again if the value is an integer."""
-    for unit in ("h", "min", "s", "ms", "us"):
-        if abs(value_ns) >= TIME_UNITS[unit]:
-            return f"{_round(value_ns / TIME_UNITS[unit])}{unit}"
-    return f"{_round(value_ns)}ns"
+    return _format(value_ns, TIME_UNITS, ("h", "min", "s", "ms", "us", "ns"))
 
 
 def format_bytes(value_bytes: float) -> str:
     """Return a short text in powers of 1024, such as "64KiB"."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if abs(value_bytes) >= SIZE_UNITS[unit]:
-            return f"{_round(value_bytes / SIZE_UNITS[unit])}{unit}"
-    return f"{_round(value_bytes)}B"
+    return _format(value_bytes, SIZE_UNITS, ("GiB", "MiB", "KiB", "B"))
 
 
 def format_bps(value_bps: float) -> str:
     """Return a short text in tc's units, such as "100mbit"."""
-    for unit in ("gbit", "mbit", "kbit"):
-        if abs(value_bps) >= RATE_UNITS[unit]:
-            return f"{_round(value_bps / RATE_UNITS[unit])}{unit}"
-    return f"{_round(value_bps)}bit"
+    return _format(value_bps, RATE_UNITS, ("gbit", "mbit", "kbit", "bit"))
 
 
 def format_ppm(value_ppm: float) -> str:
@@ -135,6 +126,12 @@ def _parse(text: str, units: Mapping[str, int], quantity: str, example: str) -> 
     if value != value.to_integral_value():
         raise ValueError(f"{text!r} is finer than the smallest unit")
     return int(value)
+
+
+def _format(value: float, units: Mapping[str, int], names: Sequence[str]) -> str:
+    """Return the value in the first of these units that is not larger than it, or in the last one."""
+    unit = next((name for name in names if abs(value) >= units[name]), names[-1])
+    return f"{_round(value / units[unit])}{unit}"
 
 
 def _round(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A server that takes JSON arrays and counts what is in them; run by tests inside namespaces: ADDRESS PORT."""
+"""Server that takes JSON arrays and counts their items; tests run it inside namespaces: ADDRESS PORT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STORED: list[int] = []
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # A head and a body that leave one after the other would be 40 ms apart (Nagle's algorithm).
+    # Head and body are two writes: Nagle's algorithm would delay the second one by 40 ms.
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -36,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-# Of connections that wait to be taken; the usual 5 are fewer than users that begin at once.
+# More users than the default backlog of 5 connect at once.
 ThreadingHTTPServer.request_queue_size = 64
 server = ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Handler)
 sys.stdout.write("ready\n")

@@ -1,4 +1,4 @@
-"""Sends bulks over one connection, one after the other, each in one write: HOST PORT DOCUMENTS[,DOCUMENTS…] ROUNDS."""
+"""Send bulks over one connection, each in one write: HOST PORT DOCUMENTS[,DOCUMENTS…] ROUNDS."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 
 from ingest_bench.model.target import Endpoint
 
@@ -36,45 +36,22 @@ def accept_all(body: bytes, number: int) -> bytes:  # noqa: ARG001 - a Reply
     return answer(bulk_answer([201] * documents_in(body)))
 
 
-class BulkServer:
-    """Bulk server that counts what it reads, with one thread per connection."""
+class ThreadedServer:
+    """TCP server on loopback with one thread per connection."""
 
-    def __init__(
-        self,
-        reply: Reply = accept_all,
-        *,
-        stop_reading_after_bytes: int | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self.reply = reply
-        self.tls = tls
-        self.stop_reading_after_bytes = stop_reading_after_bytes
+    def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.bytes_read = 0
-        self.documents = 0
-        self.requests = 0
         self.connections = 0
         self.ports: set[int] = set()
-        self.heads: list[bytes] = []
-        self.bodies: list[bytes] = []
-        self.keep_bodies = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
-        host, port = self._listener.getsockname()
-        self.address = Endpoint(host, port)
+        self.address = Endpoint(*self._listener.getsockname())
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def send(self, data: bytes) -> None:
-        """Send bytes on the newest connection in addition to its replies."""
-        self._open[-1].sendall(data)
-
-    def end_connections(self) -> None:
-        """Close all connections; new ones are accepted."""
-        with self.lock:
-            opened, self._open[:] = list(self._open), []
-        for connection in opened:
-            connection.shutdown(socket.SHUT_RDWR)
+    def serve(self, connection: socket.socket) -> None:
+        """Serve a connection until its end."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Stop responding; has no effect on a closed server."""
@@ -99,22 +76,45 @@ class BulkServer:
                 self.connections += 1
                 self.ports.add(peer[1])
                 self._open.append(connection)
-            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            thread = threading.Thread(target=self.serve, args=(connection,), daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, plain: socket.socket) -> None:
-        try:
-            connection = self._secured(plain)
-        except OSError:
-            plain.close()
-            return
-        with connection:
-            try:
-                while self._serve_one(connection):
-                    pass
-            except OSError:
-                return
+
+class BulkServer(ThreadedServer):
+    """Bulk server that counts what it reads."""
+
+    def __init__(
+        self,
+        reply: Reply = accept_all,
+        *,
+        stop_reading_after_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.reply = reply
+        self.tls = tls
+        self.stop_reading_after_bytes = stop_reading_after_bytes
+        self.bytes_read = self.documents = self.requests = 0
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.keep_bodies = False
+        super().__init__()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes on the newest connection in addition to its replies."""
+        self._open[-1].sendall(data)
+
+    def end_connections(self) -> None:
+        """Close all connections; new ones are accepted."""
+        with self.lock:
+            opened, self._open[:] = list(self._open), []
+        for connection in opened:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError), self._secured(connection) as secured:
+            while self._serve_one(secured):
+                pass
 
     def _secured(self, plain: socket.socket) -> socket.socket:
         """Return the connection with TLS if configured."""
@@ -176,12 +176,7 @@ class BulkServer:
         return got
 
 
-@contextmanager
 def bulk_server(
     reply: Reply = accept_all, *, stop_reading_after_bytes: int | None = None, tls: ssl.SSLContext | None = None
-) -> Iterator[BulkServer]:
-    server = BulkServer(reply, stop_reading_after_bytes=stop_reading_after_bytes, tls=tls)
-    try:
-        yield server
-    finally:
-        server.close()
+) -> AbstractContextManager[BulkServer]:
+    return closing(BulkServer(reply, stop_reading_after_bytes=stop_reading_after_bytes, tls=tls))

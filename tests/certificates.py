@@ -1,4 +1,4 @@
-"""A CA of a test, and what it vouches for."""
+"""A test CA and certificates signed by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Certificates:
     server: Path
 
     def client(self, name: str = "client", days: int = 2) -> tuple[Path, Path]:
-        """A client's certificate that the CA vouches for, and its key; it expired long ago with `days` below 0."""
+        """Return a client certificate signed by the CA, and its key; with negative *days* it is expired."""
         folder = self.ca.parent
         _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
                  "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip

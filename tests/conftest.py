@@ -35,11 +35,14 @@ def pytest_configure() -> None:
 # Before the selection by marks, and before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark unit tests, and tests that one worker runs in sequence."""
+    """Mark unit tests, tests that may be retried, and tests that one worker runs in sequence."""
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if not CAPABILITIES & marks:
             item.add_marker("unit")
+        if "measures" in marks:
+            # Other work on the machine changes what they measure.
+            item.add_marker(pytest.mark.flaky(reruns=1))
         if "machine" in marks:
             # They change or count what the whole machine shares.
             item.add_marker(pytest.mark.xdist_group("machine"))

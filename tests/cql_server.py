@@ -7,7 +7,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bulk_server import BulkServer, Reply
+from bulk_server import Reply
+from thrift_server import FramedServer
 
 from ingest_bench.protocols import cql_wire
 from ingest_bench.protocols.cql import insert_statement
@@ -54,7 +55,7 @@ def parse_batch(request: bytes) -> dict[bytes, tuple[str, bytes]]:
     return documents
 
 
-class CqlServer(BulkServer):
+class CqlServer(FramedServer):
     """Handles the handshake itself; the reply function gets a batch with its head."""
 
     ready = encode_response(cql_wire.READY, b"")
@@ -77,16 +78,7 @@ class CqlServer(BulkServer):
             prepared = cql_wire.prepared_prefix(text) + b"metadata" if self.prepared is None else self.prepared
             connection.sendall(encode_response(cql_wire.RESULT, prepared, stream=stream))
             return True
-        with self.lock:
-            self.requests += 1
-            number = self.requests
-            if self.keep_bodies:
-                self.bodies.append(head + body)
-        reply = self.reply(head + body, number)
-        if reply is None:
-            return False
-        connection.sendall(reply)
-        return True
+        return self._respond(connection, head + body)
 
 
 @contextmanager

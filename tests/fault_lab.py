@@ -12,11 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ingest_bench.faults import checks
 from ingest_bench.faults.kind import Node, Stage
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.network.act.link import Link, Links, open_link
 
 S = 10**9
 TIMEOUT_S = 60
@@ -33,6 +36,12 @@ def make_cell(*faults: Fault, target: TargetOptions | None = None) -> Cell:
     return dataclasses.replace(CELL, faults=faults, target=target or CELL.target)
 
 
+def start_now() -> Callable[[], int]:
+    """Return a function that returns the present moment as the start of the measurement."""
+    start_ns = time.monotonic_ns()
+    return lambda: start_ns
+
+
 def wait_until(condition: Callable[[], object]) -> None:
     """Wait until a condition is true."""
     deadline = time.monotonic() + TIMEOUT_S
@@ -44,13 +53,13 @@ def wait_until(condition: Callable[[], object]) -> None:
 class NodeProcess:
     """Process of a node: `cat`, restarted after a kill."""
 
-    def __init__(self) -> None:
+    def __init__(self, argv: Sequence[str] = ("cat",)) -> None:
+        self._argv = argv
         self.popen = self._start()
 
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         """Return when it has opened all its files, so that it answers."""
-        popen = subprocess.Popen(("cat",), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        popen = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert popen.stdin is not None
         assert popen.stdout is not None
         popen.stdin.write(b"ready\n")
@@ -98,6 +107,20 @@ def make_stage(processes: Sequence[Any], jcmd: Callable[[int, Sequence[str]], st
             for number, process in enumerate(processes, 1)
         )
     )
+
+
+def make_links_stage(*links: Link) -> Stage:
+    """Return a stage with a link from the client to each node."""
+    return Stage(links=Links(by_name={LinkName((number,)): link for number, link in enumerate(links, 1)}))
+
+
+@contextmanager
+def open_link_for(network: Profile, *faults: Fault) -> Iterator[Link]:
+    """Open a link of a profile that is made for these faults too."""
+    cell = dataclasses.replace(make_cell(*faults), network=network)
+    checks.check_faults(cell)
+    with open_link(network, later_profiles=checks.list_link_profiles(cell)[LinkName((1,))]) as link:
+        yield link
 
 
 def make_resource_stage(resources: NodeResources | None = None, home: Path = Path("/"), pid: int = 0) -> Stage:

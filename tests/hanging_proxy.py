@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
+
+from bulk_server import ThreadedServer
 
 from ingest_bench.model.target import Endpoint
 
@@ -29,69 +29,41 @@ class Request:
         return self.ended_ns - self.began_ns
 
 
-class HangingProxy:
-    """Proxy to a server, with one thread per connection."""
+class HangingProxy(ThreadedServer):
+    """Proxy to a server."""
 
     def __init__(self, server: Endpoint, every: int, hang_s: float) -> None:
         self.requests: list[Request] = []
         self._server = (server.host, server.port)
         self._every, self._hang_s = every, hang_s
-        self._lock = threading.Lock()
         self._requests = 0
-        self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = Endpoint(*self._listener.getsockname())
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        super().__init__()
 
     @property
     def resets(self) -> int:
         return sum(request.reset for request in self.requests)
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            opened = list(self._open)
-        for connection in opened:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join(10)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self._open.append(client)
-            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self._server) as server, suppress(OSError):
-            while message := _message(client):
+    def serve(self, connection: socket.socket) -> None:
+        with connection, socket.create_connection(self._server) as server, suppress(OSError):
+            while message := _message(connection):
                 request, began_ns = message
-                with self._lock:
+                with self.lock:
                     self._requests += 1
                     hangs = self._requests % self._every == 0
                 if hangs:
                     time.sleep(self._hang_s)
                     self._note(began_ns, reset=True)
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
                     return
                 server.sendall(request)
                 answer = _message(server)
                 if answer is None:
                     return
                 self._note(began_ns, reset=False)
-                client.sendall(answer[0])
+                connection.sendall(answer[0])
 
     def _note(self, began_ns: int, *, reset: bool) -> None:
-        with self._lock:
+        with self.lock:
             self.requests.append(Request(began_ns, time.monotonic_ns(), reset))
 
 
@@ -112,10 +84,5 @@ def _message(connection: socket.socket) -> tuple[bytes, int] | None:
     return b"".join(parts), began_ns
 
 
-@contextmanager
-def hanging_proxy(server: Endpoint, *, every: int, hang_s: float) -> Iterator[HangingProxy]:
-    proxy = HangingProxy(server, every, hang_s)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
+def hanging_proxy(server: Endpoint, *, every: int, hang_s: float) -> AbstractContextManager[HangingProxy]:
+    return closing(HangingProxy(server, every, hang_s))

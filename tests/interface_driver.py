@@ -38,16 +38,18 @@ FULL = Profile(
     to_server=SLOW,
     to_client=SLOW,
 )
-DELAYED = Profile(
-    name="far",
-    to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
-    to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
-)
-MARKED = Profile(name="marked", to_server=Impairment(delay_ns=10 * 10**6, loss_ppm=150_000, ecn=True))
-SMALL = Profile(name="small", mtu_bytes=1400)
-BUFFERS = Profile(name="buffers", tcp_rmem_bytes=(4096, 65536, 262144))
-PLAIN = Profile(name="plain", to_server=SLOW, to_client=SLOW)
-UPHILL = Profile(name="uphill", to_server=SLOW)
+PROFILES = {
+    "plain": Profile(name="plain", to_server=SLOW, to_client=SLOW),
+    "far": Profile(
+        name="far",
+        to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
+        to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
+    ),
+    "buffers": Profile(name="buffers", tcp_rmem_bytes=(4096, 65536, 262144)),
+    "small": Profile(name="small", mtu_bytes=1400),
+    "uphill": Profile(name="uphill", to_server=SLOW),
+    "marked": Profile(name="marked", to_server=Impairment(delay_ns=10 * 10**6, loss_ppm=150_000, ecn=True)),
+}
 
 
 def write(*lines: str) -> None:
@@ -71,9 +73,7 @@ def make_stage_callback(kill_at: int) -> Callable[[str], None]:
 def tool(kill_at: int, watchdog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
     if watchdog_kill_at >= 0:
         watchdog.WATCHDOG_COMMAND = (sys.executable, __file__, "watchdog", str(watchdog_kill_at))
-    profiles = {"plain": PLAIN, "far": DELAYED, "buffers": BUFFERS, "small": SMALL, "uphill": UPHILL, "marked": MARKED}
-    profile = profiles.get(variant.partition("-")[0], FULL)
-    limit_s = float(variant.partition("-")[2] or 300)
+    name, _, limit_s = variant.partition("-")
     host = address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2")
     table = {
         "name": device,
@@ -82,7 +82,9 @@ def tool(kill_at: int, watchdog_kill_at: int, variant: str = "route", device: st
         "shared_settings": True,
     }
     link = records.from_toml(RealInterface, json.loads(os.environ.get("DRIVER_LINK", "null")) or table, "driver")
-    with interface.shape_interface(link, profile, time_limit_s=limit_s, on_stage=make_stage_callback(kill_at)):
+    with interface.shape_interface(
+        link, PROFILES.get(name, FULL), time_limit_s=float(limit_s or 300), on_stage=make_stage_callback(kill_at)
+    ):
         sys.stdin.readline()
 
 

@@ -1,4 +1,4 @@
-"""librdkafka's own mock of brokers, in a process of its own: it says where each listens, and ends with its stdin."""
+"""Process with librdkafka's mock brokers. It prints their addresses and ends when its stdin is closed."""
 
 from __future__ import annotations
 

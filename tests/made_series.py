@@ -1,8 +1,8 @@
-"""Series of rates made up for tests of what finds the end of a warm-up: 30 s in 400 values, each with its truth.
+"""Generated series of rates with a known end of the warm-up: 30 s in 400 values.
 
-The truth of a ramp, of a step and of those with a stall or a sawtooth is their corner: a stall within or after a ramp
-does not move it. That of an exponential approach is where 5% of the level are left. A sawtooth, such as a garbage
-collector makes, is steady from its start. What drifts by a fifth or more until the end is never steady.
+The warm-up of a ramp or a step ends at its corner, also with a stall or a sawtooth. That of an exponential approach
+ends where 5% of the level are left. A sawtooth, such as that of a garbage collector, is steady from its start. A series
+that drifts by a fifth or more until its end is never steady (None).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def ramp_and_sawtooth(random: _Random) -> tuple[_Floats, float | None]:
 
 
 def stalled(of: Callable[[_Random], tuple[_Floats, float | None]]) -> Callable[[_Random], tuple[_Floats, float | None]]:
-    """The same with one stall of 1 to 3 s, at any time, in which less than a third is done."""
+    """Return the family with one stall of 1 to 3 s at any time, during which the rate is below 30%."""
 
     def with_stall(random: _Random) -> tuple[_Floats, float | None]:
         values, truth_s = of(random)
@@ -89,6 +89,6 @@ FAMILIES: dict[str, Callable[[_Random], tuple[_Floats, float | None]]] = {
 
 
 def noisy(values: _Floats, random: _Random, noise: float = NOISE) -> list[float]:
-    """A thousand times the values, with noise that is a share of each; a rate is never below zero."""
+    """Return 1,000 times the values with relative noise, at least 0."""
     rates: list[float] = (1000 * np.maximum(values * (1 + noise * random.standard_normal(len(values))), 0)).tolist()
     return rates

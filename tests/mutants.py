@@ -1,18 +1,17 @@
 """Count the mutants that the unit tests kill.
 
-    python tests/mutants.py [COUNT] [--seed N] [--out FOLDER]
+    python tests/mutants.py [COUNT] [--seed N]
 
 A mutant is the code with one comparison, operator, number or negation of a pure module changed by cosmic-ray, in a copy
 of the checkout. First the tests that reach its line run, then all test files that reach its module. Lines that an
-import executes are judged by all tests. The first failure, or a limit of CPU time, ends the run. FOLDER gets
-mutants.csv; the tables are printed as Markdown.
+import executes are judged by all tests. The first failure, or a limit of CPU time, ends the run. The tables are printed
+as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import csv
 import importlib.util
 import itertools
 import random
@@ -301,23 +300,10 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write_csv(folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write mutants.csv: one row per mutant, with the first test that failed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "mutants.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("package", "file", "line", "was", "becomes", "state", "test"))
-        for outcome in outcomes:
-            mutant = outcome.mutant
-            place = (mutant.package, mutant.file, mutant.line, mutant.was, mutant.becomes)
-            rows.writerow((*place, outcome.state, outcome.test))
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("count", nargs="?", type=int, default=60)
     options.add_argument("--seed", type=int, default=None)
-    options.add_argument("--out", type=Path, metavar="FOLDER", help="gets mutants.csv")
     arguments = options.parse_args()
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"{arguments.count} mutants, seed {seed}", flush=True)
@@ -331,8 +317,6 @@ def main() -> None:
             outcomes.append(outcome)
             place = f"{mutant.file}:{mutant.line}: {mutant.was} -> {mutant.becomes}"
             print(f"{len(outcomes)}/{arguments.count} {outcome.state} {outcome.test} {place}", flush=True)
-    if arguments.out:
-        write_csv(arguments.out, outcomes)
     print(f"\n{tables(outcomes)}")
 
 

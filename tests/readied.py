@@ -1,4 +1,4 @@
-"""A process beside a test."""
+"""Processes that tests wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def ready(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """It has said that it is ready, and is killed at the end."""
+    """Yield the process after it has printed "ready"; kill it at the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=env) as process:
         try:

@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from servers import visible
+from servers import launched, visible
 
-from ingest_bench import targets
-from ingest_bench.jvm.process import Launch, ServerProcess, serve
+from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.targets.base import NodeStart
-from ingest_bench.targets.http import Http, open_http
+from ingest_bench.targets.http import Http
 
 _NUMBERS = itertools.count()
 
@@ -26,20 +24,8 @@ _NUMBERS = itertools.count()
 @contextmanager
 def running(tmp_path: Path, options: TargetOptions) -> Iterator[tuple[Http, ServerProcess]]:
     """Yield a ready server on 127.0.0.1, with its client."""
-    target = targets.resolve(options)
-    java = targets.fetch(target.requirements(options))
-    listen = Endpoint("127.0.0.1", free_port())
-    plan = target.launch_plan(NodeStart(options, java, tmp_path / "home", 0, (listen,)))
-    with open_http(tuple, listen) as http:
-        launch = Launch(
-            plan=plan,
-            enter=tuple,
-            log=tmp_path / "server.log",
-            listen=listen,
-            is_ready=lambda remaining_s: target.is_ready(0, (http.with_deadline(remaining_s),)),
-        )
-        with visible(), serve(launch) as (process,):
-            yield http, process
+    with visible(), launched(options, (Endpoint("127.0.0.1", free_port()),), tmp_path) as started:
+        yield started
 
 
 def free_port() -> int:

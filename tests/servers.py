@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,10 @@ from ingest_bench.jvm import cache, process
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.load import Workload
 from ingest_bench.model.network import Medium, Profile
-from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.network.act.link import Link, open_link
-from ingest_bench.targets import Target
-from ingest_bench.targets.base import NodeStart
-from ingest_bench.targets.http import Http, Response, open_http
+from ingest_bench.targets.base import NodeStart, Target
+from ingest_bench.targets.http import Enter, Http, Response, open_http
 
 PORT = 9200
 BULK = {"Content-Type": "application/x-ndjson"}
@@ -73,30 +72,50 @@ def served(
     tmp_path: Path, options: TargetOptions, jvm_options: tuple[str, ...] = (), *, medium: Medium = "veth"
 ) -> Iterator[Served]:
     """Yield a ready server; check afterwards that no process is left and that the cache is unchanged."""
-    target = targets.resolve(options)
-    java = targets.fetch(target.requirements(options))
-    home = tmp_path / "home"
+    used: list[Path] = []
+    before: dict[str, tuple[int, int]] = {}
+
+    def remember(plan: LaunchPlan) -> None:
+        used.extend((*in_cache(plan.argv), Path(plan.argv[0]).parent.parent))
+        before.update(snapshot(used))
+
     with opened_link(medium) as link:
-        listen = Endpoint(link.server_address, PORT)
-        plan = target.launch_plan(NodeStart(options, java, home, 0, (listen,), jvm_options))
-        used = (*in_cache(plan.argv), java.home)
-        before = snapshot(used)
-        log = tmp_path / "server.log"
-        with open_http(link.client.command, listen, log=log) as http:
-            launch = Launch(
-                plan=plan,
-                enter=link.server.command,
-                log=log,
-                listen=listen,
-                is_ready=lambda remaining_s: target.is_ready(0, (http.with_deadline(remaining_s),)),
-            )
-            with serve(launch) as (server,):
-                yield Served(target, options, server, http, home, link, listen)
-    assert not psutil.pid_exists(server.jvm_pid)
+        listen, home = Endpoint(link.server_address, PORT), tmp_path / "home"
+        enter = (link.server.command, link.client.command)
+        with launched(options, (listen,), tmp_path, enter=enter, jvm_options=jvm_options, remember=remember) as started:
+            yield Served(targets.resolve(options), options, started[1], started[0], home, link, listen)
+    assert not psutil.pid_exists(started[1].jvm_pid)
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(home) in command]
     changed = {path for path, _ in snapshot(used).items() ^ before.items()}
     assert not changed
+
+
+@contextmanager
+def launched(
+    options: TargetOptions,
+    nodes: Sequence[Endpoint],
+    folder: Path,
+    *,
+    enter: tuple[Enter, Enter] = (tuple, tuple),
+    jvm_options: tuple[str, ...] = (),
+    remember: Callable[[LaunchPlan], None] = lambda _: None,
+) -> Iterator[tuple[Http, ServerProcess]]:
+    """Yield the ready first node and its client. `enter` leads to the namespaces of server and client."""
+    target, log = targets.resolve(options), folder / "server.log"
+    java = targets.fetch(target.requirements(options))
+    plan = target.launch_plan(NodeStart(options, java, folder / "home", 0, nodes, jvm_options))
+    remember(plan)
+    with open_http(enter[1], nodes[0], log=log) as http:
+        launch = Launch(
+            plan=plan,
+            enter=enter[0],
+            log=log,
+            listen=nodes[0],
+            is_ready=lambda remaining_s: target.is_ready(0, (http.with_deadline(remaining_s),)),
+        )
+        with serve(launch) as (process,):
+            yield http, process
 
 
 @contextmanager

@@ -1,15 +1,42 @@
-"""A link for all tests of a module, which change its impairment."""
+"""A link for all tests of a module, which change its impairment, and a TCP transfer over a link."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from readied import ready
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act.link import Link, choose_backend, open_link
+
+CLIENT = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], 9), timeout=60)
+connection.sendall(bytes(int(sys.argv[2])))
+connection.shutdown(1)
+connection.recv(1)
+"""
+SERVER = """
+import socket, sys, time
+listener = socket.create_server((sys.argv[1], 9))
+print("ready", flush=True)
+connection, _ = listener.accept()
+time.sleep(float(sys.argv[2]))
+while connection.recv(1 << 20):
+    pass
+"""
+
+
+def send(link: Link, count_bytes: int, wait_s: float = 0) -> None:
+    """Send bytes from the client to a server that first waits."""
+    with ready(link.server.command((sys.executable, "-c", SERVER, link.server_address, str(wait_s)))):
+        argv = link.client.command((sys.executable, "-c", CLIENT, link.server_address, str(count_bytes)))
+        subprocess.run(argv, check=True, timeout=60)
 
 
 def make_profile(impairment: Impairment) -> Profile:

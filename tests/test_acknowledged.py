@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import made_summaries as made
+import example_summaries as made
 import pytest
 from typer.testing import CliRunner
 

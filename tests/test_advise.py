@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import made_summaries as made
+import example_summaries as made
 import numpy as np
 import pytest
 
@@ -138,7 +138,7 @@ def test_low_prediction_reduces_the_allowed_waste(results: Results) -> None:
     assert error == pytest.approx(4 * 16 * KIB / 50_000 / 1.7 - 1)
     assert before.recommendation is not None
     assert after.recommendation is not None
-    assert after.recommendation.best.buffers.largest_bytes < before.recommendation.best.buffers.largest_bytes
+    assert after.recommendation.best.buffers.maximum_bytes < before.recommendation.best.buffers.maximum_bytes
 
 
 def test_disagreement_of_two_recordings_is_described(results: Results) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,17 +56,8 @@ FENCES = {
     "scipy": ("analysis",),
     # Not `network`, `host` and `ledger`: their tests also run in User-Mode Linux, where numpy fails.
     "numpy": (
-        "analysis",
-        "documents",
-        "inputs",
-        "lab",
-        "load",
-        "model",
-        "probes",
-        "protocols",
-        "report",
-        "results",
-        "targets",
+        *("analysis", "documents", "inputs", "lab", "load", "model"),
+        *("probes", "protocols", "report", "results", "targets"),
     ),
     "typer": ("cli",),
     "rich": ("cli",),
@@ -127,9 +119,14 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Yield the dotted names that a module imports; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -167,8 +164,16 @@ def test_every_part_has_an_import_rule() -> None:
 def starts(tree: ast.Module) -> Iterator[str]:
     """Yield the names in a module that start a process or run text as a program."""
     imported = dict(_imported(tree))
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    constants = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in nodes:
         if isinstance(node, ast.ImportFrom | ast.Import):
             yield from (name for _, name in _imported(node) if _starts(name, None, None))
         elif isinstance(node, ast.Name | ast.Attribute) and not isinstance(parents[node], ast.Attribute):
@@ -179,7 +184,7 @@ def starts(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.keyword) and node.arg == "shell":
             yield "shell="
         elif isinstance(node, ast.Tuple | ast.List):
-            yield from _texts(node, tree)
+            yield from _texts(node, constants)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PROGRAM.match(node.value):
             yield repr(node.value)
 
@@ -209,28 +214,21 @@ def _starts(name: str, parent: ast.AST | None, above: ast.AST | None) -> bool:
     return name not in OF_SUBPROCESS and f"{name}.".startswith(STARTERS) and name not in ("subprocess", "pty")
 
 
-def _texts(argv: ast.Tuple | ast.List, tree: ast.Module) -> Iterator[str]:
+def _texts(argv: ast.Tuple | ast.List, constants: set[str]) -> Iterator[str]:
     """Yield programs given as text in an argv. Only `sh -c` with a constant is allowed; its values are arguments."""
     words = [ast.unparse(word).strip("'") for word in argv.elts]
-    texts = {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
     for before, word, following, element in zip(
         ["", *words], words, [*words[1:], ""], [*argv.elts[1:], None], strict=False
     ):
-        if word == "-c" and not (before == "sh" and (isinstance(element, ast.Constant) or following in texts)):
+        if word == "-c" and not (before == "sh" and (isinstance(element, ast.Constant) or following in constants)):
             yield f'"-c" {following}'
         if word == "python" or (word == "-m" and before != "mkdir"):
             yield f'"{word}" {following}'
 
 
 def test_only_system_starts_processes() -> None:
-    parsed = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
-    users = {name: names for name, tree in parsed.items() if name != "system.py" and (names := set(starts(tree)))}
+    names_by_module = {str(path.relative_to(PACKAGE)): set(starts(parse(path))) for path in MODULES}
+    users = {module: names for module, names in names_by_module.items() if names and module != "system.py"}
     assert users == ALLOWED
 
 
@@ -324,18 +322,19 @@ def test_names_and_words_are_those_of_the_field(part: Path) -> None:
     assert not [f"{file}:{line}" for file in files if file.suffix in {".py", ".md"} for line in violations(file)]
 
 
+NAME, START = BANNED["names"][0], BANNED["docstring_starts"][0]
+WORD = next(word for word in BANNED["words"] if " " in word)
+
+
 @pytest.mark.parametrize(
     ("source", "violation"),
     [
-        *((f"def {name}(): ...", f"1: name {name}") for name in BANNED["names"]),
-        *((f"def f({name}): ...", f"1: name {name}") for name in BANNED["names"]),
-        *((f"for {name} in (): ...", f"1: name {name}") for name in BANNED["names"]),
-        *(
-            (f'def f():\n    """{word} x."""', f"2: docstring starts with {word}")
-            for word in BANNED["docstring_starts"]
-        ),
-        *((f"x = 1  # {word.upper()}", f"1: word {word.upper()}") for word in BANNED["words"]),
-        *((f'x = """\n{word.replace(" ", "  ")}"""', f"2: word {word}") for word in BANNED["words"]),
+        (f"def {NAME}(): ...", f"1: name {NAME}"),
+        (f"def f({NAME}): ...", f"1: name {NAME}"),
+        (f"for {NAME} in (): ...", f"1: name {NAME}"),
+        (f'def f():\n    """{START} x."""', f"2: docstring starts with {START}"),
+        (f"x = 1  # {WORD.upper()}", f"1: word {WORD.upper()}"),
+        (f'x = """\n{WORD.replace(" ", "  ")}"""', f"2: word {WORD}"),
         (f"def test_{'a' * 76}(): ...", "1: test name of 81 characters"),
     ],
 )

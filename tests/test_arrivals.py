@@ -22,14 +22,6 @@ def first(count: int, text: str, *, seed: int = 1, sizes: Iterator[float] | None
     return list(itertools.islice(schedule(parse_arrivals(text), sizes=sizes, seed=seed), count))
 
 
-def in_each_second(text: str, seconds: int) -> list[int]:
-    times = itertools.takewhile(lambda time_ns: time_ns < seconds * S, schedule(parse_arrivals(text)))
-    counts = [0] * seconds
-    for time_ns in times:
-        counts[time_ns // S] += 1
-    return counts
-
-
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
@@ -104,7 +96,7 @@ def test_wrong_arrivals_name_the_key_and_the_remedy(value: object, message: str)
 
 def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
     assert first(4, "4/s") == [0, 250 * MS, 500 * MS, 750 * MS]
-    assert next(itertools.islice(schedule(parse_arrivals("3/s")), 3_000_000, None)) == 1_000_000 * S
+    assert next(itertools.islice(schedule(parse_arrivals("3/s")), 300_000, None)) == 100_000 * S
 
 
 def test_rates_of_documents_and_bytes_count_the_request_sizes() -> None:
@@ -120,24 +112,8 @@ def test_poisson_has_its_mean_and_spread_and_is_reproducible() -> None:
     assert times == first(20_000, "poisson 1000/s", seed=5) != first(20_000, "poisson 1000/s", seed=6)
 
 
-def test_a_ramp_grows_evenly_and_stays() -> None:
-    assert in_each_second("ramp 0/s..1000/s 4s", 6) == pytest.approx([125, 375, 625, 875, 1000, 1000], abs=1)
-    assert in_each_second("ramp 1000/s..200/s 4s", 5) == pytest.approx([900, 700, 500, 300, 200], abs=1)
-    assert in_each_second("ramp 300/s..300/s 2s", 3) == pytest.approx([300, 300, 300], abs=1)
-
-
 def test_a_ramp_down_to_nothing_ends() -> None:
     assert len(list(schedule(parse_arrivals("ramp 100/s..0/s 2s")))) == 101
-
-
-def test_steps_hold_each_rate_for_their_time() -> None:
-    assert in_each_second("steps 100/s 300/s 50/s 2s", 6) == pytest.approx([100, 100, 300, 300, 50, 50], abs=1)
-
-
-def test_a_sine_swings_around_its_mean() -> None:
-    counts = in_each_second("sine 1000/s 90% 4s", 8)
-    half = 900 * 2 / 3.14159265  # the integral of a quarter turn
-    assert counts == pytest.approx([1000 + half] * 2 + [1000 - half] * 2 + [1000 + half] * 2 + [1000 - half] * 2, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +121,7 @@ def test_a_sine_swings_around_its_mean() -> None:
     [
         ("ramp 0/s..50/s 10s", lambda at_s: min(5 * at_s, 50), 14),
         ("ramp 50/s..5/s 10s", lambda at_s: max(50 - 4.5 * at_s, 5), 30),
+        ("ramp 300/s..300/s 2s", lambda _at_s: 300, 3),
         ("steps 2/s 70/s 9/s 3s", lambda at_s: (2, 70, 9)[min(int(at_s / 3), 2)], 20),
         ("sine 500/s 99% 100ms", lambda at_s: 500 * (1 + 0.99 * math.sin(20 * math.pi * at_s)), 0.5),
         ("sine 50/s 30% 4s", lambda at_s: 50 * (1 + 0.3 * math.sin(math.pi / 2 * at_s)), 9),
@@ -160,11 +137,6 @@ def test_a_request_is_due_when_the_integral_reaches_its_number(
     times = np.array(first(int(due[-1]), text)) / S
     assert len(times) > 100
     assert np.interp(times, grid, due) == pytest.approx(np.arange(len(times)), abs=0.02)
-
-
-@pytest.mark.parametrize("text", ["100/s", "poisson 100/s", "ramp 1/s..500/s 3s", "sine 100/s 80% 2s"])
-def test_times_never_go_backwards(text: str) -> None:
-    assert all(earlier <= later for earlier, later in itertools.pairwise(first(5000, text)))
 
 
 @pytest.mark.parametrize("text", ["100/s", "poisson 100/s"])

@@ -66,18 +66,6 @@ def test_a_missing_process_is_refused_before_the_start() -> None:
         plan_for(4194304)
 
 
-@pytest.mark.parametrize(
-    ("sets", "message"),
-    [
-        (["heap=1g"], r"target.heap: the server of target.attach runs already and has its own"),
-        (["mtu=1400"], r"network.mtu: the network to the server of target.attach is not shaped"),
-    ],
-)
-def test_keys_of_launched_servers_are_refused(sets: list[str], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        plan_for(1, *sets)
-
-
 def list_outputs(pid: int) -> tuple[list[str], list[str]]:
     """Return log outputs and recordings of a JVM."""
     jvm = attach(pid)

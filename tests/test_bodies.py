@@ -13,7 +13,7 @@ import pytest
 
 from ingest_bench.documents import source
 from ingest_bench.documents.body import Body, BodyTemplate, IdSequence
-from ingest_bench.documents.source import Bodies, BodyPool, IdPool
+from ingest_bench.documents.source import Bodies, BodyPool
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.model.load import BulkAction, Conflicts, DocumentField, LoadOptions, ProtocolOptions
@@ -29,7 +29,7 @@ TAXIS = dataclasses.replace(catalog.load_workload("nyc_taxis"), fields=FIELDS)
 POOL_BYTES = 200_000
 
 
-def pool(*, pool_bytes: int = POOL_BYTES, worker: int = 0, workers: int = 1, **options: Any) -> BodyPool | IdPool:
+def pool(*, pool_bytes: int = POOL_BYTES, worker: int = 0, workers: int = 1, **options: Any) -> BodyPool:
     chosen = LoadOptions(**options)
     return source.build_synthetic_pool(
         TAXIS,
@@ -70,16 +70,13 @@ def test_body_has_an_action_line_before_each_document() -> None:
 
 def test_pool_has_the_requested_size_and_published_bulk_size() -> None:
     pooled = pool()
-    assert isinstance(pooled, BodyPool)
     assert [body.documents for body in pooled.bodies] == [TAXIS.bulk_documents]
     smaller = pool(bulk_documents=100)
-    assert isinstance(smaller, BodyPool)
     assert POOL_BYTES <= sum(len(body.data) for body in smaller.bodies) <= POOL_BYTES + 2 * 60_000
 
 
 def test_bulk_in_bytes_is_as_full_as_possible() -> None:
     pooled = pool(bulk_bytes=20_000)
-    assert isinstance(pooled, BodyPool)
     assert all(19_000 < len(body.data) <= 20_000 for body in pooled.bodies)
 
 
@@ -101,13 +98,11 @@ def test_bulk_in_bytes_never_exceeds_its_size_for_any_action(action: BulkAction)
 
 def test_document_larger_than_the_bulk_is_sent_alone() -> None:
     pooled = pool(bulk_bytes=10, pool_bytes=5_000)
-    assert isinstance(pooled, BodyPool)
     assert {body.documents for body in pooled.bodies} == {1}
 
 
 def test_users_get_disjoint_bodies_and_repeat_them() -> None:
     pooled = pool(bulk_documents=20)
-    assert isinstance(pooled, BodyPool)
     taken = [list(iterate_once(pooled, user, 3)) for user in range(3)]
     assert sorted(id(body) for user in taken for body in user) == sorted(map(id, pooled.bodies))
     cycled = list(itertools.islice(iterate_forever(pooled, 1, 3), len(taken[1]) + 1))
@@ -121,8 +116,6 @@ def test_more_users_than_bodies_share_bodies() -> None:
 
 def test_workers_send_different_documents() -> None:
     first, second = (pool(bulk_documents=50, worker=worker, workers=2) for worker in range(2))
-    assert isinstance(first, BodyPool)
-    assert isinstance(second, BodyPool)
     assert not {body.data for body in first.bodies} & {body.data for body in second.bodies}
 
 

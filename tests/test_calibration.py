@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import made_runs as made
+import example_runs as made
 import pytest
 
 from ingest_bench.cli.run import calibrate
@@ -110,6 +110,7 @@ def test_rate_of_a_run_has_its_mean_body_size() -> None:
     assert (sent.body_bytes, sent.requests_per_s, sent.processes) == (4_000, 100, 1)
 
 
+@pytest.mark.processes
 def test_calibration_locks_its_folder_and_is_visible_to_other_experiments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import made_summaries as made
+import example_summaries as made
 import pytest
 from test_page import Tags
 

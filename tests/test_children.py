@@ -47,12 +47,6 @@ def test_python_child_imports_nothing_from_the_current_folder(tmp_path: Path, mo
     assert system.run(system.build_script_argv(asks)) == "1\n"
 
 
-def test_pip_is_not_taken_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pip.py").write_text('raise SystemExit("planted")\n')
-    monkeypatch.chdir(tmp_path)
-    assert system.run(system.build_module_argv("pip", "--version")).startswith("pip ")
-
-
 def test_command_without_input_does_not_read_our_stdin() -> None:
     mine, theirs = os.pipe()
     before = os.dup(0)
@@ -193,6 +187,7 @@ def places() -> list[str]:
     return [str(Path(ingest_bench.__file__).parent.parent), *(path for path in sys.path if path.endswith("-packages"))]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", ["a copy", "a way to a checkout"])
 def test_children_of_a_user_installation_find_its_imports(tmp_path: Path, how: str) -> None:
     """As `pip install --user` and `pip install --user --editable` leave it."""
@@ -205,6 +200,7 @@ def test_children_of_a_user_installation_find_its_imports(tmp_path: Path, how: s
     assert installed(tmp_path).startswith("locust ")
 
 
+@pytest.mark.processes
 def test_children_ignore_the_user_site(tmp_path: Path) -> None:
     folder = user_site(tmp_path)
     folder.mkdir(parents=True)

@@ -10,6 +10,7 @@ import pytest
 from ingest_bench.cli import app, experiment_options
 from ingest_bench.experiment import catalog
 
+NOWHERE = ("--interface", "nosuch0")
 TRACK = str(Path(__file__).parent / "data" / "track")
 
 
@@ -36,11 +37,16 @@ def test_plan_of_a_track_names_skipped_tasks(capsys: pytest.CaptureFixture[str])
         (("run", "--track", TRACK, "--set", "users=5"), "load.users conflicts with a track"),
         (("run", "quickstart", "--challenge", "append"), "require --track DIR"),
         (("run", "quickstart", "--test-mode"), "require --track DIR"),
+        (("run", "quickstart", "--include-tasks", "type:bulk"), "require --track DIR"),
+        (("run", "quickstart", "--exclude-tasks", "type:bulk"), "require --track DIR"),
         (("run", "--resume", "results", "--track", TRACK), "--resume cannot be combined with an experiment"),
         (("run", "--resume", "results", "--test-mode"), "--resume cannot be combined with an experiment"),
         (("run", "track"), "requires --track DIR"),
         (("run", "quickstart", "--documents", "-"), "standard input can be read only once"),
         (("net", "exec", "ethernet", "--server", 'sleep "1', "--", "true"), "it is not a valid shell command"),
+        (("net", "exec", "ethernet", "--server-port", "1", "--", "true"), "--server-port requires --server COMMAND"),
+        (("net", "apply", "ethernet", *NOWHERE, "--to", "198.18.0.9:9200", "--for", "5"), "--for: '5' is not a time"),
+        (("net", "apply", "ethernet", *NOWHERE, "--for", "5s"), "net apply requires --to HOST:PORT"),
         (("run",), "no experiment given"),
         (("run", "quickstart", "--set", "query_arrivals=5/s"), "requires query users"),
     ],

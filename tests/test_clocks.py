@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import made_runs as made
+import example_runs as made
 import numpy as np
 import pytest
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load.fleet.transfer import PIECE_BYTES, IncomingFile, convert_records, convert_report, split_file
+from ingest_bench.load.fleet.transfer import PIECE_BYTES, convert_records, convert_report, read_piece, receive_file
 from ingest_bench.model.samples import CPU_MARK, EVENT_LOOP_STALL, MOMENTS, RECORDS, SAMPLE, ClockOffset, WorkerReport
 from ingest_bench.model.values import monotonic_fields
 
@@ -92,30 +92,39 @@ def test_a_file_arrives_as_it_was_sent_and_its_records_on_our_clock(tmp_path: Pa
     records = np.zeros(PIECE_BYTES // SAMPLE.itemsize + 3, dtype=SAMPLE)
     records["done_ns"] = AHEAD_NS + np.arange(1, len(records) + 1)
     (tmp_path / "sent").write_bytes(records.tobytes() + b"cut off")
-    pieces = list(split_file(tmp_path / "sent"))
-    assert [len(piece.get("data", b"")) for piece in pieces] == [PIECE_BYTES, 3 * SAMPLE.itemsize + 7, 0]
-    for name, offset in (("samples-3.bin", AHEAD), ("samples-4.bin", None)):
-        with closing(IncomingFile(tmp_path / name, offset)) as incoming:
-            assert [incoming.add(piece) for piece in pieces] == [False, False, True]
+    for name in ("samples-3.bin", "load-3.json"):
+        receive_file(tmp_path / name, partial(read_piece, tmp_path / "sent"), AHEAD)
     assert np.fromfile(tmp_path / "samples-3.bin", SAMPLE)["done_ns"].tolist() == list(range(1, len(records) + 1))
-    assert (tmp_path / "samples-4.bin").read_bytes() == (tmp_path / "sent").read_bytes()
+    assert (tmp_path / "load-3.json").read_bytes() == (tmp_path / "sent").read_bytes()
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_a_file_of_whole_pieces_arrives_completely(tmp_path: Path, pieces: int) -> None:
+    content = bytes(pieces * PIECE_BYTES)
+    (tmp_path / "sent").write_bytes(content)
+    receive_file(tmp_path / "load-0.json", partial(read_piece, tmp_path / "sent"), AHEAD)
+    assert (tmp_path / "load-0.json").read_bytes() == content
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"number": 2}, "x: received piece 2 instead of 1"),
-        ({"bytes": 11}, "the 10 bytes received differ from the 11 bytes sent"),
-        ({"sha256": "0"}, "differ from the 10 bytes sent"),
+        ({"number": 2}, "x: received piece 2 instead of 0"),
+        ({"data": b"012345678"}, "x: the bytes received differ"),
+        ({"sha256": "0"}, "x: the bytes received differ"),
     ],
 )
 def test_a_file_that_arrives_damaged_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (tmp_path / "sent").write_bytes(b"0123456789")
-    first, last = split_file(tmp_path / "sent")
-    with closing(IncomingFile(tmp_path / "x", None)) as incoming:
-        assert not incoming.add(first)
-        with pytest.raises(RunFailed, match=message):
-            incoming.add(last | change)
+    with pytest.raises(RunFailed, match=message):
+        receive_file(tmp_path / "x", lambda number: read_piece(tmp_path / "sent", number) | change, AHEAD)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "sent").write_bytes(b"0123456789")
+    (tmp_path / "x").symlink_to("/dev/full")
+    with pytest.raises(RunFailed, match=r"/x: cannot be written \(No space left on device\)"):
+        receive_file(tmp_path / "x", partial(read_piece, tmp_path / "sent"), AHEAD)
 
 
 def test_a_piece_holds_whole_records() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from test_run import carried_out
 
-from ingest_bench.model.results import Summary
 from ingest_bench.network.measure import wire
 
 CLUSTER = """
@@ -50,17 +49,10 @@ def number(values: dict[str, Any], name: str) -> float:
     return value
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
-    results, (summary,) = carried_out(tmp_path_factory.mktemp("cluster"), CLUSTER)
-    return results.path, summary
-
-
-@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
-def test_cluster_is_measured_and_counted_exactly(run: tuple[Path, Summary]) -> None:
-    _, summary = run
+def test_cluster_is_counted_exactly_and_each_node_has_its_folder(tmp_path: Path) -> None:
+    results, (summary,) = carried_out(tmp_path, CLUSTER)
     assert summary.state == "measured", summary.reason
     values = summary.values
     assert number(values, "documents_counted") == number(values, "documents_acked") > 0
@@ -70,6 +62,21 @@ def test_cluster_is_measured_and_counted_exactly(run: tuple[Path, Summary]) -> N
     assert sum(number(node, "documents_acked") for node in summary.nodes) == values["documents_acked"]
     for name in ("reads", "gc_pauses", "server_cpu_s"):
         assert sum(number(node, name) for node in summary.nodes) == pytest.approx(number(values, name))
+    # Its peer waited for the paused node: snapshots are every 250 ms, and a bulk may have been sent late in the pause.
+    faults = [(fault.kind, fault.node, fault.link) for fault in summary.faults]
+    assert faults == [("pause", 2, ""), ("throttle", 2, "peers")]
+    assert number(summary.nodes[1], "peer_wait_ms_max") >= 500
+    folder = results.path / summary.run
+    assert [len(list(folder.glob(name))) for name in ("raw/wire.json", "node-2/raw/wire.json")] == [1, 1]
+    assert {path.name for path in (folder / "node-2").iterdir()} == {"raw", "server.log"}
+    record = wire.read_wire(folder / "raw" / "wire-peers-1-2.json")["to-server"]
+    assert record is not None
+    # Every document is sent to the replica on the second node, in a form that is not much shorter.
+    replicated_bytes = sum(size * count for size, count in record.frames.items())
+    assert replicated_bytes > 0.4 * number(values, "bytes_sent")
+    with (results.path / "nodes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], row["node"]) for row in rows] == [(summary.run, "1"), (summary.run, "2")]
 
 
 # The oldest and the newest have different discovery settings (discovery.zen, cluster.initial_master_nodes).
@@ -85,34 +92,3 @@ def test_elasticsearch_cluster_is_counted_exactly(tmp_path: Path, version: str) 
     assert summary.state == "measured", summary.reason
     assert number(summary.values, "documents_counted") == number(summary.values, "documents_acked") > 0
     assert [number(node, "bytes_read") > 0 for node in summary.nodes] == [True, True]
-
-
-@pytest.mark.nightly
-@pytest.mark.opensearch
-@pytest.mark.netns
-def test_peers_waited_for_the_paused_node(run: tuple[Path, Summary]) -> None:
-    _, summary = run
-    assert [(fault.kind, fault.node, fault.link) for fault in summary.faults] == [
-        ("pause", 2, ""),
-        ("throttle", 2, "peers"),
-    ]
-    _, second = summary.nodes
-    # Snapshots are every 250 ms, and a bulk may have been sent late in the pause.
-    assert number(second, "peer_wait_ms_max") >= 500
-
-
-@pytest.mark.opensearch
-@pytest.mark.netns
-def test_each_node_has_its_own_folder(run: tuple[Path, Summary]) -> None:
-    path, summary = run
-    folder = path / summary.run
-    assert [len(list(folder.glob(name))) for name in ("raw/wire.json", "node-2/raw/wire.json")] == [1, 1]
-    assert {path_.name for path_ in (folder / "node-2").iterdir()} == {"raw", "server.log"}
-    record = wire.read_wire(folder / "raw" / "wire-peers-1-2.json")["to-server"]
-    assert record is not None
-    # Every document is sent to the replica on the second node, in a form that is not much shorter.
-    replicated_bytes = sum(size * count for size, count in record.frames.items())
-    assert replicated_bytes > 0.4 * number(summary.values, "bytes_sent")
-    with (path / "nodes.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["run"], row["node"]) for row in rows] == [(summary.run, "1"), (summary.run, "2")]

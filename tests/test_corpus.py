@@ -20,12 +20,12 @@ import pytest
 import zstandard
 
 from ingest_bench.documents import corpus as corpora
-from ingest_bench.documents import lines
+from ingest_bench.documents import lines, source
 from ingest_bench.documents.body import Body, IdSequence
 from ingest_bench.documents.corpus import Corpus, check_corpus
-from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize, open_corpus
+from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.model.load import BulkAction
+from ingest_bench.model.load import BulkAction, TrackFile
 from ingest_bench.protocols.bulk import Bulk
 
 BULK = Bulk(path="/i/_bulk", action=BulkAction())
@@ -56,6 +56,11 @@ def corpus(tmp_path: Path) -> Path:
     return write(tmp_path / "docs.json", "".join(f"{text}\n" for text in DOCUMENTS))
 
 
+def open_corpus(corpus: Corpus, protocol: Bulk, size: BulkSize, **more: int) -> Bodies:
+    file = TrackFile(path=str(corpus.path), index="", has_action_lines=corpus.has_action_lines)
+    return source.open_corpus(file, protocol, size, **{"seed": 1, **more})
+
+
 def iterate_forever(pool: Bodies, user: int = 0, users: int = 1) -> Iterator[Body]:
     return pool.iterate_forever(user, users, IdSequence(user, users, "sequential", 1))
 
@@ -80,9 +85,9 @@ def test_each_document_is_sent_once_with_any_compression(tmp_path: Path, suffix:
     assert list(itertools.chain.from_iterable(numbers(bytes(body.data)) for body in bodies.bodies)) == list(range(1000))
 
 
-def test_several_compressed_frames_are_one_text(tmp_path: Path) -> None:
+def test_several_compressed_frames_in_a_file_of_any_name_are_one_text(tmp_path: Path) -> None:
     for suffix in (".gz", ".bz2", ".zst"):
-        path = write(tmp_path / f"a.json{suffix}", COMPRESS[suffix](b'{"n":1}\n') + COMPRESS[suffix](b'{"n":2}\n'))
+        path = write(tmp_path / f"{suffix[1:]}.ndjson", COMPRESS[suffix](b'{"n":1}\n') + COMPRESS[suffix](b'{"n":2}\n'))
         assert check_corpus(path).documents == 2
 
 
@@ -97,20 +102,6 @@ def test_zstd_frame_may_end_at_the_end_of_a_read(
     assert b"".join(lines.read_chunks(path)) == b'{"number":1}' * 4
 
 
-def test_bulk_bodies_are_sent_unchanged(tmp_path: Path) -> None:
-    corpus_file = check_corpus(write(tmp_path / "bulk.json", bulk_text()))
-    assert (
-        corpus_file.has_action_lines,
-        corpus_file.documents,
-        corpus_file.indices,
-        corpus_file.has_unnamed_index,
-    ) == (True, 1001, ("own",), True)
-    bodies = open_corpus(corpus_file, BULK, BulkSize(documents=100), seed=1)
-    assert isinstance(bodies, BodyPool)
-    assert b"".join(bytes(body.data) for body in bodies.bodies) == bulk_text().encode()
-    assert [body.documents for body in bodies.bodies] == [100] * 10 + [1]
-
-
 SPACED_ITEMS = """{ "delete" : { "_index" : "own", "_id" : "1" } }
 \t{"index" : { "_id":"2" } }
   {"n": 0}
@@ -123,10 +114,11 @@ SPACED_ITEMS = """{ "delete" : { "_index" : "own", "_id" : "1" } }
 
 
 @pytest.mark.parametrize("pool_bytes", [10, 10**6])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 3, 5])
 def test_action_lines_may_have_any_spacing_of_json(tmp_path: Path, pool_bytes: int, size: int) -> None:
     corpus_file = check_corpus(write(tmp_path / "bulk.json", SPACED_ITEMS))
     assert (corpus_file.has_action_lines, corpus_file.documents) == (True, 5)
+    assert (corpus_file.indices, corpus_file.has_unnamed_index) == (("own",), True)
     bodies = list(iterate_once(open_corpus(corpus_file, BULK, BulkSize(documents=size), seed=1, pool_bytes=pool_bytes)))
     assert b"".join(bytes(body.data) for body in bodies) == SPACED_ITEMS.encode()
     assert [body.documents for body in bodies] == [size] * (5 // size) + ([5 % size] if 5 % size else [])
@@ -165,7 +157,7 @@ def test_flag_has_priority_over_the_first_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_action_lines", [False, True])
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("workers", [2, 7])
 def test_workers_together_read_every_document_once(tmp_path: Path, has_action_lines: bool, workers: int) -> None:
     text = bulk_text() if has_action_lines else "".join(f"{text}\n" for text in DOCUMENTS)
     corpus_file = check_corpus(write(tmp_path / "docs.json", text))
@@ -204,15 +196,6 @@ def test_compressed_corpus_is_decompressed_for_several_workers(tmp_path: Path, c
     assert lines.decompress_to(corpus, folder) == corpus
 
 
-@pytest.mark.parametrize("name", ["...gz", "..gz", "x" * 252 + ".gz"])
-def test_corpus_of_any_name_is_decompressed_inside_the_folder(tmp_path: Path, corpus: Path, name: str) -> None:
-    compressed = write(tmp_path / name, gzip.compress(corpus.read_bytes()))
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    assert lines.decompress_to(compressed, folder).parent == folder
-    assert {path.name for path in tmp_path.iterdir()} == {corpus.name, name, "plain"}
-
-
 def test_last_line_needs_no_line_feed(tmp_path: Path) -> None:
     assert check_corpus(write(tmp_path / "a.json", '{"n": 1}\n{"n": 2}')).documents == 2
 
@@ -232,41 +215,20 @@ def test_last_line_needs_no_line_feed(tmp_path: Path) -> None:
         (b'\xef\xbb\xbf{"n": 1}\n', "byte order mark of UTF-8"),
         (b'[{"n": 1},\n{"n": 2}]\n', "is a JSON array. Give one document per line, such as with jq -c '.[]'"),
         (b'{"n": 1}\n' + DEEP + b"\n", "line 2 is nested too deeply to be parsed"),
-        (DEEP + b"\n", "line 1 is nested too deeply to be parsed"),
-        (b'{"index": {}}\n{"n": 1}\n' + DEEP + b"\n", "line 3 is nested too deeply to be parsed"),
         (b'{"index": {}}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n', "line 3 is not an action line"),
         (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
         (
             b'{"index": {"_index": "prod", "_index": "mine"}}\n{"n": 1}\n',
             "line 1 is not JSON (an object has two values for the key '_index'",
         ),
-        (
-            b'{"delete": {"_index": "prod", "_index": "mine", "_id": "1"}}\n',
-            "line 1 is not JSON (an object has two values for the key '_index'",
-        ),
-        (
-            b'{"index": {"_index": "prod"}, "index": {"_index": "mine"}}\n{}\n',
-            "(an object has two values for the key 'index'",
-        ),
-        (
-            b'{"delete": {"_id": "1"}, "delete": {"_id": "2"}}\n',
-            "line 1 is not JSON (an object has two values for the key 'delete'",
-        ),
         (b'{"index": {"_index": ["prod"]}}\n{"n": 1}\n', """line 1 is an action line whose "_index" is ['prod'], n"""),
-        (
-            b'{"index": {"pipeline": null}}\n{"n": 1}\n',
-            'line 1 is an action line whose "pipeline" is None, not a string',
-        ),
         (
             b'{"index": {"_index": "a\\ud800"}}\n{"n": 1}\n',
             """whose "_index" is 'a\\ud800', an invalid name""",
         ),
         (b'{"index": {"_indx": "i"}}\n{"n": 1}\n', "line 1 is an action line with the unknown key '_indx'; remove it"),
-        (
-            b'{"index": {}}\n{"n": 1}\n{"delete": {"id": 1}}\n',
-            "line 3 is an action line with the unknown key 'id'; remove it",
-        ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_file_is_refused_with_line_and_remedy(tmp_path: Path, content: bytes, message: str) -> None:
     path = write(tmp_path / "bad.json", content)
@@ -303,11 +265,6 @@ ARCHIVES: dict[str, Callable[..., bytes]] = {
     "a.tgz": lambda *members: gzip.compress(tarred(*members)),
     "a.tar.zst": lambda *members: zstandard.compress(tarred(*members)),
 }
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-def test_compressed_file_of_any_name_is_read(tmp_path: Path, suffix: str) -> None:
-    assert check_corpus(write(tmp_path / "documents.ndjson", COMPRESS[suffix](b'{"n": 1}\n'))).documents == 1
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -421,22 +378,21 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_deeply_nested_last_line_of_a_long_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="its last line is nested too deeply to be parsed"):
-        check_corpus(write(tmp_path / "long.json", b'{"n": 1}\n' * 600_000 + DEEP), limit_bytes=1000)
+        check_corpus(write(tmp_path / "long.json", b'{"n": 1}\n' * 1000 + DEEP), limit_bytes=1000)
 
 
 def test_head_and_last_line_of_a_long_file_are_checked(tmp_path: Path, corpus: Path) -> None:
-    assert check_corpus(corpus, limit_bytes=1000).documents is None or corpus.stat().st_size < lines.CHUNK_BYTES
-    content = corpus.read_bytes() * 400
-    path = write(tmp_path / "long.json", content)
-    assert check_corpus(path, limit_bytes=1000).documents is None
-    write(path, content[:-10])
+    assert check_corpus(corpus, limit_bytes=1000).documents is None
+    path = write(tmp_path / "long.json", corpus.read_bytes()[:-10])
     with pytest.raises(SpecError, match="ends in the middle of a line"):
         check_corpus(path, limit_bytes=1000)
 
 
-def test_foreign_line_beyond_the_checked_part_ends_the_run(tmp_path: Path, corpus: Path) -> None:
-    complete = corpus.read_bytes() * 400
-    path = write(tmp_path / "long.json", complete + b'"foreign"\n' + corpus.read_bytes())
+def test_foreign_line_beyond_the_checked_part_ends_the_run(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 4096)
+    path = write(tmp_path / "long.json", corpus.read_bytes() + b'"foreign"\n' + corpus.read_bytes())
     bodies = open_corpus(check_corpus(path, limit_bytes=1000), BULK, BulkSize(documents=500), seed=1, pool_bytes=1000)
     with pytest.raises(RunFailed, match="is not a JSON object: b'\"foreign\"'"):
         list(iterate_once(bodies))
@@ -464,13 +420,6 @@ def test_bulk_bodies_refuse_generated_ids(tmp_path: Path) -> None:
         open_corpus(
             corpus_file, Bulk(path="/i/_bulk", action=BulkAction(conflicts="random")), BulkSize(documents=10), seed=1
         )
-
-
-def test_documents_of_a_file_can_have_ids(corpus: Path) -> None:
-    action = BulkAction(conflicts="sequential", conflict_probability_ppm=0)
-    bodies = open_corpus(check_corpus(corpus), Bulk(path="/i/_bulk", action=action), BulkSize(documents=100), seed=1)
-    sent = [body for body in iterate_once(bodies) if body.count_added() == 100]
-    assert len(sent) == 10
 
 
 @pytest.mark.parametrize("on_conflict", ["index", "update"])
@@ -503,15 +452,15 @@ def test_file_is_checked_again_only_after_a_change(corpus: Path) -> None:
 
 
 def test_decompression_bomb_of_one_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_LONGEST_LINE_BYTES", 8 << 20)
-    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * (32 << 20), 9))
-    with pytest.raises(SpecError, match=r"bomb\.json\.gz: a line is longer than 8 MiB"):
+    monkeypatch.setattr(lines, "_LONGEST_LINE_BYTES", 1 << 20)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * (6 << 20), 9))
+    with pytest.raises(SpecError, match=r"bomb\.json\.gz: a line is longer than 1 MiB"):
         check_corpus(tmp_path / "bomb.json.gz")
 
 
 def test_decompression_bomb_is_read_in_bounded_pieces(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.zst"
-    path.write_bytes(zstandard.ZstdCompressor(level=19).compress(bytes(256 << 20)))
+    path.write_bytes(zstandard.ZstdCompressor(level=1).compress(bytes(256 << 20)))
     assert path.stat().st_size < 64 << 10
     sizes = [len(piece) for piece in lines.read_chunks(path)]
     assert sum(sizes) == 256 << 20

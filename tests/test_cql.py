@@ -4,60 +4,36 @@ from __future__ import annotations
 
 import struct
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from cql_server import INDICES, cql_server, encode_error, encode_response, encode_success, parse_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_protocols import ProtocolCase, SentArrival, fill_body, replies, send_arrival, send_to
+from test_protocols import fill_body, send_arrival
+from test_row_protocols import CQL
 
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols import cql_wire, thrift_wire
 from ingest_bench.protocols.cql import VOID, CqlReader, expect_prepared, insert_statement
-from ingest_bench.protocols.protocol import create_protocol
 from ingest_bench.protocols.response import InvalidResponseError
 from ingest_bench.protocols.upstream import resolve_upstream
 
-with pytest.MonkeyPatch.context() as patched:
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-
-    from ingest_bench.load import users
-
-PROTOCOL_OPTIONS = ProtocolOptions(protocol="cql", keys={"keyspace": "k"})
-CASE = ProtocolCase(
-    PROTOCOL_OPTIONS, lambda body: [*parse_batch(body).values()], lambda _: encode_success(), server=cql_server
-)
 TIMED_OUT = encode_error(0x1100, "Operation timed out", struct.pack(">Hii", 5, 0, 1))
 OVERLOADED = encode_error(0x1001, "Query timed out before it could start")
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
-
-
-def send_with_replies(*answers: bytes | None, retries: int = 5) -> SentArrival:
-    return send_to(CASE, replies(*answers), retries=retries)
-
-
-def protocol(**options: Any) -> Any:
-    return create_protocol(PROTOCOL_OPTIONS, "nyc_taxis", LoadOptions(**options))
-
-
 def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     with pytest.raises(SpecError, match="at most 65,535 rows, not 65,536"):
-        protocol(bulk_documents=65_536)
+        CQL.protocol(bulk_documents=65_536)
     with pytest.raises(SpecError, match="at most 65,535 rows"):
-        protocol().build_body([b""] * 65_536, 1)
-    body = fill_body(protocol(), [b""] * 65_535)
+        CQL.protocol().build_body([b""] * 65_536, 1)
+    body = fill_body(CQL.protocol(), [b""] * 65_535)
     assert len(parse_batch(bytes(body.data))) == 65_535
 
 
 def test_tls_is_refused() -> None:
-    user_class = protocol().user_class()
+    user_class = CQL.protocol().user_class()
     endpoint = Endpoint("127.0.0.1", 1)
     user = type(
         "One",
@@ -81,7 +57,7 @@ def test_tls_is_refused() -> None:
     ],
 )
 def test_rows_have_failed_only_if_no_attempt_may_have_written(first: bytes | None, later: bytes, failed: int) -> None:
-    result = send_with_replies(first, later, later, retries=2)
+    result = CQL.send_with_replies(first, later, later, retries=2)
     assert (result.outcome, result.documents, result.sample.attempts) == ("rejected", (10, 0, failed), 3)
     assert result.sample.status == 503
 
@@ -98,7 +74,7 @@ def test_rows_have_failed_only_if_no_attempt_may_have_written(first: bytes | Non
     ],
 )
 def test_error_message_of_the_server_is_reported(response: bytes, status: int, kind: str) -> None:
-    result = send_with_replies(response)
+    result = CQL.send_with_replies(response)
     assert (result.outcome, result.documents, result.sample.status) == (
         "http-error",
         (10, 0, 0 if status >= 500 else 10),
@@ -109,7 +85,9 @@ def test_error_message_of_the_server_is_reported(response: bytes, status: int, k
 
 
 def test_forgotten_statement_is_prepared_again() -> None:
-    result = send_with_replies(encode_error(0x2500, "Prepared query with ID 1 not found", b"\0\1x"), encode_success())
+    result = CQL.send_with_replies(
+        encode_error(0x2500, "Prepared query with ID 1 not found", b"\0\1x"), encode_success()
+    )
     assert (result.outcome, result.documents, result.sample.attempts) == ("ok", (10, 10, 0), 2)
     assert result.server.connections == 2
     assert result.sample.bytes_sent == result.server.bytes_read
@@ -119,7 +97,7 @@ def test_missing_table_is_reported() -> None:
     with cql_server(
         lambda _body, _number: encode_success(), ready=encode_error(0x2200, "table i does not exist")
     ) as server:
-        sample, state = send_arrival(CASE, server.address, 0)
+        sample, state = send_arrival(CQL.case, server.address, 0)
     assert (sample.status, sample.documents_failed) == (400, 10)
     assert state.errors() == ("1 x Invalid: table i does not exist",)
 
@@ -128,7 +106,7 @@ def test_required_authentication_is_reported() -> None:
     with cql_server(
         lambda _body, _number: encode_success(), ready=encode_response(cql_wire.AUTHENTICATE, b"\0\1x")
     ) as server:
-        sample, state = send_arrival(CASE, server.address, 3)
+        sample, state = send_arrival(CQL.case, server.address, 3)
     assert (sample.status, sample.attempts) == (401, 1)
     assert "requires a user and password" in state.errors()[0]
     assert server.requests == 0
@@ -137,7 +115,7 @@ def test_required_authentication_is_reported() -> None:
 def test_prepared_statement_with_another_id_is_invalid() -> None:
     other_id = cql_wire.PREPARED.to_bytes(4, "big") + b"\0\x10" + b"x" * 16
     with cql_server(lambda _body, _number: encode_success(), prepared=other_id) as server:
-        sample, state = send_arrival(CASE, server.address, 0)
+        sample, state = send_arrival(CQL.case, server.address, 0)
     assert sample.documents_acked == 0
     assert "unexpected response" in state.errors()[0]
 
@@ -145,11 +123,13 @@ def test_prepared_statement_with_another_id_is_invalid() -> None:
 def test_warnings_and_tracing_before_the_body_are_skipped() -> None:
     warned = struct.pack(">HH", 1, 5) + b"large"
     assert (
-        send_with_replies(encode_response(cql_wire.RESULT, warned + cql_wire.VOID.to_bytes(4, "big"), flags=8)).outcome
+        CQL.send_with_replies(
+            encode_response(cql_wire.RESULT, warned + cql_wire.VOID.to_bytes(4, "big"), flags=8)
+        ).outcome
         == "ok"
     )
     traced = b"i" * 16 + warned + cql_wire.VOID.to_bytes(4, "big")
-    assert send_with_replies(encode_response(cql_wire.RESULT, traced, flags=10)).outcome == "ok"
+    assert CQL.send_with_replies(encode_response(cql_wire.RESULT, traced, flags=10)).outcome == "ok"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +158,15 @@ def test_warnings_and_tracing_before_the_body_are_skipped() -> None:
     ],
 )
 def test_unexpected_frame_is_an_invalid_response(invalid: bytes) -> None:
-    result = send_with_replies(invalid)
+    reader = CqlReader()
+    reader.expected = (VOID,)
+    reader.free_space()[: len(invalid)] = invalid
+    with pytest.raises(InvalidResponseError):
+        reader.feed(len(invalid))
+
+
+def test_invalid_response_is_not_retried() -> None:
+    result = CQL.send_with_replies(encode_success() + b"\0")
     assert (result.outcome, result.sample.documents_acked, result.sample.attempts) == ("invalid-response", 0, 1)
 
 

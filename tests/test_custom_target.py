@@ -83,7 +83,7 @@ def test_keys_of_the_file_and_files_are_factors(tmp_path: Path) -> None:
     sets = ("custom.protocol.format=array,lines", "network=loopback", "custom.start.java=17,25")
     cells = {run.cell.name: run.cell for run in plan(write(tmp_path), *sets).runs}
     assert len(cells) == 4
-    formats = {planning.check_procedure(cell).steps[0].plan.build_protocol().keys.format for cell in cells.values()}  # type: ignore[union-attr]
+    formats = {planning.check_procedure(cell).plans[0].build_protocol().keys.format for cell in cells.values()}  # type: ignore[attr-defined]
     assert formats == {"array", "lines"}
     (tmp_path / "other.toml").write_text((tmp_path / "mine.toml").read_text().replace("/events", "/other"))
     files = [str(tmp_path / name) for name in ("mine.toml", "other.toml")]

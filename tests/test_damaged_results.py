@@ -13,12 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import made_runs
+import example_runs
 import numpy as np
 import pytest
 
 from ingest_bench import system
-from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
@@ -33,7 +32,6 @@ from ingest_bench.network.measure import wire
 from ingest_bench.probes import gc, host, node_stats, proc, recording
 from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.kernel import tap
-from ingest_bench.report.reports import REPORTS
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 
@@ -49,13 +47,13 @@ def results(tmp_path: Path) -> Results:
     results_made = layout.create_results(
         tmp_path / "results", spec.build_plan(spec.load_experiment(str(experiment))), {}
     )
-    report = made_runs.report()
+    report = example_runs.report()
     offset_ns = report.realtime_minus_monotonic_ns
     for run in results_made.plan.runs:
         folder = results_made.run_folder(run)
         folder.create()
         folder.write_record(
-            made_runs.record(
+            example_runs.record(
                 run=run.id,
                 cell=run.cell.name,
                 replicate=run.replicate,
@@ -66,7 +64,7 @@ def results(tmp_path: Path) -> Results:
             )
         )
         supervisor.write_report(report, folder.load)
-        made_runs.steady().tofile(folder.load / "samples-0.bin")
+        example_runs.steady().tofile(folder.load / "samples-0.bin")
     return results_made
 
 
@@ -128,32 +126,28 @@ def test_impossible_fingerprints_are_refused(results: Results, typed: Messages, 
     [
         ("../../evil/1", "not the name of one folder"),
         ("/etc/1", "not the name of one folder"),
-        ("only", "not the name of one folder"),
         ("only/..", "not the name of one folder"),
         ("only/1/2", "not the name of one folder"),
-        ("./1", "not the name of one folder"),
         ("", "not the name of one folder"),
-        ("only/1\0", "characters that cannot be printed"),
         ("only/\x1b[2J", "characters that cannot be printed"),
-        ("only/" + "x" * 300, "longer than 235 bytes"),
+        ("only/" + "x" * 236, "longer than 235 bytes"),
         ("only/" + "ä" * 200, "longer than 235 bytes"),
         ("a,filename=x/1", "a comma, colon, quote or space"),
         ("other/1", "to a cell with another name"),
         ("only/2", "there are two runs"),
     ],
 )
-def test_run_name_that_is_not_a_folder_is_refused(results: Results, typed: Messages, name: str, trouble: str) -> None:
+def test_run_name_that_is_not_a_folder_is_refused(results: Results, name: str, trouble: str) -> None:
     cell = name.partition("/")[0] if name != "other/1" else "only"
     first = [run["id"] for run in json.loads((results.path / "plan.json").read_text())["runs"]].index("only/1")
     change(results.path / "plan.json", ("runs", first, "id"), name)
     change(results.path / "plan.json", ("runs", first, "cell", "name"), cell)
-    for command in (("run", "--resume"), ("report",), ("recommend",)):
-        code, message = typed(*command, str(results.path))
-        assert (code, trouble in message, "plan.json" in message) == (2, True, True), message
-        assert "\x1b" not in message
+    with pytest.raises(SpecError, match=rf"plan\.json: .*{trouble}") as error:
+        _ = layout.open_results(results.path).plan
+    assert "\x1b" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["...toml", "..toml", "my experiment.toml", "a,b.toml", "x" * 240 + ".toml"])
+@pytest.mark.parametrize("name", ["..toml", "my experiment.toml", "x" * 240 + ".toml"])
 def test_experiment_name_that_is_not_a_folder_is_refused(tmp_path: Path, typed: Messages, name: str) -> None:
     (tmp_path / name).write_text('[target]\nname = "sink"\n')
     for command in (("plan",), ("run", "--out", str(tmp_path / "results"))):
@@ -163,18 +157,14 @@ def test_experiment_name_that_is_not_a_folder_is_refused(tmp_path: Path, typed: 
         assert "cannot be a folder" in message
 
 
-@pytest.mark.parametrize(
-    "link", ["only", "only/1", "report", "summary.csv", "only/1/raw/reads.bin", "only/1/raw", "only/1/load/load.json"]
-)
-def test_link_out_of_the_folder_is_refused(results: Results, typed: Messages, tmp_path: Path, link: str) -> None:
+@pytest.mark.parametrize("link", ["only", "summary.csv", "only/1/raw/reads.bin", "only/1/load/load.json"])
+def test_link_out_of_the_folder_is_refused(results: Results, tmp_path: Path, link: str) -> None:
     place, elsewhere = results.path / link, tmp_path / "elsewhere"
     if place.exists():
         place.rename(elsewhere)
     place.symlink_to(elsewhere)
-    for command in (("run", "--resume"), ("report",), ("recommend",)):
-        code, message = typed(*command, str(results.path))
-        assert code == 2, message
-        assert f"{place}: this is a link that leads out" in message
+    with pytest.raises(SpecError, match=f"^{place}: this is a link that leads out"):
+        layout.open_results(results.path)
 
 
 def test_link_is_not_followed_when_a_file_is_written(results: Results, tmp_path: Path) -> None:
@@ -196,10 +186,8 @@ def test_folder_that_jvm_options_cannot_contain_is_refused(tmp_path: Path, capsy
 
 def test_unknown_probe_of_a_plan_is_named(results: Results, typed: Messages) -> None:
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reeds"])
-    for command in (("run", "--resume"), ("report",)):
-        code, message = typed(*command, str(results.path))
-        assert code == 2, message
-        assert 'unknown probe "reeds"; did you mean "reads"?' in message
+    code, message = typed("report", str(results.path))
+    assert (code, 'unknown probe "reeds"; did you mean "reads"?' in message) == (2, True), message
 
 
 def test_report_is_never_written_outside_of_the_folder(results: Results) -> None:
@@ -208,21 +196,17 @@ def test_report_is_never_written_outside_of_the_folder(results: Results) -> None
             results.write_files({name: b""})
 
 
-DAMAGED = (
-    *(b"", b"{", b"{}", b"[]", b"null", b'"text"', b"7", b"\xff\xfe", b"[" * 10_000, b'{"x": ' * 10_000),
-    *(b'{"schema": 1}', b'{"schema": 2}', b'{"experiment": "\\ud800"}', b"[" * 10_000 + b"]" * 10_000),
-)
+DAMAGED = (b"", b"{", b"{}", b"[]", b"7", b"\xff\xfe", b"[" * 10_000, b'{"schema": 2}', b'{"experiment": "\\ud800"}')
 
 
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:20]))
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
 def test_damaged_file_is_named_in_one_line(results: Results, typed: Messages, file: str, content: bytes) -> None:
     (results.path / file).write_bytes(content)
-    for command in (("report",), ("recommend",)):
-        code, message = typed(*command, str(results.path))
-        assert code == 2, message
-        assert message.startswith(f"error: {results.path / file}: ")
-        assert len(message) < len(str(results.path / file)) + 150
+    code, message = typed("report", str(results.path))
+    assert code == 2, message
+    assert message.startswith(f"error: {results.path / file}: ")
+    assert len(message) < len(str(results.path / file)) + 150
 
 
 @pytest.mark.parametrize(
@@ -289,45 +273,50 @@ def test_impossible_wire_file_is_named_in_one_line(tmp_path: Path, content: byte
     assert wire.read_frame_sizes(tmp_path) == ()
 
 
-@pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
-def test_damaged_cache_of_a_recording_is_rebuilt(
-    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+DELETED = Path.unlink
+
+
+def write_over(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *(("recording.json", write_over(content)) for content in RAW),
+        ("recording.json", lambda path: path.write_text(path.read_text().replace('"pauses": [1]', '"pauses": 7'))),
+        ("recording.json", lambda path: path.write_text(path.read_text().replace('"last_ns": 1', '"last_ns": 7'))),
+        # Reads are extracted from the recording after the run, so its record knows no checksum of them.
+        *(("reads.bin", damage) for damage in (write_over(b"reads"), write_over(b"raeds" * 100), DELETED)),
+    ],
+)
+def test_damaged_extract_of_a_recording_is_rebuilt(
+    file: str, damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is kept beside the recording, and the recording is still there."""
-    (tmp_path / "recording.jfr").write_bytes(b"x")
-    (tmp_path / "recording.json").write_bytes(content)
-    anew = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
-    monkeypatch.setattr(system, "run", lambda *_, **__: anew)
-    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
-    assert recording.load_recording(context).content == json.loads(anew)
-    assert json.loads((tmp_path / "recording.json").read_text())["content"] == json.loads(anew)
-
-
-@pytest.mark.parametrize("old", ['"pauses": [1]', '"last_ns": 1'])
-def test_changed_cache_of_a_recording_is_rebuilt(old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recording.jfr").write_bytes(b"x")
     message = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": [], "pauses": [1]}'
-    arguments: list[Any] = []
+    extractions = []
 
     def run(*argv: Any, **_: Any) -> str:
-        arguments.append(argv)
+        extractions.append(argv)
+        (tmp_path / "reads.bin").write_bytes(b"reads" * 100)
         return message
 
     monkeypatch.setattr(system, "run", run)
     context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
-    kept = tmp_path / "recording.json"
-    assert recording.load_recording(context).content == recording.load_recording(context).content == json.loads(message)
-    assert len(arguments) == 1
-    assert old in kept.read_text()
-    kept.write_text(kept.read_text().replace(old, old.replace("1", "7").replace("[7]", "7")))
+    for _ in range(2):
+        assert recording.load_recording(context).content == json.loads(message)
+    assert len(extractions) == 1
+    damage(tmp_path / file)
     assert recording.load_recording(context).content == json.loads(message)
-    assert len(arguments) == 2
+    assert len(extractions) == 2
+    assert json.loads((tmp_path / "recording.json").read_text())["content"] == json.loads(message)
 
 
 @pytest.mark.parametrize("line", ["7", "null", '"text"', '["a"]', "[" * 10_000, "{}"])
 def test_impossible_line_of_the_host_probe_is_skipped(tmp_path: Path, line: str) -> None:
-    good = json.dumps([1] * len(proc.FIELDS))
-    (tmp_path / "host.jsonl").write_text(f"{good}\n{line.replace('a', 'a' * len(proc.FIELDS))}\n{good}\n")
+    first, second = (json.dumps([at] * len(proc.FIELDS)) for at in (1, 2))
+    (tmp_path / "host.jsonl").write_text(f"{first}\n{line.replace('a', 'a' * len(proc.FIELDS))}\n{second}\n")
     assert {len(column) for column in host._load_table(tmp_path / "host.jsonl").values()} == {2}
 
 
@@ -340,9 +329,7 @@ def test_impossible_sample_of_the_host_probe_is_skipped(tmp_path: Path, name: st
     (tmp_path / "host.jsonl").write_text("\n".join(map(json.dumps, [*lines, odd])))
     raw = ReadContext(raw=tmp_path, start_ns=10, end_ns=20, ports=frozenset(), reader=tuple)
     values = {values.name: values.value for values in host.HOST.read(raw) if isinstance(values, Reading)}
-    # Lines of before have no such clock, and count.
-    counts = (name, value) == ("at_monotonic_ns", None)
-    assert values["run_queue_max"] == (14 if counts else 13)
+    assert values["run_queue_max"] == 13
 
 
 @pytest.mark.parametrize("line", ["7", "null", "[]", '{"at_ns": 1}', '{"at_ns": 1, "nodes": []}'])
@@ -383,7 +370,7 @@ def test_changed_raw_file_invalidates_the_run(
     run = results.plan.runs[0]
     folder = results.run_folder(run)
     (folder.raw / "gc.log").write_text("what a JVM wrote")
-    record = dataclasses.replace(made_runs.record(), files=folder.digest_files())
+    record = dataclasses.replace(example_runs.record(), files=folder.digest_files())
     assert "files" not in evaluation.summarise_run(results.plan, run, folder, record).invalid_for
     change_it(folder.path / file)
     rows = evaluation.summarise_run(results.plan, run, folder, record)
@@ -398,12 +385,12 @@ def watched(results: Results) -> Results:
     run = next(run for run in results.plan.runs if run.id == "only/1")
     change(results.path / "plan.json", ("runs",), [json.loads(json.dumps(records.to_json(run)))])
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["gc", "host", "kernel-reads"])
-    folder, report = results.run_folder(run), made_runs.report()
+    folder, report = results.run_folder(run), example_runs.report()
     start_ns, ahead_ns = report.started_monotonic_ns, report.realtime_minus_monotonic_ns
-    rows = [made_runs.sample(at / 10, at / 10 + 0.01) for at in range(70)]
-    made_runs.samples([*rows, made_runs.sample(3.0, 5.0)]).tofile(folder.load / "samples-0.bin")
-    made_runs.samples([made_runs.sample(at, at + 0.01) for at in range(7)]).tofile(folder.load / "queries-0.bin")
-    made_runs.cpu(0.5, 0.5, 0.5).tofile(folder.load / "cpu-0.bin")
+    rows = [example_runs.sample(at / 10, at / 10 + 0.01) for at in range(70)]
+    example_runs.samples([*rows, example_runs.sample(3.0, 5.0)]).tofile(folder.load / "samples-0.bin")
+    example_runs.samples([example_runs.sample(at, at + 0.01) for at in range(7)]).tofile(folder.load / "queries-0.bin")
+    example_runs.cpu(0.5, 0.5, 0.5).tofile(folder.load / "cpu-0.bin")
     stood = np.array([(start_ns + 3 * 10**9, start_ns + 5 * 10**9)], dtype=EVENT_LOOP_STALL)
     stood.tofile(folder.load / "loop_stalls-0.bin")
     again = {"local_port": 40000, "remote_port": 9200, "send_mss_bytes": 1448, "rtt_us": 300, "sent_ms_ago": 900}
@@ -418,9 +405,11 @@ def watched(results: Results) -> Results:
         "[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n"
         "[2026-11-22T07:38:47.274+0000][1.004s][info][gc] GC(0) Pause Full (System.gc()) 6M->1M(64M) 9.619ms\n"
     )
-    host_line = [start_ns + ahead_ns, *range(1, len(proc.FIELDS))]
     (folder.raw / "host.jsonl").write_text(
-        "".join(f"{json.dumps([at + 10**9, *more])}\n" for at, *more in [host_line] * 3)
+        "".join(
+            f"{json.dumps([at_ns + ahead_ns, at_ns, *range(2, len(proc.FIELDS))])}\n"
+            for at_ns in range(start_ns, start_ns + 3 * 10**9, 10**9)
+        )
     )
     kernel = np.zeros(70, dtype=list(tap.RECORD))
     kernel["at_ns"], kernel["returned"], kernel["requested"] = start_ns + 3 * 10**9, 50_000, 65_536
@@ -433,13 +422,14 @@ def watched(results: Results) -> Results:
 
 def damages(content: bytes, chosen: random.Random) -> Iterator[bytes]:
     """Yield the content cut off, overwritten, and if it is JSON: with another type, without a key, with one more."""
-    yield from (b"", content[: len(content) // 2], content[:-1], content + b"\xff" * 7, chosen.randbytes(len(content)))
-    yield from (b"\xff" * len(content), b"\x7f" * len(content), b"\x80" * len(content))
+    yield from (b"", content[: len(content) // 2], content + b"\xff" * 7, chosen.randbytes(len(content)))
+    yield b"\x7f" * len(content)
     try:
         table = json.loads(content)
     except ValueError:
         return
-    for keys in places(table):
+    every_place = list(places(table))
+    for keys in chosen.sample(every_place, min(len(every_place), 4)):
         inner = table
         for key in keys:
             inner = inner[key]
@@ -452,9 +442,7 @@ def damages(content: bytes, chosen: random.Random) -> Iterator[bytes]:
 def look(folder: Path) -> list[Summary]:
     opened = layout.open_results(folder)
     rows = evaluation.summarise_runs(opened)
-    REPORTS["tables"](cells.in_factor_order(rows, opened.plan.factors))
-    evaluation.prediction_table(opened, rows)
-    list(buffer_advice.advise_cells(opened, rows))
+    buffer_advice.advise_cells(opened, rows)
     return rows
 
 
@@ -508,10 +496,8 @@ def test_newer_schema_is_refused(results: Results, typed: Messages, file: str) -
     assert table["schema"] == formats
     path.write_text(json.dumps(table | {"schema": formats + 1}))
     code, message = typed("report", str(results.path))
-    assert (code, f"a newer ingest-bench wrote it (schema {formats + 1}, this one reads {formats})" in message) == (
-        2,
-        True,
-    ), message
+    assert code == 2, message
+    assert f"a newer ingest-bench wrote it (schema {formats + 1}, this one reads {formats})" in message
     del table["schema"]
     path.write_text(json.dumps(table))
     if formats > 1:
@@ -519,37 +505,11 @@ def test_newer_schema_is_refused(results: Results, typed: Messages, file: str) -
         assert (code, "an older ingest-bench wrote it" in message) == (2, True), message
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "added"])
-def test_changed_reads_are_extracted_again(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made from the recording after the run, so its record knows no checksum of them."""
-    (tmp_path / "recording.jfr").write_bytes(b"x")
-    reads = tmp_path / "reads.bin"
-    arguments = []
-
-    def read(*argv: object, **_: object) -> str:
-        arguments.append(argv)
-        if damage != "added":
-            reads.write_bytes(b"reads" * 100)
-        return '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
-
-    monkeypatch.setattr(system, "run", read)
-    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
-    for _ in range(2):
-        recording.load_recording(context)
-    assert len(arguments) == 1
-    if damage == "gone":
-        reads.unlink()
-    else:
-        reads.write_bytes({"cut": b"reads", "changed": b"raeds" * 100, "added": b"more"}[damage])
-    recording.load_recording(context)
-    assert len(arguments) == 2
-
-
 def test_files_of_a_repeated_run_are_not_read(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     complete, cut = results.plan.runs
     (whole_row,) = (row for row in evaluation.summarise_runs(results) if row.run == complete.id)
     folder = results.run_folder(cut)
-    folder.write_record(made_runs.record(run=cut.id, cell=cut.cell.name, replicate=cut.replicate, state="started"))
+    folder.write_record(example_runs.record(run=cut.id, cell=cut.cell.name, replicate=cut.replicate, state="started"))
     (folder.load / "load.json").write_bytes(b"")
     done = dataclasses.replace(whole_row, run=cut.id, replicate=cut.replicate)
     carried_out = []
@@ -572,7 +532,7 @@ def test_report_of_a_load_is_written_atomically(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", killed)
         with pytest.raises(KeyboardInterrupt):
-            supervisor.write_report(made_runs.report(), tmp_path)
+            supervisor.write_report(example_runs.report(), tmp_path)
     assert not (tmp_path / "load.json").exists()
-    supervisor.write_report(made_runs.report(), tmp_path)
+    supervisor.write_report(example_runs.report(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["load.json"]

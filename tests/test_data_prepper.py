@@ -21,7 +21,7 @@ from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.model.results import Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network.plan import link_plan
 from ingest_bench.protocols.json_array import JsonArray
@@ -197,25 +197,6 @@ def test_documents_are_accounted_for_by_metrics() -> None:
     assert queued["inside"] == 30
 
 
-def test_counts_become_columns() -> None:
-    record = RunRecord(
-        run="only/1",
-        replicate=1,
-        cell="only",
-        levels={},
-        state="measured",
-        counters={**data_prepper.account_documents(counting.sum_metrics(METRICS), delivered=380)},
-        server={"workers": 1, "batch_delay_ns": 100_000_000},
-    )
-    assert delivery.server_columns(record, 2, 0, 10**10) == {
-        "forwards_cap_per_s": 20,
-        "forwarded_documents": 100,
-        "dropped_documents": 40,
-        "returned_documents": 70,
-        "forwards_failed": 0,
-    }
-
-
 def test_documents_are_unknown_after_a_408_and_refused_after_a_413() -> None:
     wire = DataPrepper().wire(data_prepper_options(), catalog.load_workload("geonames"))
     protocol = JsonArray.from_options(wire, "", LoadOptions())
@@ -234,12 +215,12 @@ def test_the_sink_is_read_back_by_document_numbers(tmp_path: Path) -> None:
         '{"traceId":"0000000003","traceId2":1}\n{"traceId":"0000000000"}\n{"traceId":"0000000003","a":{}}\n'
     )
     node: Any = SimpleNamespace(home=tmp_path)
-    back = delivery.parse_delivered([data_prepper.pack_delivered(node)])
+    back = delivery.parse_delivered(DataPrepper().read_delivered([node]))
     assert [*back.delivered.nonzero()[0]] == [0, 3]
     assert [*back.repeated.nonzero()[0]] == [3]
     sink.write_text('{"traceId":"0000000003"}\n{"other":1}\n')
     with pytest.raises(RunFailed, match="does not begin with our number"):
-        data_prepper.pack_delivered(node)
+        DataPrepper().read_delivered([node])
 
 
 def run(folder: Path, settings: str) -> Summary:

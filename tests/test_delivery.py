@@ -66,15 +66,12 @@ def test_acknowledged_document_is_delivered_pending_or_lost() -> None:
         )
 
 
-def test_document_delivered_by_one_node_is_delivered() -> None:
-    back = delivery.parse_delivered([node([0]), node([], inside=[0, 1])])
-    columns = delivery.delivery_columns(back, make_samples((0, 2, 2)), 1)
-    assert (columns["delivered_documents"], columns["pending_documents"], columns["lost_documents"]) == (1, 1, 0)
-
-
-def test_nodes_without_documents_lost_everything() -> None:
-    back = delivery.parse_delivered([node([]), node([])])
-    assert delivery.delivery_columns(back, make_samples((0, 7, 7)), 1)["lost_documents"] == 7
+@pytest.mark.parametrize(
+    ("reports", "expected"), [([node([0]), node([], inside=[0, 1])], (1, 1, 0)), ([node([]), node([])], (0, 0, 2))]
+)
+def test_document_delivered_by_one_node_is_delivered(reports: list[bytes], expected: tuple[int, ...]) -> None:
+    columns = delivery.delivery_columns(delivery.parse_delivered(reports), make_samples((0, 2, 2)), 1)
+    assert tuple(columns[f"{name}_documents"] for name in ("delivered", "pending", "lost")) == expected
 
 
 @pytest.mark.parametrize("report", [b"", b"\x01", node([3])[:-1], (9).to_bytes(8, "little") + b"\x00"])

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -15,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_lab import NodeProcess, make_cell, make_fault, make_stage, start_processes
+from fault_lab import NodeProcess, make_fault, make_links_stage, make_stage, open_link_for, start_processes
 
 from ingest_bench.experiment import catalog
-from ingest_bench.faults import FAULTS, checks, timeline
-from ingest_bench.faults.kind import Stage
+from ingest_bench.faults import FAULTS, timeline
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.network import LinkName
-from ingest_bench.network.act.link import Link, Links, open_link
+from ingest_bench.network.act.link import Link
 
 SHOW = """
 ip -j neigh show dev "$1"; printf '\\n--\\n'
@@ -73,11 +70,8 @@ def test_every_pair_of_link_faults_nests_and_crosses(link_faults: list[Fault]) -
     assert {fault.kind for fault in link_faults} == {
         name for name, kind in FAULTS.items() if kind.scope == "link" and kind.has_duration
     }
-    ethernet = catalog.load_profile("ethernet")
-    cell = dataclasses.replace(make_cell(*link_faults), network=ethernet)
-    profiles = checks.list_link_profiles(cell)[LinkName((1,))]
-    with open_link(ethernet, later_profiles=tuple(profiles)) as link:
-        stage, base = Stage(links=Links(by_name={LinkName((1,)): link})), read_state(link)
+    with open_link_for(catalog.load_profile("ethernet"), *link_faults) as link:
+        stage, base = make_links_stage(link), read_state(link)
         alone = []
         for fault in link_faults:
             active = timeline.begin_fault(fault, stage)

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_lab import TIMEOUT_S, NodeProcess, build_query, make_cell, make_fault, make_stage
+from fault_lab import NodeProcess, build_query, make_cell, make_fault, make_links_stage, make_stage, open_link_for
 from test_faults_nested import PROCESS_STATES
 from test_faults_nested import read_state as read_link_state
 from test_slow_disk import list_limits
@@ -38,9 +37,8 @@ from ingest_bench.faults.kind import ActiveFault, Stage
 from ingest_bench.host import fragments, node_resources
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.network import LinkName
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network.act.link import Link, Links, open_link
+from ingest_bench.network.act.link import Link
 
 pytestmark = pytest.mark.machine
 
@@ -115,34 +113,13 @@ def list_pairs() -> list[tuple[str, str]]:
     return pairs
 
 
-class IdleProcess(NodeProcess):
-    """A node that does nothing, in the namespace of a link's server, with its resources."""
-
-    def __init__(self, link: Link, resources: NodeResources) -> None:
-        self._argv = link.server.command(resources.wrap(("cat",)))
-        self.popen = self._start_in_namespace()
-
-    def _start_in_namespace(self) -> subprocess.Popen[bytes]:
-        popen = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert popen.stdin is not None
-        assert popen.stdout is not None
-        popen.stdin.write(b"ready\n")
-        popen.stdin.flush()
-        assert popen.stdout.readline() == b"ready\n"
-        return popen
-
-    def restart(self, timeout_s: float) -> None:
-        assert timeout_s == TIMEOUT_S
-        self.popen = self._start_in_namespace()
-
-
 @dataclass
 class World:
     """Everything that faults act on."""
 
     link: Link
     resources: NodeResources
-    process: IdleProcess
+    process: NodeProcess
     stage: Stage
     syncer: system.Child
     client: system.Child
@@ -204,14 +181,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setitem(KEYS, "trace", {"trace": str(tmp_path / "trace")})
     home = tmp_path / "home"
     home.mkdir()
-    ethernet = catalog.load_profile("ethernet")
-    faults = (fault_of(name) for name, kind in FAULTS.items() if kind.has_duration)
-    cell = dataclasses.replace(make_cell(*faults), network=ethernet)
-    checks.check_faults(cell)
-    profiles = checks.list_link_profiles(cell)[LinkName((1,))]
+    faults = [fault_of(name) for name, kind in FAULTS.items() if kind.has_duration]
     with contextlib.ExitStack() as stack:
-        link = stack.enter_context(open_link(ethernet, later_profiles=tuple(profiles)))
-        created = node_resources.create_resources(NEEDS | checks.list_needs(cell), [home])
+        link = stack.enter_context(open_link_for(catalog.load_profile("ethernet"), *faults))
+        created = node_resources.create_resources(NEEDS | checks.list_needs(make_cell(*faults)), [home])
         (resources,) = stack.enter_context(created)
         names = stack.enter_context(serve_names(link.client, [Endpoint(link.server_address, 9200)]))
         (address,) = names.addresses
@@ -222,11 +195,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         query = build_query(address.endpoint.host, 1).hex()
         client_argv = (*python, CLIENT, query, address.resolver.host, str(address.resolver.port))
         client = stack.enter_context(system.Child(link.client.command(client_argv), name="client"))
-        process = IdleProcess(link, resources)
+        # A node that does nothing, in the namespace of the link's server, with its resources.
+        process = NodeProcess(link.server.command(resources.wrap(("cat",))))
         stack.callback(process.kill)
         nodes = make_stage([process]).nodes
         nodes[0].home, nodes[0].resources = home, resources
-        stage = Stage(links=Links(by_name={LinkName((1,)): link}), nodes=nodes, names=names)
+        stage = dataclasses.replace(make_links_stage(link), nodes=nodes, names=names)
         yield World(link, resources, process, stage, syncer, client)
 
 

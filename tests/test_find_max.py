@@ -13,7 +13,7 @@ from ingest_bench.analysis.search import NextStep
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.inputs import records
-from ingest_bench.lab import evaluation, find_max
+from ingest_bench.lab import campaign, evaluation, find_max
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.results import layout
@@ -75,7 +75,7 @@ def test_search_with_too_long_confirmation_is_refused(tmp_path: Path) -> None:
         find_max.plan_search(ordered(tmp_path, SLOW.replace('measure = "3s"', 'measure = "12.5h"')), GOAL)
     longest = find_max.plan_search(ordered(tmp_path, SLOW.replace('measure = "3s"', 'measure = "12h"')), GOAL)
     # Its last run in plan.json.
-    confirmed = find_max._run(search.without_rate(longest.runs[0].cell), NextStep("confirm", 10.0), 1)
+    confirmed = find_max._run(search.without_rate(longest.runs[0].cell), NextStep("confirm", 10.0))
     records.check(confirmed, "plan.json")
 
 
@@ -96,11 +96,11 @@ def test_interrupted_search_continues_and_finds_the_rate(tmp_path: Path) -> None
 
     results = layout.create_results(tmp_path, find_max.plan_search(ordered(tmp_path, SLOW), GOAL), {})
     with pytest.raises(KeyboardInterrupt):
-        find_max.run_search(results, RunOptions(), Impatient())
+        campaign.run_missing(results, RunOptions(), Impatient())
     assert [run.step for run in results.plan.runs] == ["estimate", "ramp", results.plan.runs[2].step]
     first_two = {name: results.read_records()[name].started_utc for name in list(results.read_records())[:2]}
 
-    summaries = find_max.run_search(results, RunOptions(), Silent())
+    summaries = campaign.run_missing(results, RunOptions(), Silent())
     assert {name: results.read_records()[name].started_utc for name in first_two} == first_two
     (knee,) = search.find_knees(results.plan, summaries)
     assert knee.result.per_s is not None, knee.result.text
@@ -113,5 +113,5 @@ def test_interrupted_search_continues_and_finds_the_rate(tmp_path: Path) -> None
     assert knee.result.text in (results.report / "knee.md").read_text()
 
     # Completed steps are not repeated.
-    again = find_max.run_search(results, RunOptions(), Silent())
+    again = campaign.run_missing(results, RunOptions(), Silent())
     assert [dataclasses.asdict(summary)["run"] for summary in again] == [summary.run for summary in summaries]

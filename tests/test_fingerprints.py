@@ -121,13 +121,6 @@ def test_run_is_not_resumed_with_changed_documents_or_profile(tmp_path: Path, na
     shutil.rmtree(results.path)
 
 
-def test_relative_documents_have_a_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    plan = spec.build_plan(spec.load_experiment("x.toml", fixed={"documents": "docs.ndjson"}))
-    assert str(tmp_path / "docs.ndjson") in catalog.compute_fingerprints(plan)
-
-
 def test_relative_files_are_found_when_resuming_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,30 +1,34 @@
-"""Credentials of a worker's machine: the worker alone decides which servers get them, not `run`."""
+"""Consent of a worker: its credentials go to the servers that it names, its files of a load to `run`."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.urls import parse_url
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 
 with pytest.MonkeyPatch.context() as patched:
     # Otherwise Locust lets gevent patch the whole process.
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-    from ingest_bench.load.fleet.worker import allow_credentials
+    from ingest_bench.load.fleet.worker import FleetMember, allow_credentials
 
 HERE = Endpoint("127.0.0.1", 9200)
-URL, NAMED = "https://127.0.0.1:9200", "https://localhost:9200"
+URL, NAMED = parse_url("https://127.0.0.1:9200"), parse_url("https://localhost:9200")
 RUNS = Tls(name="127.0.0.1", ca_pem="the CA of the run")
 
 
 def plan(tmp_path: Path, **changes: Any) -> LoadPlan:
-    return dataclasses.replace(plan_for(HERE, tmp_path), **{"needs_credentials": True, "tls": RUNS, **changes})
+    headers = changes.pop("headers", {})
+    server = ServerAddress(**{"endpoint": HERE, "has_credentials": True, "tls": RUNS, **changes})
+    return dataclasses.replace(plan_for(HERE, tmp_path), headers=headers, server=server)
 
 
 def test_ca_host_and_certificate_name_are_the_workers_own(tmp_path: Path) -> None:
@@ -34,8 +38,11 @@ def test_ca_host_and_certificate_name_are_the_workers_own(tmp_path: Path) -> Non
     )
     allowed = allow_credentials(requested, NAMED, "the CA of the worker")
     assert allowed.server_addresses == (
-        ServerAddress(
-            endpoint=HERE, host_header="localhost:9200", tls=Tls(name="localhost", ca_pem="the CA of the worker")
+        dataclasses.replace(
+            requested.server,
+            host_header="localhost:9200",
+            tls=Tls(name="localhost", ca_pem="the CA of the worker"),
+            other_addresses=allowed.server_addresses[1:],
         ),
         ServerAddress(
             endpoint=HERE,
@@ -43,7 +50,7 @@ def test_ca_host_and_certificate_name_are_the_workers_own(tmp_path: Path) -> Non
             tls=Tls(name="localhost", ca_pem="the CA of the worker", client_cert="/file"),
         ),
     )
-    assert allow_credentials(requested, URL, "").tls == Tls(name="127.0.0.1")
+    assert allow_credentials(requested, URL, "").server.tls == Tls(name="127.0.0.1")
 
 
 def test_without_a_url_credentials_go_nowhere(tmp_path: Path) -> None:
@@ -61,8 +68,8 @@ def test_headers_that_the_run_adds_are_dropped(tmp_path: Path) -> None:
         {"host_header": "thief.example:9200"},
         {"host_header": "localhost:9200"},
         {"tls": None},
-        {"address": Endpoint("127.0.0.1", 9201)},
-        {"address": Endpoint("127.0.0.2", 9200)},
+        {"endpoint": Endpoint("127.0.0.1", 9201)},
+        {"endpoint": Endpoint("127.0.0.2", 9200)},
         {"resolver": Endpoint("127.0.0.1", 53)},
         {"other_addresses": (ServerAddress(endpoint=Endpoint("127.0.0.2", 9200), tls=RUNS),)},
         {"other_addresses": (ServerAddress(endpoint=HERE, tls=RUNS, host_header="thief.example:9200"),)},
@@ -75,6 +82,21 @@ def test_credentials_go_to_no_other_server(tmp_path: Path, changes: dict[str, An
 
 def test_http_url_allows_no_tls_and_https_url_no_plain_http(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="the load goes to https://"):
-        allow_credentials(plan(tmp_path), "http://127.0.0.1:9200", "")
+        allow_credentials(plan(tmp_path), parse_url("http://127.0.0.1:9200"), "")
     with pytest.raises(RunFailed, match="the load goes to http://"):
         allow_credentials(plan(tmp_path, tls=None), URL, "")
+
+
+def test_the_run_reads_only_files_of_its_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    member = FleetMember(nothing, tmp_path, print)
+    answers: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(member, "_send", lambda kind, data: answers.append((kind, data)))
+    monkeypatch.setattr(member, "_runner", object())
+    for name in ("samples-0.bin", "secret"):
+        (tmp_path / name).write_bytes(b"content")
+    member._files = {"samples-0.bin": tmp_path / "samples-0.bin"}
+    for name in ("samples-0.bin", "secret", "../secret", str(tmp_path / "secret")):
+        member._on_read(nothing, SimpleNamespace(data={"name": name, "number": 0}))
+    assert [(kind, data.get("phase")) for kind, data in answers] == [("piece", None), *[("status", "failed")] * 3]
+    assert answers[0][1]["data"] == b"content"

@@ -24,9 +24,9 @@ def test_new_keys_are_private_files_that_match_each_other(tmp_path: Path) -> Non
     assert [path.name for path in (run, *workers)] == ["run.key", "worker-1.key", "worker-2.key", "worker-3.key"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (run, *workers)} == {0o600}
     run_keys, worker_keys = keys.read_run(run), [keys.read_worker(path) for path in workers]
-    assert [run_keys.workers[key.own.public] for key in worker_keys] == [key.name for key in worker_keys]
-    assert {key.run for key in worker_keys} == {run_keys.own.public}
-    secrets = [run_keys.own.secret, *(key.own.secret for key in worker_keys)]
+    assert [run_keys.workers[key.public] for key in worker_keys] == [key.name for key in worker_keys]
+    assert {key.run for key in worker_keys} == {run_keys.public}
+    secrets = [run_keys.secret, *(key.secret for key in worker_keys)]
     assert len(set(secrets)) == 4
     assert not any(secret in repr((run_keys, worker_keys)) for secret in secrets)
 

@@ -94,32 +94,6 @@ def test_a_worker_with_an_invalid_message_in_a_load_ends_it_with_its_name(tmp_pa
             broken.kill()
 
 
-def test_foreign_connections_do_not_disturb_a_load(tmp_path: Path) -> None:
-    port = free_port()
-    with (
-        bulk_server() as server,
-        agents(tmp_path, port, 1),
-        supervising(tmp_path, port, 1) as there,
-        ExitStack() as stack,
-    ):
-        for number in range(200):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            stranger.sendall(GARBAGE[number % len(GARBAGE)] or os.urandom(500))
-        half = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-
-        def drip(_: Progress) -> None:
-            try:
-                half.send(b"\xff")
-            except OSError:
-                return
-
-        plan = plan_for(server.address, tmp_path, measure_ns=3 * 10**9)
-        report = start_load(plan, fleet=there).wait(drip)
-        assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
-        assert report.bytes_written == server.bytes_read
-        assert report.longest_heartbeat_gap_ns < 4e9
-
-
 def test_1100_foreign_connections_do_not_disturb_a_load(tmp_path: Path) -> None:
     port = free_port()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -130,13 +104,17 @@ def test_1100_foreign_connections_do_not_disturb_a_load(tmp_path: Path) -> None:
         with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             with ExitStack() as stack:
-                for _ in range(1100):
+                for number in range(200):
+                    stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    stranger.sendall(GARBAGE[number % len(GARBAGE)] or os.urandom(500))
+                for _ in range(900):
                     stranger = stack.enter_context(socket.socket())
                     stranger.setblocking(False)
                     stranger.connect_ex(("127.0.0.1", port))
                 plan = plan_for(server.address, tmp_path)
                 report = start_load(plan, fleet=there).wait(lambda _: None)
             assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
+            assert report.bytes_written == server.bytes_read
             assert report.longest_heartbeat_gap_ns < 4e9
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -165,7 +143,6 @@ def test_a_stock_locust_worker_is_refused_and_logged(tmp_path: Path) -> None:
     assert len([line for line in logged if "joined" in line]) == 1
 
 
-@pytest.mark.nightly
 def test_locusts_page_shows_the_load_and_is_read_only(tmp_path: Path) -> None:
     port = free_port()
     pages: list[dict[str, object]] = []
@@ -184,7 +161,7 @@ def test_locusts_page_shows_the_load_and_is_read_only(tmp_path: Path) -> None:
                 error.close()
 
     with bulk_server() as server, serve_page(Endpoint("127.0.0.1", port)) as shown:
-        # Locust's current rate is that of the seconds up to two before the newest report, which comes once a second.
+        # Locust's current rate is that of the seconds up to two before the last update, and is cached for two seconds.
         plan = plan_for(server.address, tmp_path, measure_ns=8 * 10**9, processes=2)
         start_load(plan, page=shown).wait(look)
         assert samples_of(plan)["documents_acked"].sum() == server.documents
@@ -198,7 +175,7 @@ def test_locusts_page_shows_the_load_and_is_read_only(tmp_path: Path) -> None:
     assert bulks["current_rps"] > 0
 
 
-@pytest.mark.parametrize("child", ["worker", "page", "fleet.master", "fleet.worker"])
+@pytest.mark.parametrize("child", ["worker", "page", "fleet.master"])
 def test_a_child_imports_nothing_that_only_the_supervisor_needs(child: str) -> None:
     # A load begins when its children have imported their modules: it took a third longer.
     code = f"import sys, ingest_bench.load.{child}; print(*sys.modules)"

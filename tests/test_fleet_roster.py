@@ -14,7 +14,7 @@ from test_load_process import plan_for
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import supervisor
 from ingest_bench.load.fleet import keys
-from ingest_bench.load.fleet.roster import Fleet, FleetWorker, FleetWorkers, RemoteWorkers
+from ingest_bench.load.fleet.roster import Fleet, FleetWorker, RemoteWorkers
 from ingest_bench.load.supervisor import RunningLoad
 from ingest_bench.model.target import Endpoint
 
@@ -49,18 +49,17 @@ def statuses(phase: str, **more: Any) -> list[dict[str, Any]]:
     return [{"worker": f"w{number}", "phase": phase, "documents": 1, **more} for number in range(WORKERS)]
 
 
-def fleet_with(tmp_path: Path, *lines: dict[str, Any]) -> tuple[Fleet, FleetWorkers]:
+def fleet_with(tmp_path: Path, *lines: dict[str, Any]) -> Fleet:
     """Return a fleet whose workers are at a load, and whose master will send *lines*."""
     run_keys, _ = keys.generate(("worker",))
     bind = Endpoint("127.0.0.1", 1)
     options = RemoteWorkers(bind=bind, workers=WORKERS, keys=run_keys)
     master: Any = FakeMaster(*lines)
-    fleet = Fleet(master, lambda _: None, options, shows_page=False)
+    fleet = Fleet(master, lambda _: None, options)
     plan = plan_for(bind, tmp_path)
-    workers = [FleetWorker(plan, f"w{number}", f"machine-{number}") for number in range(WORKERS)]
-    fleet._load = FleetWorkers(fleet, workers)
-    fleet._active = {worker.id: worker for worker in workers}
-    return fleet, fleet._load
+    fleet.workers = [FleetWorker(plan, f"w{number}", f"machine-{number}", fleet) for number in range(WORKERS)]
+    fleet._active = {worker.id: worker for worker in fleet.workers}
+    return fleet
 
 
 def test_a_message_of_a_worker_updates_that_worker_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +71,8 @@ def test_a_message_of_a_worker_updates_that_worker_alone(tmp_path: Path, monkeyp
         return update(worker, status)
 
     monkeypatch.setattr(FleetWorker, "update", count_update)
-    fleet, workers = fleet_with(tmp_path, *statuses("ready"))
-    workers.wait_until(lambda: workers.workers[-1].phase == "ready", 60)
+    fleet = fleet_with(tmp_path, *statuses("ready"))
+    fleet.wait_until(lambda: fleet.workers[-1].phase == "ready", 60)
     fleet.close(has_succeeded=False)
     assert updates == [f"w{number}" for number in range(WORKERS)]
 
@@ -81,22 +80,22 @@ def test_a_message_of_a_worker_updates_that_worker_alone(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("phase", ["lost", "failed"])
 def test_a_failed_worker_is_named_by_the_next_wait_also_later(tmp_path: Path, phase: str) -> None:
     failure = {"worker": "w7", "phase": phase, "error": "no heartbeat for 4.2 s"}
-    fleet, workers = fleet_with(tmp_path, failure, *statuses("ready")[8:])
-    workers.wait_until(lambda: workers.workers[8].phase == "ready", 60, ignore_failures=True)
+    fleet = fleet_with(tmp_path, failure, *statuses("ready")[8:])
+    fleet.wait_until(lambda: fleet.workers[8].phase == "ready", 60, ignore_failures=True)
     with pytest.raises(RunFailed, match=r"machine-7\): no heartbeat for 4.2 s"):
-        workers.wait_until(lambda: False, 60)
+        fleet.wait_until(lambda: False, 60)
     fleet.close(has_succeeded=False)
 
 
 def test_progress_is_not_merged_for_each_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line for phase in ("warm-up", "measure", "drain", "done") for line in statuses(phase)]
-    fleet, workers = fleet_with(tmp_path, *lines)
-    monkeypatch.setattr(workers, "begin", lambda: 0)
-    monkeypatch.setattr(workers, "collect", lambda: [None] * WORKERS)
+    fleet = fleet_with(tmp_path, *lines)
+    monkeypatch.setattr(fleet, "begin", lambda: 0)
+    monkeypatch.setattr(fleet, "collect", lambda: [None] * WORKERS)
     # No time passes.
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic_ns=lambda: 10**12, monotonic=lambda: 1e3))
-    load = RunningLoad(plan_for(Endpoint("127.0.0.1", 1), tmp_path), workers)
-    load._is_ready = True
+    load = RunningLoad([plan_for(Endpoint("127.0.0.1", 1), tmp_path)], fleet, None, [False])
+    monkeypatch.setattr(load, "wait_until_ready", lambda: None)
     phases: list[str] = []
     with pytest.raises(RunFailed, match="left no report"):
         load.wait(lambda progress: phases.append(progress.phase))

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bulk_server import bulk_server
 from running import free_port
-from test_fleet_load import agents, ends, supervising
-from test_load_process import plan_for, samples_of
+from test_fleet_load import agents, supervising
+from test_load_process import plan_for
 
-from ingest_bench.errors import RunFailed
-from ingest_bench.load.fleet.roster import Fleet
-from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import Progress, start_load
 from ingest_bench.model.samples import SAMPLE
 
 pytestmark = pytest.mark.processes
 LARGE_BYTES = 500_000_000 // SAMPLE.itemsize * SAMPLE.itemsize
-
-
-def before_they_come(act: Callable[[], None]) -> Callable[[Progress], None]:
-    """Acts once the load is done, and nothing has been asked for of what was measured."""
-    done: list[bool] = []
-
-    def heard(progress: Progress) -> None:
-        if progress.phase == "done" and not done:
-            done.append(True)
-            act()
-
-    return heard
 
 
 def child(module: str) -> int:
@@ -58,14 +42,15 @@ def test_the_master_holds_no_more_than_some_pieces_while_500_mb_of_samples_come(
     port = free_port()
     peaks: list[int] = []
 
-    def grow() -> None:
-        # Samples without any time.
-        os.truncate(tmp_path / "machine-0" / "load-1" / "samples-0.bin", LARGE_BYTES)
-        peaks.append(peak_bytes(child("ingest_bench.load.fleet.master")))
+    def grow(progress: Progress) -> None:
+        if progress.phase == "done" and not peaks:
+            # Samples without any time.
+            os.truncate(tmp_path / "machine-0" / "load-1" / "samples-0.bin", LARGE_BYTES)
+            peaks.append(peak_bytes(child("ingest_bench.load.fleet.master")))
 
     with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
         plan = plan_for(server.address, tmp_path)
-        report = start_load(plan, fleet=there).wait(before_they_come(grow))
+        report = start_load(plan, fleet=there).wait(grow)
         peaks.append(peak_bytes(child("ingest_bench.load.fleet.master")))
     assert plan.sample_file.stat().st_size == LARGE_BYTES
     samples = np.memmap(plan.sample_file, dtype=SAMPLE, mode="r")[: server.requests]
@@ -73,33 +58,3 @@ def test_the_master_holds_no_more_than_some_pieces_while_500_mb_of_samples_come(
     assert report.longest_heartbeat_gap_ns < 4e9
     # The pieces under way have 2 MB together; Python gives memory back late.
     assert peaks[1] - peaks[0] < 30e6
-
-
-@pytest.mark.nightly
-def test_a_full_disk_here_fails_the_run_with_the_files_name_and_frees_the_workers(tmp_path: Path) -> None:
-    port = free_port()
-    with bulk_server() as server, agents(tmp_path, port, 1) as started:
-        with supervising(tmp_path, port, 1) as there:
-            fills_up(plan_for(server.address, tmp_path), there)
-            # It sends the next load.
-            (tmp_path / "next").mkdir()
-            plan = plan_for(server.address, tmp_path / "next")
-            start_load(plan, fleet=there).wait(lambda _: None)
-            assert len(samples_of(plan))
-        assert ends(started) == [(0, "")]
-
-
-def fills_up(plan: LoadPlan, there: Fleet) -> None:
-    full = before_they_come(lambda: plan.sample_file.symlink_to("/dev/full"))
-    with pytest.raises(RunFailed, match=r"out/samples-0\.bin: cannot be written \(No space left on device\)"):
-        start_load(plan, fleet=there).wait(full)
-
-
-@pytest.mark.parametrize("kept", [0, 3 * SAMPLE.itemsize, 3 * SAMPLE.itemsize + 7], ids=["none", "three", "broken"])
-def test_samples_that_end_early_come_as_far_as_they_are_whole(tmp_path: Path, kept: int) -> None:
-    port = free_port()
-    with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
-        plan = plan_for(server.address, tmp_path)
-        theirs = tmp_path / "machine-0" / "load-1" / "samples-0.bin"
-        start_load(plan, fleet=there).wait(before_they_come(lambda: os.truncate(theirs, kept)))
-        assert len(samples_of(plan)) == kept // SAMPLE.itemsize

@@ -61,7 +61,7 @@ def test_free_blocks_of_a_huge_page_are_summed_by_size() -> None:
 def test_watermarks_are_summed_over_zones_without_those_of_cpus() -> None:
     assert fragments.parse_watermark_bytes(ZONEINFO, 4096) == (16 + 25557) * 4096
     zoneinfo = Path("/proc/zoneinfo").read_text()
-    assert 0 < fragments.parse_watermark_bytes(zoneinfo, 4096) < fragments.read_available_bytes()
+    assert 0 < fragments.parse_watermark_bytes(zoneinfo, 4096) < fragments.read_memory_bytes("MemAvailable")
 
 
 def replace_program(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
@@ -95,11 +95,14 @@ def test_share_of_zero_takes_no_memory() -> None:
 def test_memory_below_the_kernels_watermark_is_not_taken(tmp_path: Path) -> None:
     # The program itself, for at most 1 GiB. It reads that 1 GB is free, and less with each step, on a kernel whose
     # watermark is 700 MB: other processes neither take nor free memory meanwhile.
-    read = "readings = iter(range(10**9, 0, -STEP_BYTES))\nread_free_bytes = lambda: next(readings)"
+    read = (
+        "readings, read = iter(range(10**9, 0, -STEP_BYTES)), read_memory_bytes\n"
+        'read_memory_bytes = lambda name: next(readings) if name == "MemFree" else read(name)'
+    )
     watermark = "parse_watermark_bytes = lambda *_: 700 * 10**6"
     text = Path(fragments.__file__).read_text().replace("\nif __name__", f"\n{read}\n{watermark}\n\nif __name__")
     (tmp_path / "fragments.py").write_text(text)
-    share_ppm = 10**6 * GIB // fragments.read_available_bytes()
+    share_ppm = 10**6 * GIB // fragments.read_memory_bytes("MemAvailable")
     argv = system.build_script_argv(tmp_path / "fragments.py", str(share_ppm), "0")
     completed = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
     # The first reading is the initial one. Three steps leave 732 MB or more; a fourth would leave 665.
@@ -144,8 +147,7 @@ def test_fault_that_has_not_begun_at_the_end_of_the_load_fails_the_run(monkeypat
     [
         # The kernel kills it first when memory runs out.
         ("kill -9 $$", "its process was killed"),
-        ("echo 'madvise: errno 22'; exit 1", "its process failed. Its output: madvise: errno 22"),
-        ("exit 3", "its process exited with status 3"),
+        ("echo 'madvise: errno 22' >&2; exit 1", "its process: exited. Its error output: madvise: errno 22"),
     ],
 )
 def test_process_that_fails_at_the_begin_is_reported(
@@ -156,19 +158,25 @@ def test_process_that_fails_at_the_begin_is_reported(
         timeline.begin_fault(FAULT, Stage())
 
 
-def test_process_that_is_killed_during_the_fault_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_program(monkeypatch, 'echo "$1"; kill -9 $$', json.dumps(RESULT))
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [("kill -9 $$", "its process was killed"), ("exit 3", "its process exited with code 3")],
+)
+def test_process_that_fails_during_the_fault_is_reported(
+    monkeypatch: pytest.MonkeyPatch, script: str, message: str
+) -> None:
+    replace_program(monkeypatch, f'echo "$1"; {script}', json.dumps(RESULT))
     active = timeline.begin_fault(FAULT, Stage())
-    with pytest.raises(RunFailed, match="its process was killed"):
+    with pytest.raises(RunFailed, match=message):
         active.end()
 
 
 @pytest.mark.nightly
 @pytest.mark.processes
 def test_large_blocks_become_fewer_and_memory_is_freed() -> None:
-    if fragments.read_free_bytes() < 9 * GIB:
+    if fragments.read_memory_bytes("MemFree") < 9 * GIB:
         pytest.skip("needs 9 GiB of free memory")
-    share_ppm = 10**6 * 5 * GIB // fragments.read_available_bytes()
+    share_ppm = 10**6 * 5 * GIB // fragments.read_memory_bytes("MemAvailable")
     argv = system.build_script_argv(fragments.__file__, str(share_ppm), str(2 * GIB))
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -35,23 +35,22 @@ def read_response(*parts: bytes, ends: bool = False) -> tuple[int, bytes] | None
     return reader.head.status, bytes(reader.buffer[reader.start : reader.end])
 
 
-def test_header_names_are_case_insensitive() -> None:
-    head = parse_response_head(OK + b"Content-Type: application/json\r\nContent-LENGTH:  12 \t\r\n\r\n")
-    assert (head.status, head.length_bytes, head.chunked, head.close) == (200, 12, False, False)
-
-
-def test_empty_response_keeps_its_connection_open() -> None:
-    assert [
-        parse_response_head(OK + head + b"content-length: 0\r\n\r\n").close for head in (b"", b"connection: close\r\n")
-    ] == [
-        False,
-        True,
-    ]
-
-
-def test_chunked_head_has_no_length() -> None:
-    head = parse_response_head(OK + b"Transfer-Encoding: CHUNKED\r\nConnection: Close\r\n\r\n")
-    assert (head.length_bytes, head.chunked, head.close) == (None, True, True)
+@pytest.mark.parametrize(
+    ("raw", "length_bytes", "chunked", "close"),
+    [
+        (OK + b"Content-Type: application/json\r\nContent-LENGTH:  12 \t\r\n", 12, False, False),
+        (OK + b"content-length: 0\r\n", 0, False, False),
+        (OK + b"connection: close\r\ncontent-length: 0\r\n", 0, False, True),
+        (OK + b"Transfer-Encoding: CHUNKED\r\nConnection: Close\r\n", None, True, True),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n", 3, False, True),
+        (b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 3\r\n", 3, False, False),
+    ],
+)
+def test_head_tells_length_and_end_of_the_connection(
+    raw: bytes, length_bytes: int | None, chunked: bool, close: bool
+) -> None:
+    head = parse_response_head(raw + b"\r\n")
+    assert (head.status, head.length_bytes, head.chunked, head.close) == (200, length_bytes, chunked, close)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
@@ -60,11 +59,6 @@ def test_response_without_length_ends_with_its_connection(version: bytes) -> Non
     assert parse_response_head(raw[:-9]).close
     assert read_response(raw) is None
     assert read_response(raw, ends=True) == (200, b"all of it")
-
-
-def test_http_1_0_response_closes_unless_keep_alive() -> None:
-    assert parse_response_head(b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\n").close
-    assert not parse_response_head(b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 3\r\n\r\n").close
 
 
 @pytest.mark.parametrize("head", [b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b""])
@@ -222,7 +216,7 @@ MUTATIONS = st.sampled_from(
 )
 
 
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(derandomize=True, max_examples=250, deadline=None)
 @given(valid_responses(), st.integers(0, 400), st.integers(0, 2), MUTATIONS)
 def test_accepted_mutation_is_read_as_by_the_standard_library(
     answer: tuple[bytes, bytes], position: int, removed: int, inserted: bytes
@@ -230,6 +224,7 @@ def test_accepted_mutation_is_read_as_by_the_standard_library(
     raw = answer[0][:position] + inserted + answer[0][position + removed :]
     try:
         result = read_response(raw)
+        read_response(raw, ends=True)
     except InvalidResponseError:
         return
     if result is not None and b" 103 " not in raw:
@@ -237,14 +232,3 @@ def test_accepted_mutation_is_read_as_by_the_standard_library(
         assert expected is not None
         assert expected[:2] == result
         assert not raw[expected[2] :].strip(b"\r\n")  # llhttp accepts line ends after a response
-
-
-@settings(derandomize=True, max_examples=500, deadline=None)
-@given(
-    st.lists(st.sampled_from([OK, CHUNKED, b"content-length: 3\r\n", b"\r\n", b"-6", b"3", b"abc", b"0", b"\0", b" "]))
-)
-def test_any_bytes_are_a_response_or_incomplete_or_refused(parts: list[bytes]) -> None:
-    try:
-        read_response(*parts, ends=True)
-    except InvalidResponseError:
-        return

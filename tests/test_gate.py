@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-import made_summaries as made
+import example_summaries as made
 import numpy as np
 import pytest
 
@@ -33,7 +33,7 @@ FIRST = made.summary({"network": "ethernet"})
 def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 5) -> list[Summary]:
     """Return replicates of one cell with 1% noise between runs."""
     random = np.random.default_rng(seed)
-    made_runs = [
+    example_runs = [
         dataclasses.replace(FIRST, run=f"{FIRST.cell}/{replicate}", replicate=replicate)
         for replicate in range(1, replicates + 1)
     ]
@@ -41,7 +41,7 @@ def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 5) -> list[Sum
         made.changed(
             run, values={"docs_per_s_mean": 20_000 * factor * random.normal(1, 0.01), "gc_pause_ms_total": 100}
         )
-        for run in made_runs
+        for run in example_runs
     ]
 
 
@@ -59,8 +59,10 @@ def judged(
 
 
 def with_docs(*values: float) -> list[Summary]:
-    made_runs = runs(replicates=len(values))
-    return [made.changed(run, values={"docs_per_s_mean": value}) for run, value in zip(made_runs, values, strict=True)]
+    example_runs = runs(replicates=len(values))
+    return [
+        made.changed(run, values={"docs_per_s_mean": value}) for run, value in zip(example_runs, values, strict=True)
+    ]
 
 
 def test_two_runs_of_the_same_cell_pass() -> None:
@@ -114,20 +116,6 @@ def test_suggested_replicates_decide_with_80_percent_probability(runs: int, limi
     print(f"{runs} runs, limits {limits}: {enough} replicates, {power:.1%}")  # noqa: T201 - pytest -s
     # The noise of few runs may be larger than estimated: more than 80% if it is not.
     assert 0.79 <= power <= 0.97
-
-
-def test_gate_decides_with_the_suggested_replicates() -> None:
-    text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
-    verdict = judged(with_docs(90, 96, 102), text, with_docs(94, 100, 106))
-    match = re.search("about ([0-9]+) replicates a side would decide", verdict.checks[0].reason)
-    assert match is not None
-    enough, random = int(match[1]), np.random.default_rng(5)
-    verdicts = [
-        judged(with_docs(*random.normal(96, 6, enough)), text, with_docs(*random.normal(100, 6, enough))).outcome
-        for _ in range(40)
-    ]
-    assert verdicts.count("pass") >= 30
-    assert "fail" not in verdicts
 
 
 def test_one_run_a_side_is_no_verdict() -> None:
@@ -193,9 +181,10 @@ def test_different_machine_is_no_verdict_and_different_kernel_a_note() -> None:
     assert "unknown whether" in judged(runs(), baseline=runs(seed=2), facts=({}, here)).notes[0]
 
 
-def test_invalid_run_never_passes() -> None:
+@pytest.mark.parametrize("state", ["invalid", "aborted", "failed"])
+def test_run_without_a_result_never_passes(state: str) -> None:
     now = runs()
-    now[0] = made.changed(now[0], state="invalid", reason="bytes differ")
+    now[0] = made.changed(now[0], state=state, reason="bytes differ")
     verdict = judged(now, baseline=runs(seed=2))
     assert verdict.exit_code == 3
     assert "bytes differ" in verdict.checks[0].reason
@@ -220,12 +209,6 @@ def test_run_out_of_memory_fails() -> None:
     assert verdict.checks[0].reason == "1 of 5 runs ended out of memory, in the baseline 1 of 5"
     now[1] = made.changed(now[1], state="oom")
     assert judged(now, baseline=before).exit_code == 1
-
-
-def test_aborted_run_is_no_verdict() -> None:
-    now = runs()
-    now[0] = made.changed(now[0], state="aborted", reason="aborted by errors > 5% for 10s")
-    assert judged(now, baseline=runs(seed=2)).exit_code == 3
 
 
 def test_absolute_limits_are_checked_without_a_baseline() -> None:
@@ -323,10 +306,6 @@ def test_wrong_gate_names_file_key_and_remedy(text: str, complaint: str) -> None
     assert str(caught.value).startswith("gate.toml")
 
 
-def measured(run: Summary, **values: Any) -> Summary:
-    return made.changed(run, values={**run.values, **values})
-
-
 def test_longer_measurement_is_not_a_regression() -> None:
     """Twice the time has twice the pauses and twice the bytes."""
     text = '[[threshold]]\ncolumn = "gc_pause_ms_total"\nmay_rise = "10%"\n'
@@ -335,7 +314,7 @@ def test_longer_measurement_is_not_a_regression() -> None:
     def of(total_ms: float, gigabytes: int) -> list[Summary]:
         totals = (total_ms * random.normal(1, 0.01) for _ in range(5))
         return [
-            measured(run, gc_pause_ms_total=total, bytes_measured=gigabytes * 10**9)
+            made.changed(run, values={"gc_pause_ms_total": total, "bytes_measured": gigabytes * 10**9})
             for run, total in zip(runs(), totals, strict=True)
         ]
 
@@ -348,8 +327,8 @@ def test_longer_measurement_is_not_a_regression() -> None:
 
 def test_different_java_is_a_note() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
-    before = [measured(run, java="17.0.15") for run in runs()]
-    now = [measured(run, java="25.0.1") for run in runs(seed=2)]
+    before = [made.changed(run, values={"java": "17.0.15"}) for run in runs()]
+    now = [made.changed(run, values={"java": "25.0.1"}) for run in runs(seed=2)]
     verdict = judged(now, text, before)
     assert verdict.outcome == "pass"
     assert "java was 17.0.15, is 25.0.1" in verdict.notes

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-import made_summaries as made
+import example_summaries as made
 import pytest
 from commands import fill_cache
 

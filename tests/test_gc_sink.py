@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from probe_lab import make_context, notes, read, readings
 from servers import BULK, served
 
 from ingest_bench.jvm import options
 from ingest_bench.jvm.java import find_java
-from ingest_bench.model.results import Note, Reading
 from ingest_bench.model.target import Collector, TargetOptions
-from ingest_bench.probes import gc_log, jvm_options, recording, select_probes
-from ingest_bench.probes.context import ReadContext
-from ingest_bench.probes.observer import LaunchedObserver
+from ingest_bench.probes import gc_log, jvm_options, recording
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
@@ -44,18 +41,12 @@ def test_recording_and_log_of_a_running_server_agree(java: int, gc: Collector, t
         # As in a run, whose documents are counted now: a pause is logged before its event is written.
         time.sleep(0.3)
     java_found = find_java(java)
-    full_context = ReadContext(
-        raw=raw,
-        start_ns=0,
-        end_ns=end_ns,
-        ports=frozenset({1}),
-        reader=lambda: recording.reader_command(java_found),
-    )
+    full_context = make_context(raw, 0, end_ns, {1}, lambda: recording.reader_command(java_found))
     # The recording begins a moment after the log, and ends before the JVM does.
     since = dataclasses.replace(full_context, start_ns=recording.load_recording(full_context).content["first_ns"])
-    measured = LaunchedObserver.read(select_probes(["gc"]), since)
-    assert [item.text for item in measured if isinstance(item, Note)] == []
-    values: dict[str, Any] = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    outputs = read("gc", since)
+    assert notes(outputs) == []
+    values = readings(outputs)
     assert values["gc_collector"] == gc
     assert values["gc_pauses"] == values["gc_pauses_log"] > 0
     assert 0 < values["gc_pause_ms_max"] <= values["gc_pause_ms_total"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from pathlib import Path
 
-import made_runs as made
+import example_runs as made
 import numpy as np
 import pytest
 
@@ -14,12 +14,10 @@ from ingest_bench.inputs import load_values, records
 from ingest_bench.load.figures import (
     EDGES_NS,
     AbortMonitor,
-    FiguresReader,
     LoadFigures,
     RequestFigures,
     compute_figures,
-    figures_to_json,
-    merge_figures_json,
+    figures_from_json,
 )
 from ingest_bench.model.load import AbortCondition, LoadOptions
 from ingest_bench.model.samples import SAMPLE
@@ -148,28 +146,22 @@ def test_conditions_survive_text_and_json() -> None:
     assert records.from_json(LoadOptions, records.to_json(made_of)) == made_of
 
 
-def test_figures_are_read_incrementally_and_survive_json(tmp_path: Path) -> None:
+def test_figures_of_samples_survive_json() -> None:
     rows = made.samples([made.sample(n / 10, n / 10 + 0.1 * (n + 1)) for n in range(30)])
     rows["outcome"][3], rows["documents_acked"][3], rows["documents_failed"][3] = 3, 0, 100
     rows["outcome"][4], rows["documents_acked"][4] = 4, 0
-    path = tmp_path / "samples-0.bin"
-    reader = FiguresReader(7, path, tmp_path / "queries-7.bin", list, timeout_ns=60 * S)
-    assert reader.read().bulks.requests == 0
-    data = rows.tobytes()
-    # A record that is written in two parts counts once, when it is whole.
-    cut = 10 * SAMPLE.itemsize + 13
-    path.write_bytes(data[:cut])
-    assert reader.read().bulks.requests == 10
-    path.write_bytes(data)
-    load = reader.read()
-    assert load.bulks == compute_figures(rows)
-    assert load.bulks.outcomes == {"ok": 28, "http-error": 1, "connection-error": 1}
-    assert load.bulks.documents == {"acknowledged": 2800, "failed": 100, "unknown": 100}
-    assert load.bulks.bytes_sent == 30 * 50_000
-    assert load.cpu_ns.keys() == {"7 user", "7 system"}
-    both = merge_figures_json([figures_to_json(load), figures_to_json(load)])
-    assert both.bulks == load.bulks + load.bulks
-    assert both.bulks - load.bulks == load.bulks
+    bulks = compute_figures(rows)
+    assert compute_figures(rows[:10]) + compute_figures(rows[10:]) == bulks
+    assert bulks.outcomes == {"ok": 28, "http-error": 1, "connection-error": 1}
+    assert bulks.documents == {"acknowledged": 2800, "failed": 100, "unknown": 100}
+    assert bulks.bytes_sent == 30 * 50_000
+    load = LoadFigures(bulks=bulks, in_flight=1, oldest_ns=2, cpu_ns={"7 user": 3})
+    values = json.loads(json.dumps(records.to_json(load)))
+    assert figures_from_json(values) == records.from_json(LoadFigures, values) == load
+    both = load + load
+    assert (both.in_flight, both.oldest_ns, both.cpu_ns) == (2, 2, {"7 user": 6})
+    assert both.bulks.outcomes == {"ok": 56, "http-error": 2, "connection-error": 2}
+    assert both.bulks - bulks == bulks
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.0])

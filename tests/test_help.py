@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +45,14 @@ def test_help_describes_every_option_and_h_is_the_same(names: tuple[str, ...], c
         text = Text.from_markup(parameter.help or "")
         assert not text.spans, f"{parameter.name}: brackets are taken for a style"
         assert words(text.plain) in words(long.output), parameter.name
+
+
+def test_list_describes_each_part_differently() -> None:
+    parts = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
+    for kind in ("experiments", "network profiles", "workloads", "protocols", "probes"):
+        texts = list(parts[kind].values())
+        assert all(texts), kind
+        assert len(set(texts)) == len(texts), kind
 
 
 def run_bash(script: str, home: Path) -> str:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 
@@ -16,27 +15,6 @@ def test_percentile_is_a_value_that_occurred() -> None:
     assert results.percentile(counts, 90.1) == 65536
     assert results.percentile(counts, 99) == 65536
     assert results.percentile({}, 50) is None
-
-
-@pytest.mark.parametrize(("percent", "least"), [(50, 2), (90, 10), (99, 100), (99.9, 1000), (99.99, 10_000), (100, 1)])
-def test_percentile_requires_values_beyond_it(percent: float, least: int) -> None:
-    assert results.percentile({7: least - 1}, percent) is None
-    assert results.percentile({7: least}, percent) == 7
-    assert results.percentile({7: 10 * least, 9: 1}, 100) == 9
-
-
-def test_percentiles_agree_with_sorting() -> None:
-    random.seed(7)
-    values = sorted(random.choice((1, 512, 1448, 2896, 65536)) for _ in range(1001))  # noqa: S311 (not a secret)
-    counts = {value: values.count(value) for value in set(values)}
-    for percent in (1, 10, 50, 90, 99, 100):
-        rank = -(-len(values) * percent // 100)
-        assert results.percentile(counts, percent) == values[rank - 1]
-
-
-def test_mean_is_weighted_by_counts() -> None:
-    assert quantiles.mean_value({100: 3, 500: 1}) == 200
-    assert quantiles.mean_value({}) is None
 
 
 def test_bins_cover_every_value_once() -> None:

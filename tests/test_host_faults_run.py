@@ -1,9 +1,8 @@
-"""One run with every fault of the host at the same time, on a JVM that writes to its disk, and Ctrl-C during it."""
+"""One run with every fault of the host at the same time, on a JVM that writes to its disk."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import commands
 import pytest
-from commands import CTRL_C, Place, nothing_left
-from fault_lab import wait_until
+from commands import Place, nothing_left
+from kills_lab import SERVER
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.host import node_resources
@@ -21,22 +20,6 @@ from ingest_bench.host import node_resources
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes, pytest.mark.machine]
 
 SOURCE = Path(__file__).with_name("java") / "DiskServer.java"
-SERVER = """
-[protocol]
-name = "json-array"
-format = "lines"
-path = "/"
-[start]
-source = "DiskServer.java"
-java = 17
-arguments = ["{host}", "{port}", "{home}"]
-heap = "128m"
-[ready]
-path = "/"
-[count]
-path = "/"
-json = "stored"
-"""
 EXPERIMENT = """
 description = "Every fault of the host at the same time"
 probes = ["host"]
@@ -92,27 +75,8 @@ def list_leftovers(place: Place, pid: int) -> list[str]:
     return leftovers + [line for line in loops.splitlines() if str(place.folder) in line]
 
 
-def read_limits() -> dict[str, str]:
-    """Return every limit of a disk with the disk's file; "": the device is gone, but a limit goes before its device."""
-    files = Path("/sys/fs/cgroup/blkio").glob("blkio.throttle.*_device")
-    lines = [(path.name, line) for path in files for line in path.read_text().splitlines()]
-    return {f"{name} {line}": _read_backing_file(line.split()[0]) for name, line in lines}
-
-
-def _read_backing_file(device: str) -> str:
-    try:
-        return Path(f"/sys/dev/block/{device}/loop/backing_file").read_text()
-    except FileNotFoundError:
-        return ""
-
-
-def list_orphans() -> set[str]:
-    return {limit for limit, file in read_limits().items() if not file}
-
-
 @pytest.mark.nightly
 def test_every_fault_of_the_host_has_its_effect_and_leaves_nothing(here: Place) -> None:
-    orphans = list_orphans()
     with nothing_left(), here.command("run", "all.toml", "--out", "out") as command:
         pid = command.popen.pid
         assert command.end() == 0, command.text
@@ -124,18 +88,3 @@ def test_every_fault_of_the_host_has_its_effect_and_leaves_nothing(here: Place) 
         assert match, json.dumps(effects, indent=1)
         assert float(match[1].replace(",", "")) > 0, effects
     assert list_leftovers(here, pid) == []
-    assert list_orphans() <= orphans
-
-
-@pytest.mark.nightly
-def test_ctrl_c_during_every_fault_leaves_nothing(here: Place) -> None:
-    orphans = list_orphans()
-    with nothing_left(), here.command("run", "all.toml", "--out", "out", terminal=True) as command:
-        command.until("load measure")
-        wait_until(lambda: list(here.folder.rglob(".full-*")))
-        assert len(list_leftovers(here, command.popen.pid)) >= 5
-        assert len([file for file in read_limits().values() if str(here.folder) in file]) in (0, 2)
-        os.write(command.output_fd, CTRL_C)
-        assert command.end() == 130, command.text
-    assert list_leftovers(here, command.popen.pid) == []
-    assert list_orphans() <= orphans

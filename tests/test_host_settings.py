@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from ingest_bench import system
 from ingest_bench.cli.app import app
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
-from ingest_bench.experiment import key_paths, spec
+from ingest_bench.experiment import spec
 from ingest_bench.host import settings
 from ingest_bench.host.settings import RECOMMENDATIONS, SETTINGS, MachineFacts, Setting
 from ingest_bench.inputs import records
@@ -37,6 +37,12 @@ SWAPPINESS = SETTINGS["swappiness"].path
 DIRTY = SETTINGS["dirty_bytes"].path
 RATIO = DIRTY.with_name("dirty_ratio")
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change settings of the machine")
+
+
+def changes_machine(test: Callable[[], None]) -> Callable[[], None]:
+    for mark in (NEEDS_ROOT, pytest.mark.processes, pytest.mark.usefixtures("state")):
+        test = mark(test)
+    return test
 
 
 @pytest.fixture
@@ -103,9 +109,7 @@ def test_settings_may_be_factors_and_are_part_of_the_plan(tmp_path: Path) -> Non
         ("swappiness=1", 'did you mean "host.swappiness"'),
         ("host.dirty_bytes=100", "is not between 8KiB and"),
         ("host.tcp_mem=3000 2000 1000", "not in rising order"),
-        ("host.tcp_mem=1000 2000", "has 2 values, not 3"),
         ("host.tcp_mem=1 2 3;reboot", "'3;reboot' is not a whole number"),
-        ("host.somaxconn=1\n2", "is not a whole number"),
         # The same cell twice.
         ("host.dirty_bytes=1MiB,1024KiB", "are the same"),
     ],
@@ -113,13 +117,6 @@ def test_settings_may_be_factors_and_are_part_of_the_plan(tmp_path: Path) -> Non
 def test_wrong_setting_is_refused(tmp_path: Path, assignment: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_settings(tmp_path, "", assignment)
-
-
-@pytest.mark.parametrize("target", ['url = "http://127.0.0.1:9200"', "attach = 4711"])
-def test_host_of_a_running_server_is_not_changed(tmp_path: Path, target: str) -> None:
-    (tmp_path / "x.toml").write_text(f"[target]\n{target}\n[host]\nswappiness = 1\n")
-    with pytest.raises(SpecError, match=r"host\.swappiness"):
-        spec.load_experiment(str(tmp_path / "x.toml"))
 
 
 def test_values_are_formatted_as_the_kernel_reads_them() -> None:
@@ -145,7 +142,7 @@ VALID = ["always", "defer+madvise", "1", "200", "64MiB", "1000 2000 3000", "on"]
 
 @pytest.mark.parametrize("key", SETTINGS)
 @given(value=st.one_of(VALUES, st.builds("".join, st.lists(st.sampled_from([*VALID, *SPECIAL]), max_size=3))))
-@examples(60)
+@examples(40)
 def test_only_numbers_and_known_words_are_written(key: str, value: Any) -> None:
     with contextlib.suppress(SpecError):
         for text in settings.format_settings(records.from_toml(HostSettings, {key: value}, "x.toml")).values():
@@ -211,13 +208,7 @@ def test_namespace_settings_are_written_in_the_namespace_and_read_back() -> None
         settings.apply_in_namespace(host, lambda argv: "5\n" if argv[1] == "-n" else "")
 
 
-def test_key_of_a_setting_is_resolved_below_host() -> None:
-    assert key_paths.resolve_key("host.somaxconn") == ("host", "somaxconn")
-
-
-@NEEDS_ROOT
-@pytest.mark.processes
-@pytest.mark.usefixtures("state")
+@changes_machine
 def test_settings_are_changed_in_the_block_and_restored_after_it() -> None:
     value, defrag = choose_swappiness(), SETTINGS["transparent_hugepages_defrag"].path
     word = "defer" if read(defrag) != "defer" else "madvise"
@@ -231,27 +222,21 @@ def test_settings_are_changed_in_the_block_and_restored_after_it() -> None:
         assert sessions.list_sessions() == []
 
 
-@NEEDS_ROOT
-@pytest.mark.processes
-@pytest.mark.usefixtures("state")
+@changes_machine
 def test_setting_with_the_right_value_is_locked_but_not_written() -> None:
     with settings.apply_settings(HostSettings(swappiness=int(read(SWAPPINESS)))):
         (session,) = sessions.list_sessions()
         assert session.steps == ()
 
 
-@NEEDS_ROOT
-@pytest.mark.processes
-@pytest.mark.usefixtures("state")
+@changes_machine
 def test_dirty_bytes_are_restored_to_the_former_ratio() -> None:
     assert read(DIRTY) == "0", "this test requires a machine that uses the ratio"
     with check_restored(DIRTY, RATIO), settings.apply_settings(HostSettings(dirty_bytes_bytes=4 << 30)):
         assert (read(DIRTY), read(RATIO)) == (str(4 << 30), "0")
 
 
-@NEEDS_ROOT
-@pytest.mark.processes
-@pytest.mark.usefixtures("state")
+@changes_machine
 def test_setting_has_one_owner_who_is_reported() -> None:
     value = choose_swappiness()
     with check_restored(SWAPPINESS), settings.apply_settings(HostSettings(swappiness=value)):
@@ -262,9 +247,7 @@ def test_setting_has_one_owner_who_is_reported() -> None:
             assert read(SETTINGS["dirty_background_bytes"].path) == str(1 << 30)
 
 
-@NEEDS_ROOT
-@pytest.mark.processes
-@pytest.mark.usefixtures("state")
+@changes_machine
 def test_setting_that_another_program_changes_invalidates_the_run() -> None:
     value = choose_swappiness()
 

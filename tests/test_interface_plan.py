@@ -14,10 +14,10 @@ import pytest
 from ingest_bench import system
 from ingest_bench.errors import SpecError
 from ingest_bench.ledger.steps import Action, Step
+from ingest_bench.ledger.watchdog import open_session
 from ingest_bench.model.network import Impairment, PortRange, Profile, RealInterface
 from ingest_bench.network.act.interface import (
     next_hop_options,
-    parse_qdiscs,
     parse_route_metrics,
     parse_ssh_connection,
 )
@@ -32,7 +32,6 @@ from ingest_bench.network.plan.interface_rules import (
     InterfaceFacts,
     Qdisc,
     Route,
-    ShapingRequest,
     UpperDevice,
     filter_matches,
     route_options,
@@ -44,14 +43,12 @@ SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
 DISTANT = Impairment(delay_ns=25 * 10**6, loss_ppm=5000, rate_bps=10**8, burst_bytes=20_000)
 FAIR = Impairment(rate_bps=10**7, queue="fq_codel")
 PORT = (PortRange(9200, 9200),)
+LINK = RealInterface(name="eth0", shared_settings=True)
+WITH_MTU = dataclasses.replace(LINK, interface_mtu=True)
 
 
 def make_flow(network: str, *ports: PortRange) -> Flow:
     return Flow(network=ipaddress.ip_network(network), remote_ports=ports or PORT)
-
-
-def make_request(profile: Profile, **options: Any) -> ShapingRequest:
-    return ShapingRequest(link=RealInterface(name="eth0", **options), profile=profile)
 
 
 def make_ssh(client: str, local: str = "10.0.0.5") -> Connection:
@@ -69,7 +66,7 @@ HOST = Destination(
 )
 HOST_IPV6 = Destination(address=ipaddress.ip_address("fd00::3"), device="eth0")
 FACTS = InterfaceFacts(
-    interface="eth0",
+    link=LINK,
     index=7,
     mtu_bytes=1500,
     sizes={"gso_max_segs": 65535, "gso_max_size": 65536, "gso_ipv4_max_size": 65536, "gro_max_size": 65536},
@@ -123,21 +120,17 @@ def replace(**values: Any) -> InterfaceFacts:
 
 
 @pytest.mark.parametrize(
-    ("name", "facts", "request_"),
+    ("name", "facts", "profile"),
     [
-        ("interface-route", FACTS, make_request(PROFILE, shared_settings=True)),
-        (
-            "interface-mtu",
-            replace(upper_devices=UPPER_DEVICES),
-            make_request(PROFILE, shared_settings=True, interface_mtu=True),
-        ),
+        ("interface-route", FACTS, PROFILE),
+        ("interface-mtu", replace(upper_devices=UPPER_DEVICES, link=WITH_MTU), PROFILE),
         (
             "interface-ipv6",
             replace(
                 flows=(make_flow("fd00::3", PortRange(9300, 9300)),),
                 destinations=(dataclasses.replace(HOST_IPV6, route=Route(host_priority=1024)),),
             ),
-            make_request(Profile(name="small", mtu_bytes=1300, to_server=SLOW)),
+            Profile(name="small", mtu_bytes=1300, to_server=SLOW),
         ),
         (
             "interface-flows",
@@ -149,7 +142,7 @@ def replace(**values: Any) -> InterfaceFacts:
                 ),
                 destinations=(HOST, dataclasses.replace(HOST_IPV6, route=Route())),
             ),
-            make_request(Profile(name="slow", to_server=SLOW, to_client=DISTANT)),
+            Profile(name="slow", to_server=SLOW, to_client=DISTANT),
         ),
         (
             "interface-server",
@@ -158,23 +151,24 @@ def replace(**values: Any) -> InterfaceFacts:
                     Flow(network=ipaddress.ip_network(network), local_ports=PORT) for network in ("0.0.0.0/0", "::/0")
                 ),
                 destinations=(),
+                link=dataclasses.replace(LINK, port=PORT),
             ),
-            make_request(Profile(name="slow", to_server=SLOW, to_client=DISTANT), port=PORT),
+            Profile(name="slow", to_server=SLOW, to_client=DISTANT),
         ),
         (
             "interface-ssh",
             replace(ssh_connections=(SSH, dataclasses.replace(SSH, remote=ipaddress.ip_address("fd00::9")))),
-            make_request(Profile(name="slow", to_server=SLOW)),
+            Profile(name="slow", to_server=SLOW),
         ),
     ],
 )
-def test_commands_and_undo_match_the_golden_file(name: str, facts: InterfaceFacts, request_: ShapingRequest) -> None:
-    assert format_steps(interface_steps(facts, request_, IDS)) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+def test_commands_and_undo_match_the_golden_file(name: str, facts: InterfaceFacts, profile: Profile) -> None:
+    assert format_steps(interface_steps(facts, profile, IDS)) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def test_profile_without_effect_needs_no_step_even_with_ssh() -> None:
-    assert interface_steps(FACTS, make_request(Profile(name="nothing")), IDS) == ()
-    assert interface_steps(replace(ssh_connections=(SSH,)), make_request(Profile(name="nothing")), IDS) == ()
+    assert interface_steps(FACTS, Profile(name="nothing"), IDS) == ()
+    assert interface_steps(replace(ssh_connections=(SSH,)), Profile(name="nothing"), IDS) == ()
 
 
 @pytest.mark.parametrize(
@@ -189,10 +183,13 @@ def test_port_filters_match_each_port_exactly_once(ranges: list[tuple[int, int]]
         for side in SIDES:
             matched: Counter[int] = Counter()
             for words in filter_matches(flow, side):
-                *_, end, value, mask = words
+                *_, end, first, mask = words
+                others = 0xFFFF ^ int(mask, 16)
+                # The mask keeps the upper bits, and the first port has none of the others.
+                assert others & (others + 1) == int(first) & others == 0
                 assert end == ("sport" if is_local == (side == "egress") else "dport")
                 assert words[:4] == ("match", "ip", "dst" if side == "egress" else "src", "10.0.0.0/8")
-                matched.update(port for port in range(65536) if port & int(mask, 16) == int(value))
+                matched.update(range(int(first), int(first) + others + 1))
             assert matched == expected
             assert sum(1 for _ in filter_matches(flow, side)) <= 30 * len(ranges)
 
@@ -237,46 +234,38 @@ def test_port_filters_match_each_port_exactly_once(ranges: list[tuple[int, int]]
 def test_forbidden_changes_are_refused_with_the_reason(
     facts: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
-    request = make_request(**{"profile": PROFILE, "shared_settings": True, **options})
+    profile = options.pop("profile", PROFILE)
     with pytest.raises(SpecError, match=reason):
-        interface_steps(replace(**facts), request, IDS)
+        interface_steps(replace(link=dataclasses.replace(LINK, **options), **facts), profile, IDS)
 
 
 def test_interface_with_default_route_can_be_allowed() -> None:
-    request = make_request(PROFILE, shared_settings=True, allow_default_route=True)
-    assert interface_steps(replace(has_default_route=True), request, IDS)
+    allowed = dataclasses.replace(LINK, allow_default_route=True)
+    assert interface_steps(replace(has_default_route=True, link=allowed), PROFILE, IDS)
 
 
 def test_route_enables_ecn_only_if_packets_may_be_marked() -> None:
     marking = Impairment(loss_ppm=10_000, ecn=True)
     for profile in (Profile(name="x", to_server=marking), Profile(name="x", to_client=marking)):
-        assert route_options(FACTS, make_request(profile), HOST)[-2:] == ("features", "ecn")
+        assert route_options(FACTS, profile, HOST)[-2:] == ("features", "ecn")
     plain = Profile(name="x", to_server=Impairment(loss_ppm=10_000))
-    assert route_options(FACTS, make_request(plain), HOST) == ()
+    assert route_options(FACTS, plain, HOST) == ()
     with_features = dataclasses.replace(HOST, route=Route(metrics={"features": ("tcp_usec_ts",)}))
-    options = route_options(FACTS, make_request(Profile(name="x", to_server=marking)), with_features)
+    options = route_options(FACTS, Profile(name="x", to_server=marking), with_features)
     assert options == ("features", "tcp_usec_ts", "ecn")
 
 
 @pytest.mark.parametrize("mtu", [("lock", "1300"), ("1300",)])
 def test_route_narrower_than_the_profile_keeps_its_mtu(mtu: tuple[str, ...]) -> None:
     narrow = dataclasses.replace(HOST, route=Route(metrics={"mtu": mtu, "advmss": ("1260",)}))
-    assert route_options(FACTS, make_request(Profile(name="x", mtu_bytes=1400)), narrow) == ()
-    options = route_options(FACTS, make_request(Profile(name="x", mtu_bytes=1400, congestion_control="reno")), narrow)
+    assert route_options(FACTS, Profile(name="x", mtu_bytes=1400), narrow) == ()
+    options = route_options(FACTS, Profile(name="x", mtu_bytes=1400, congestion_control="reno"), narrow)
     assert options == ("mtu", *mtu, "advmss", "1260", "congctl", "reno")
-    smaller = route_options(FACTS, make_request(Profile(name="x", mtu_bytes=1200)), narrow)
+    smaller = route_options(FACTS, Profile(name="x", mtu_bytes=1200), narrow)
     assert smaller == ("mtu", "lock", "1200", "advmss", "1160")
 
 
-def test_output_of_tc_and_ip_is_parsed() -> None:
-    entries: list[dict[str, object]] = [
-        {"kind": "noqueue", "handle": "0:", "root": True},
-        {"kind": "fq", "handle": "0:", "parent": ":1"},
-    ]
-    assert parse_qdiscs(entries) == (
-        Qdisc(kind="noqueue", handle="0:"),
-        Qdisc(kind="fq", handle="0:", parent=":1"),
-    )
+def test_routes_of_ip_are_parsed() -> None:
     ipv6_gateway = {"via": {"family": "inet6", "host": "fe80::1"}, "dev": "eth0"}
     assert next_hop_options(ipv6_gateway) == ("via", "inet6", "fe80::1")
     assert next_hop_options({"gateway": "10.0.0.1", "dev": "eth0"}) == ("via", "10.0.0.1")
@@ -321,3 +310,9 @@ def test_sessions_share_no_number_and_no_device_name() -> None:
     # Limits of the kernel: IFNAMSIZ without its end, and an int.
     assert max(len(device.name) for device in devices) <= 15
     assert max(device.index for device in devices) < 2**31
+
+
+@pytest.mark.parametrize("limit_s", [0, float("inf"), float("nan")])
+def test_session_without_a_time_limit_is_refused(limit_s: float) -> None:
+    with pytest.raises(SpecError, match="a time limit is required"), open_session("net-7", "x", time_limit_s=limit_s):
+        pass

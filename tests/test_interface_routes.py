@@ -71,22 +71,3 @@ def test_kill_around_the_route_step_restores_the_routes(machine: Lab, script: st
     status, _, errors = machine.run_driver(*words, DRIVER_AT=stage, DRIVER_RUNS="kill -9 $PPID")
     assert status == -signal.SIGKILL, errors
     machine.assert_restored(before)
-
-
-@NEEDS_IPV6
-def test_host_route_with_metric_1_is_refused(machine: Lab) -> None:
-    machine.run("sh", "-ec", "ip -6 route add fd00:56::2 via fd00:40::2 dev eth0 metric 1")
-    before = machine.snapshot()
-    status, _, errors = machine.run_driver("tool", "-1", "-1", "small", "eth0", "fd00:56::2")
-    assert status == 2
-    assert "a route to fd00:56::2 alone has metric 1" in errors
-    assert machine.snapshot() == before
-
-
-def test_profile_without_congestion_control_keeps_the_hosts(machine: Lab) -> None:
-    before = machine.snapshot()
-    for variant, has_route in (("plain", False), ("small", True)):
-        with machine.shaped(variant):
-            assert ("proto 198" in machine.run("ip", "route", "show", SERVER)) == has_route
-            assert "congestion" not in get_route(machine, SERVER)[1]
-    machine.assert_restored(before)

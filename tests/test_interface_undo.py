@@ -51,31 +51,27 @@ def test_renamed_interface_is_restored_and_its_namesake_is_unchanged(tmp_path: P
         assert machine.snapshot() == before
 
 
-def test_clsact_that_appears_just_before_ours_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_clsact_that_appears_just_before_ours_is_kept(tmp_path: Path, *, is_killed: bool) -> None:
+    runs = f"{FOREIGN_FILTERS}; kill -9 $PPID" if is_killed else FOREIGN_FILTERS
     with lab(tmp_path / "state") as machine:
         before = machine.snapshot()
-        status, _, errors = machine.run_driver(
-            "tool", "-1", "-1", "mtu", DRIVER_AT=AT_ADDING, DRIVER_RUNS=FOREIGN_FILTERS
-        )
-        assert status == 3
-        assert "Exclusivity flag on" in errors
+        status, _, errors = machine.run_driver("tool", "-1", "-1", "mtu", DRIVER_AT=AT_ADDING, DRIVER_RUNS=runs)
+        assert status == (-signal.SIGKILL if is_killed else 3), errors
+        assert ("Exclusivity flag on" in errors) == (not is_killed)
         assert_foreign_filters_remain(machine, before)
 
 
-def test_clsact_that_replaced_ours_is_kept(tmp_path: Path) -> None:
+def test_values_and_clsact_of_another_program_are_kept(tmp_path: Path) -> None:
     with lab(tmp_path / "state") as machine:
         before = machine.snapshot()
         with machine.shaped("mtu"):
+            machine.run("ip", "link", "set", "dev", "eth0", "mtu", "1450")
             machine.run("sh", "-ec", f"tc qdisc del dev eth0 clsact; {FOREIGN_FILTERS}")
-        assert_foreign_filters_remain(machine, before)
-
-
-def test_kill_before_a_step_undoes_nothing_of_another_program(tmp_path: Path) -> None:
-    with lab(tmp_path / "state") as machine:
-        before = machine.snapshot()
-        killing = f"{FOREIGN_FILTERS}; kill -9 $PPID"
-        status, _, errors = machine.run_driver("tool", "-1", "-1", "plain", DRIVER_AT=AT_ADDING, DRIVER_RUNS=killing)
-        assert status == -signal.SIGKILL, errors
+        machine.wait_until_free()
+        assert machine.leftovers() == []
+        assert mtu(machine, "eth0") == 1450
+        machine.run("ip", "link", "set", "dev", "eth0", "mtu", "1500")
         assert_foreign_filters_remain(machine, before)
 
 
@@ -130,15 +126,6 @@ def test_new_interface_with_a_removed_ones_index_is_unchanged(tmp_path: Path) ->
         assert mtu(machine, "eth0") == 1300
         assert "clsact" in machine.run("tc", "qdisc", "show", "dev", "eth0")
         assert machine.ifbs() == []
-
-
-def test_value_changed_by_another_program_is_kept(tmp_path: Path) -> None:
-    with lab(tmp_path / "state") as machine:
-        with machine.shaped("mtu"):
-            machine.run("ip", "link", "set", "dev", "eth0", "mtu", "1450")
-        machine.wait_until_free()
-        assert machine.leftovers() == []
-        assert mtu(machine, "eth0") == 1450
 
 
 @pytest.mark.parametrize("qdisc", ["mq", "tbf rate 400mbit burst 200k latency 100ms"])

@@ -71,21 +71,6 @@ def check_restored(machine: Lab) -> None:
     assert machine.run("sh", "-c", ipv6) == ipv6_before
 
 
-@pytest.mark.nightly
-def test_mtu_of_upper_devices_is_restored_after_kills(machine: Lab) -> None:
-    if not create_upper_device(machine, "macvlan"):
-        pytest.skip("this kernel has no macvlan")
-    for stage in (2, 4, 16, 18, 20):
-        machine.leave_behind(stage, "mtu")
-        machine.run("sh", "-ec", "ip link set up0 down; ip link set up0 name new0; ip link set new0 up")
-        status, _, errors = machine.run_driver("restore")
-        assert status == 0, errors
-        machine.run("sh", "-ec", "ip link set new0 down; ip link set new0 name up0; ip link set up0 up")
-        assert machine.leftovers() == []
-        assert mtus(machine)["up0"] == 1450
-        assert mtus(machine)["eth0"] == 1500
-
-
 def test_upper_device_in_another_namespace_is_refused(
     machine: Lab,
 ) -> None:

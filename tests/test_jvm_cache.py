@@ -86,12 +86,18 @@ def test_a_fetched_file_is_verified_readable_for_all_and_kept(
     events = []
     with mirror(GOOD, monkeypatch):
         path = artifacts.fetch(artifact(), lambda *event: events.append(event))
-    assert path.read_bytes() == GOOD
-    assert path.stat().st_mode & 0o777 == 0o444
-    assert events[-1] == ("thing-1.0.jar", len(GOOD), len(GOOD))
+        assert path.read_bytes() == GOOD
+        assert path.stat().st_mode & 0o777 == 0o444
+        assert events[-1] == ("thing-1.0.jar", len(GOOD), len(GOOD))
+        # A changed file is fetched again.
+        path.chmod(0o644)
+        path.write_bytes(b"damaged")
+        assert artifacts.fetch(artifact()).read_bytes() == GOOD
     monkeypatch.setenv("INGEST_BENCH_MAVEN", "http://127.0.0.1:9")
     assert artifacts.fetch(artifact()) == path
     assert list_files(cache_folder) == ["thing-1.0.jar"]
+    with pytest.raises(RunFailed, match=r"(?s)thing:1\.0 \(zip\): it is not in the cache .*ingest-bench fetch"):
+        artifacts.fetch(artifact(packaging="zip"))
 
 
 def test_a_wrong_or_incomplete_download_leaves_no_file(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,13 +111,6 @@ def test_a_wrong_or_incomplete_download_leaves_no_file(cache_folder: Path, monke
     assert list_files(cache_folder) == []
 
 
-def test_a_failed_download_names_the_artifact_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INGEST_BENCH_MAVEN", "http://127.0.0.1:9")
-    with pytest.raises(RunFailed, match=r"org\.example:thing:1\.0 \(jar\): it is not in the cache") as caught:
-        artifacts.fetch(artifact())
-    assert "ingest-bench fetch" in str(caught.value)
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates, is not installed")
 def test_an_unknown_certificate_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     issued = certificates.create_certificates(tmp_path)
@@ -120,14 +119,6 @@ def test_an_unknown_certificate_is_explained(tmp_path: Path, monkeypatch: pytest
             artifacts.fetch(artifact())
         assert "Check the network" not in str(caught.value)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(issued.ca))
-        assert artifacts.fetch(artifact()).read_bytes() == GOOD
-
-
-def test_a_changed_file_in_the_cache_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with mirror(GOOD, monkeypatch):
-        path = artifacts.fetch(artifact())
-        path.chmod(0o644)
-        path.write_bytes(b"damaged")
         assert artifacts.fetch(artifact()).read_bytes() == GOOD
 
 
@@ -150,13 +141,6 @@ def test_an_archive_is_unpacked_with_modes_and_without_left_out_folders(
     assert (home / "plugins").is_dir()
 
 
-def test_the_rest_of_a_killed_download_is_removed(cache_folder: Path) -> None:
-    (cache_folder / "things" / ".one.partial").mkdir(parents=True)
-    (cache_folder / "things" / ".one.partial" / "half").write_text("half")
-    assert cache.get_or_make("things/one", lambda path: path.mkdir()) == cache_folder / "things" / "one"
-    assert list_files(cache_folder) == []
-
-
 def test_a_failed_entry_leaves_no_file(cache_folder: Path) -> None:
     def fill(path: Path) -> None:
         path.write_text("half")
@@ -166,6 +150,11 @@ def test_a_failed_entry_leaves_no_file(cache_folder: Path) -> None:
         cache.get_or_make("things/one", fill)
     assert list_files(cache_folder) == []
     assert not (cache_folder / "things" / "one").exists()
+    # What a killed process has left is removed.
+    (cache_folder / "things" / ".one.partial").mkdir()
+    (cache_folder / "things" / ".one.partial" / "half").write_text("half")
+    assert cache.get_or_make("things/one", lambda path: path.mkdir()) == cache_folder / "things" / "one"
+    assert list_files(cache_folder) == []
 
 
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,22 +186,17 @@ def test_the_feature_release_is_read_from_the_release_file(tmp_path: Path, text:
     assert java.read_version(fake_java(tmp_path / "jdk", text)) == version
 
 
-def test_the_exact_installed_version_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_suitable_java_of_the_exact_version_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path / "jvm" / "a", "21.0.1", javac=True)
-    expected = fake_java(tmp_path / "jvm" / "b", "17.0.1", javac=True)
+    runtime = fake_java(tmp_path / "jvm" / "b", "17.0.1")
     monkeypatch.setattr(java, "INSTALL_FOLDER", tmp_path / "jvm")
     monkeypatch.setattr(system, "CALLER_PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert java.find_java(17) == java.Java(home=expected, version=17, source="machine")
-
-
-def test_a_runtime_is_no_full_jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_java(tmp_path / "jvm" / "jre", "17.0.1")
-    monkeypatch.setattr(java, "INSTALL_FOLDER", tmp_path / "jvm")
-    monkeypatch.setattr(system, "CALLER_PATH", "")
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert java.find_java(17) == java.Java(home=runtime, version=17, source="machine")
     with pytest.raises(MissingCapability, match="a full JDK is required"):
         java.find_java(17, full=True)
+    jdk = fake_java(tmp_path / "jvm" / "c", "17.0.1", javac=True)
+    assert java.find_java(17, full=True).home == jdk
 
 
 def test_a_java_home_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -102,6 +102,12 @@ def count_stored(broker: Endpoint, topic: str = "tiny") -> int:
     return sum(last - first for first, last in edges)
 
 
+def send_once(user: Any, body: Any) -> None:
+    gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
+    user.on_stop()
+    user.upstream.deadlines.close()
+
+
 @pytest.mark.processes
 def test_request_is_done_once_each_record_is(broker: Endpoint) -> None:
     user, sink = started(broker, protocol=protocol(linger="1ms"))
@@ -121,8 +127,10 @@ def test_request_is_done_once_each_record_is(broker: Endpoint) -> None:
 
 
 @pytest.mark.netns
-@pytest.mark.parametrize("queue", ["pfifo", "tbf rate 400mbit burst 70k limit 80k"])
-@pytest.mark.parametrize("end", ["stays", "ends", "reset"])
+@pytest.mark.parametrize(
+    ("queue", "end"),
+    [("pfifo", "ends"), *(("tbf rate 400mbit burst 70k limit 80k", end) for end in ("stays", "ends", "reset"))],
+)
 def test_bytes_refused_by_a_full_qdisc_do_not_count_as_sent(queue: str, end: str) -> None:
     size = 10 * 2**20
     with sandbox() as opened:
@@ -139,19 +147,7 @@ def test_bytes_refused_by_a_full_qdisc_do_not_count_as_sent(queue: str, end: str
 
 
 @pytest.mark.processes
-def test_two_users_have_separate_connections(broker: Endpoint) -> None:
-    user_1, first = started(broker, protocol=protocol())
-    user_2, second = started(broker, protocol=protocol())
-    body = protocol().build_body(DOCUMENTS, 1)
-    for user in (user_1, user_2):
-        gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
-        user.on_stop()
-    assert first.only.local_port != second.only.local_port
-    assert min(first.only.bytes_sent, second.only.bytes_sent) > len(body.data)
-
-
-@pytest.mark.processes
-def test_bytes_of_a_request_are_those_to_all_brokers() -> None:
+def test_bytes_of_a_request_are_those_to_all_brokers_by_one_user() -> None:
     with mock_brokers(3) as brokers:
         upstream = resolve_upstream(*(ServerAddress(endpoint=address) for address in brokers))
         users = [started(brokers[0], protocol=protocol(linger="1ms"), upstream=upstream) for _ in range(3)]
@@ -166,6 +162,10 @@ def test_bytes_of_a_request_are_those_to_all_brokers() -> None:
     assert [outcome(sample) for sample in samples] == ["ok"] * 9
     assert all(len(body.data) < sample.bytes_sent < 2 * len(body.data) for sample in samples)
     assert sum(sample.bytes_sent for sample in samples) == upstream.traffic.bytes_written
+    # A request to several brokers has no address; each user has connections of its own.
+    assert {sample.address for sample in samples} == {-1}
+    ports = [{sample.local_port for sample in sink.samples} for _, sink in users]
+    assert sum(map(len, ports)) == len(set.union(*ports))
 
 
 def test_records_that_may_be_stored_are_not_retried(
@@ -181,9 +181,7 @@ def test_records_that_may_be_stored_are_not_retried(
         return user.connection._build_response(errors, len(values))  # type: ignore[no-any-return]
 
     monkeypatch.setattr(user.connection, "exchange", exchange)
-    gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
-    user.on_stop()
-    user.upstream.deadlines.close()
+    send_once(user, protocol().build_body(DOCUMENTS, 1))
     sample = sink.only
     assert (outcome(sample), documents(sample), sample.bytes_sent) == ("connection-error", (10, 0, 0), 0)
     assert sample.attempts == 1
@@ -196,30 +194,17 @@ def test_missing_broker_is_a_timeout_without_sent_bytes(monkeypatch: pytest.Monk
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
     options = LoadOptions(timeout_ns=300_000_000)
     user, sink = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(options), timeout_ns=300_000_000)
-    gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
-    user.on_stop()
-    user.upstream.deadlines.close()
+    send_once(user, protocol().build_body(DOCUMENTS, 1))
     sample = sink.only
     assert (outcome(sample), documents(sample), sample.attempts) == ("timeout", (10, 0, 0), 1)
     assert (sample.bytes_sent, sample.local_port, sample.status) == (0, 0, 0)
 
 
 @pytest.mark.processes
-def test_request_to_several_brokers_has_no_address(broker: Endpoint) -> None:
-    unreachable = ServerAddress(endpoint=Endpoint("127.0.0.1", free_port()))
-    user, sink = started(
-        broker, protocol=protocol(), upstream=resolve_upstream(ServerAddress(endpoint=broker), unreachable)
-    )
-    gevent.spawn(user.send, PLANNED_NS, protocol().build_body(DOCUMENTS, 1)).get(timeout=60)
-    user.on_stop()
-    assert (outcome(sink.only), sink.only.address) == ("ok", -1)
-
-
-@pytest.mark.processes
 def test_broker_stores_every_acknowledged_record(broker: Endpoint, tmp_path: Path) -> None:
     plan = plan_for(broker, tmp_path, users=2, bulk_documents=50)
     plan = type(plan)(
-        address=plan.address,
+        server=plan.server,
         wire=ProtocolOptions(protocol="kafka", keys={"linger": "1ms"}),
         workload=plan.workload,
         options=plan.options,

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import ordinary_user
 import pytest
+from probe_lab import EVER_NS, histogram, make_context, notes, read, readings, write_recording
 
 from ingest_bench import system
 from ingest_bench.jvm import attach
-from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
+from ingest_bench.model.results import Note, ProbeOutput
 from ingest_bench.model.target import Endpoint
-from ingest_bench.probes import PROBES, recording
-from ingest_bench.probes.context import ReadContext
+from ingest_bench.probes import PROBES
 from ingest_bench.probes.kernel import bpf, tap
 from ingest_bench.probes.kernel.kernel_reads import check_capability
 
@@ -42,12 +42,8 @@ TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when re
 """
 
 
-def context(raw: Path, ports: set[int], start_ns: int = 0, end_ns: int = 2**62) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), reader=tuple)
-
-
-def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
-    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+def read_kernel(raw: Path, port: int = 40, start_ns: int = 0, end_ns: int = EVER_NS) -> list[ProbeOutput]:
+    return read("kernel-reads", make_context(raw, start_ns, end_ns, {port}))
 
 
 def write(raw: Path, rows: list[tuple[int, int, int, int, int]], **output: Any) -> None:
@@ -84,26 +80,28 @@ def test_ipv6_endpoint_is_an_address_that_clients_can_reach(words: str, host: st
 
 
 def test_jump_goes_to_its_label() -> None:
-    program = bpf.Assembler()
-    program.jump_if(bpf.R1, bpf.EQUAL, 5, "out")
-    program.compute(bpf.R2, bpf.SET, 1)
-    program.label("out")
-    program.leave()
+    program = (
+        bpf.Step(bpf.JUMP_EQUAL, bpf.R1, offset="out", number=5),
+        bpf.Step(bpf.SET, bpf.R2, number=1),
+        "out",
+        bpf.Step(bpf.SET, bpf.R0),
+        bpf.Step(bpf.EXIT),
+    )
     # jeq r1, 5, +1; r2 = 1; r0 = 0; exit
-    assert program.code().hex() == "1501010005000000b702000001000000b7000000000000009500000000000000"
+    assert bpf.assemble(program).hex() == "1501010005000000b702000001000000b7000000000000009500000000000000"
 
 
 def test_reads_within_the_measurement_are_counted_with_their_room(tmp_path: Path) -> None:
     mine = [(5000, 7, 100, 400, 40), (6000, 7, 300, 400, 40), (6500, 7, -11, 400, 40), (7000, 7, 0, 400, 40)]
     write(tmp_path, [*mine, (5500, 7, 9999, 9999, 41), (99_000, 7, 50, 64, 40), (5600, 7, 10, 0, 40)])
-    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40}, 6000, 50_000)))
-    values = readings(measured)
+    outputs = read_kernel(tmp_path, start_ns=6000, end_ns=50_000)
+    values = readings(outputs)
     assert values["kernel_bytes_read"] == 100 + 300 + 50 + 10
     assert values["kernel_reads"] == 3
     assert values["read_requested_bytes_mean"] == 400
     assert values["read_waste_bytes_mean"] == 200
     assert values["read_fill_share"] == 0.5
-    assert [item.counts for item in measured if isinstance(item, Histogram)] == [{10: 1, 100: 1, 300: 1}]
+    assert histogram(outputs) == {10: 1, 100: 1, 300: 1}
 
 
 def test_clock_step_moves_only_later_reads(tmp_path: Path) -> None:
@@ -111,39 +109,30 @@ def test_clock_step_moves_only_later_reads(tmp_path: Path) -> None:
     today, second = 1_800_000_000 * SECOND, SECOND
     clocks = [[0, today], [10 * second, today], [11 * second, today + 5 * second], [20 * second, today + 5 * second]]
     write(tmp_path, [(at * second + 7, 7, at, 400, 40) for at in (1, 9, 12, 19)], clocks=clocks)
-    values = []
-    for at in (1, 9, 12 + 5, 19 + 5):
-        begin = today + at * second + 7
-        values += list(PROBES["kernel-reads"].read(context(tmp_path, {40}, begin, begin + 1)))
-    assert [item.counts for item in values if isinstance(item, Histogram)] == [{1: 1}, {9: 1}, {12: 1}, {19: 1}]
+    for at, moved_at in ((1, 1), (9, 9), (12, 12 + 5), (19, 19 + 5)):
+        begin = today + moved_at * second + 7
+        assert histogram(read_kernel(tmp_path, 40, begin, begin + 1)) == {at: 1}
 
 
 def test_lost_reads_are_noted_and_make_bytes_unavailable(tmp_path: Path) -> None:
     write(tmp_path, [(5000, 7, 100, 400, 40)], lost=3)
-    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
-    assert readings(measured)["kernel_bytes_read"] is None
-    assert [item.text for item in measured if isinstance(item, Note)] == [
-        "3 reads are lost: they came faster than they were written"
-    ]
+    outputs = read_kernel(tmp_path)
+    assert readings(outputs)["kernel_bytes_read"] is None
+    assert notes(outputs) == ["3 reads are lost: they came faster than they were written"]
 
 
 def test_reads_of_another_process_with_the_same_ports_are_excluded(tmp_path: Path) -> None:
     write(tmp_path, [(5000, 7, 100, 400, 40), (5001, 8, 900, 900, 40)])
-    assert readings(list(PROBES["kernel-reads"].read(context(tmp_path, {40}))))["kernel_bytes_read"] == 100
+    assert readings(read_kernel(tmp_path))["kernel_bytes_read"] == 100
 
 
 def test_recording_that_differs_from_the_kernel_invalidates_the_run(tmp_path: Path) -> None:
     write(tmp_path, [(5000, 7, 100, 400, 40)])
-    (tmp_path / "recording.jfr").write_bytes(b"read already")
-    reads = {"all": {"count": 1, "total": 90}}
-    content = {"events": 1, "files": [], "lost_bytes": 0, "reads": reads}
-    key = [recording.READER_VERSION, 0, 2**62, [40], ["recording.jfr"]]
-    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
-    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
-    assert [item.invalidates for item in measured if isinstance(item, Note)] == [True]
-    reads["all"]["total"] = 100
-    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
-    assert not any(isinstance(item, Note) for item in PROBES["kernel-reads"].read(context(tmp_path, {40})))
+    for total, differences in ((90, [True]), (100, [])):
+        reads = {"all": {"count": 1, "total": total}}
+        content = {"events": 1, "files": [], "lost_bytes": 0, "reads": reads}
+        write_recording(make_context(tmp_path, ports={40}), content)
+        assert [item.invalidates for item in read_kernel(tmp_path) if isinstance(item, Note)] == differences
 
 
 @pytest.mark.measures
@@ -162,15 +151,14 @@ def test_reads_and_bytes_equal_the_counts_of_the_server(room: int, tmp_path: Pat
             while got := os.read(connection.fileno(), room) if len(sizes) % 2 else connection.recv(room):
                 sizes.append(len(got))
         sender.join()
-    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {peer[1]})))
-    values = readings(measured)
-    assert [item for item in measured if isinstance(item, Note)] == []
+    outputs = read_kernel(tmp_path, peer[1])
+    values = readings(outputs)
+    assert notes(outputs) == []
     assert values["kernel_bytes_read"] == sum(sizes) == 3_000_000
     assert values["kernel_reads"] == len(sizes)
     assert values["read_requested_bytes_mean"] == room
     assert values["read_waste_bytes_mean"] == pytest.approx(room - sum(sizes) / len(sizes))
-    histogram = next(item for item in measured if isinstance(item, Histogram))
-    assert histogram.counts == {size: sizes.count(size) for size in set(sizes)}
+    assert histogram(outputs) == {size: sizes.count(size) for size in set(sizes)}
 
 
 # A thousand reads into a ring of one page, which holds 128 of them.
@@ -191,15 +179,10 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 @pytest.mark.bpf
 def test_reads_beyond_the_ring_are_counted_as_lost() -> None:
     needs_root()
+    assert check_capability().present
     kept, lost = map(int, system.run([sys.executable, "-c", OVERFLOW]).split())
     assert lost > 0
     assert kept + lost == 1000
-
-
-@pytest.mark.bpf
-def test_capability_is_checked_by_use() -> None:
-    needs_root()
-    assert check_capability().present
 
 
 @pytest.mark.processes

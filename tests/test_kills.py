@@ -1,13 +1,13 @@
-"""Sessions of every kind that are killed at random moments, and their watchdogs: the machine is as before, to the byte.
+"""Sessions and watchdogs killed at random moments: afterwards the machine is as before, to the byte.
 
-Of a hundred kills 42 hit a real interface, 22 settings of the machine, 14 a virtual link (`net exec`), 15 a process
-with every fault of the host on it, 3 whole runs with faults of each family, and 4 a link with a box: what costs seconds
-is killed more rarely. Each stage (set-up, at work, undo) is hit as often as the others, at a moment that is drawn from
-its length without a kill. Every third session has a state folder that is full, or becomes so; every third
-one PATH=/usr/bin:/bin; every second one that needs no root is an ordinary user's. For five kills there is one of a
-watchdog: then its session puts back, or is killed too, and `net restore` does.
+Of 100 kills 42 hit a real interface, 22 settings of the machine, 14 a virtual link (`net exec`), 15 a process with
+every fault of the host, 3 whole runs with faults of each family, and 4 a link with a netem router. Each stage (set-up,
+at work, undo) is equally likely. The moment within it is drawn from its length without a kill. One third of the
+sessions have a state folder that is full or becomes full, one third have PATH=/usr/bin:/bin, and one half of those that
+need no root belong to an ordinary user. One kill in six hits a watchdog: then the session restores the machine, or is
+killed too and `net restore` does.
 
-Only settings of the machine without visible effect are changed: tcp_mem and tcp_max_orphans, by 1.
+Of the machine's settings only tcp_mem and tcp_max_orphans are changed, by 1, which has no visible effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kills_lab import COMMAND, IS_ROOT, KINDS, LIMIT_S, STAGES, Kind, Machine, S
 
 pytestmark = [pytest.mark.netns, pytest.mark.processes, pytest.mark.machine]
 
-# `nox -s kills` does many more.
+# `nox -s kills` kills 1,000 times.
 KILLS = int(os.environ.get("INGEST_BENCH_KILLS", "50"))
 SEED = int(os.environ.get("INGEST_BENCH_KILL_SEED", time.time_ns() % 10**6))
 ENDED = "ended before"
@@ -76,7 +76,7 @@ class Tally:
 
 @dataclass
 class Killing:
-    """Sessions of one kind, one after the other, each of them killed."""
+    """Sessions of one kind that are killed in turn."""
 
     at: Machine
     kind: Kind
@@ -85,7 +85,7 @@ class Killing:
     before: dict[str, list[str]] = field(default_factory=dict)
 
     def measure(self) -> None:
-        """One that is not killed is seen while it stands, and leaves nothing either; its stages take their time."""
+        """Check that a session changes the machine and restores it without a kill; record the length of its stages."""
         self.before = self.at.snapshot()
         if self.kind.name in self.tally.took_s:
             return
@@ -98,13 +98,13 @@ class Killing:
             opened.end()
         changed = [part for part in during if during[part] != self.before[part]]
         assert set(self.kind.seen_in) <= set(changed), changed
-        # A run whose faults last for so short a time may be invalid.
+        # A run with such short faults may be invalid.
         assert opened.popen.returncode in {0, 3}, opened.stderr
         assert len(opened.since) == len(STAGES) + 1, opened.stderr
         assert self.at.describe_changes(self.before) == ""
         self.tally.took_s[self.kind.name] = _took_s(opened)
 
-    def go_on(self, kill: Callable[[int], bool], count: float) -> None:
+    def kill_many(self, kill: Callable[[int], bool], count: float) -> None:
         """Kill *count* sessions. One that ends before its moment does not count."""
         done, wanted = 0, max(1, round(count))
         for number in range(4 * wanted + 10):
@@ -155,11 +155,11 @@ class Killing:
         user = commands.ORDINARY_UID if self.kind.any_user and IS_ROOT and is_other else None
         is_full = is_full and IS_ROOT and self.kind.has_watchdog
         room_pages = self.dice.randrange(4) if is_full else None
-        # Full from the start, or hardly any room then; or full when all stands.
+        # Full or nearly full from the start, or full once everything is set up.
         return Surroundings(room_pages, self.dice.random() < 0.5, has_small_path, user)
 
     def _let_it_run(self, opened: Session, around: Surroundings) -> None:
-        """Up to a moment of a stage, each drawn."""
+        """Wait until a random moment of a random stage."""
         stage = self.dice.randrange(len(STAGES))
         wait_s = self.dice.uniform(0, self.tally.took_s[self.kind.name][stage])
         if around.room_pages is not None and around.full_later and stage:
@@ -169,7 +169,7 @@ class Killing:
             opened.listen_until(opened.since[stage] + wait_s)
 
     def _kill_a_watchdog(self, opened: Session) -> str:
-        """In which stage that was; where there is none yet the next one is killed."""
+        """Kill a watchdog, the next one if none has started yet; return the stage of the session."""
         limit = time.monotonic() + LIMIT_S
         while not (dogs := opened.watchdogs()):
             assert time.monotonic() < limit
@@ -189,7 +189,7 @@ class Killing:
 
     @contextmanager
     def _judged(self, name: str, number: int, around: Surroundings) -> Iterator[None]:
-        """All is as before after the block. What is not is told, and does not count against the next one."""
+        """Check that the machine is as before after the block; otherwise note the failure and restore it."""
         if around.room_pages is not None and not around.full_later:
             self.at.fill_state(around.room_pages)
         try:
@@ -213,31 +213,32 @@ def _took_s(ended: Session) -> tuple[float, ...]:
 
 @pytest.fixture(scope="module")
 def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("kills")) as value_made:
-        yield value_made
+    with machine(tmp_path_factory.mktemp("kills")) as prepared:
+        yield prepared
 
 
 @pytest.fixture(scope="module")
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    value_made = Tally()
+    counted = Tally()
     try:
-        yield value_made
+        yield counted
     finally:
         capture = request.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
-            sys.stdout.write(f"\n\nseed {SEED}\n{value_made.table()}\n")
+            sys.stdout.write(f"\n\nseed {SEED}\n{counted.table()}\n")
             sys.stdout.flush()
 
 
-def killing(at: Machine, kind: Kind, tally: Tally, what: str) -> Killing:
+def killing(at: Machine, kind: Kind, tally: Tally, purpose: str) -> Killing:
     if reason := kind.needs():
         pytest.skip(reason)
     if kind.any_user:
-        # Every second one is an ordinary user's.
+        # Every second session belongs to an ordinary user.
         ordinary_user.before()
-    value_made = Killing(at, kind, tally, random.Random(f"{SEED} {what} {kind.name}"))  # noqa: S311 - dice, not a secret
-    value_made.measure()
-    return value_made
+    dice = random.Random(f"{SEED} {purpose} {kind.name}")  # noqa: S311 - dice, not a secret
+    sessions = Killing(at, kind, tally, dice)
+    sessions.measure()
+    return sessions
 
 
 def parametrized(kinds: Sequence[Kind]) -> list[ParameterSet]:
@@ -246,14 +247,14 @@ def parametrized(kinds: Sequence[Kind]) -> list[ParameterSet]:
 
 @pytest.mark.parametrize("kind", parametrized(KINDS))
 def test_session_killed_at_any_moment_leaves_nothing(at: Machine, kind: Kind, tally: Tally) -> None:
-    value_made = killing(at, kind, tally, "kills")
-    value_made.go_on(value_made.kill, KILLS * kind.share / 100)
+    sessions = killing(at, kind, tally, "kills")
+    sessions.kill_many(sessions.kill, KILLS * kind.share / 100)
     assert tally.failures == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", parametrized(WATCHED))
 def test_watchdog_killed_at_any_moment_is_replaced(at: Machine, kind: Kind, tally: Tally) -> None:
-    value_made = killing(at, kind, tally, "watchdogs")
-    value_made.go_on(value_made.kill_watchdog, KILLS / 5 * kind.share / sum(kind.share for kind in WATCHED))
+    sessions = killing(at, kind, tally, "watchdogs")
+    sessions.kill_many(sessions.kill_watchdog, KILLS / 5 * kind.share / sum(kind.share for kind in WATCHED))
     assert tally.failures == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.text import Text
 from test_plots import assert_readable, figures, texts, words
 
 from ingest_bench.analysis import search
@@ -44,7 +45,7 @@ def test_names_of_eight_cells_fit_on_the_plot() -> None:
         plot_search.draw_knee(
             [searched(f"ethernet · receive predictor {cell} KiB · heap {cell}g") for cell in range(8)]
         )
-    assert words(drawn[0]).count("— ethernet") == 8
+    assert len(drawn[0].legends[0].get_texts()) == 8
     assert_readable(drawn[0])
 
 
@@ -55,7 +56,7 @@ def test_labels_of_many_knees_do_not_overlap() -> None:
     (figure,) = drawn
     assert_readable(figure)
     (panel,) = figure.axes
-    boxes = [text.get_window_extent() for text in texts(figure) if text.get_text().startswith("knee ")]
+    boxes = [Text.get_window_extent(text) for text in texts(figure) if text.get_text().startswith("knee ")]
     assert len(boxes) == len(rates)
     assert all(box.y0 >= panel.bbox.y1 for box in boxes)
     # The results of the cells are below, and do not shrink the panel.
@@ -85,14 +86,6 @@ def test_knee_table_has_steps_and_results(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(table) == 2 + 8
     assert table[1].count("---:") == table[1].count("---") - 2
     assert (first, second) == ("ethernet: 710 requests/s meets the goal", "710 requests/s meets the goal")
-
-
-def test_search_writes_a_table_and_a_plot_of_every_cell() -> None:
-    files = search_table.search_files([searched("ethernet"), searched("wan-50ms", "generator")])
-    assert set(files) == {"report/knee.png", "report/knee.md", "report/steps.csv"}
-    assert files["report/knee.png"].startswith(b"\x89PNG")
-    assert b"wan-50ms: 710 requests/s meets the goal" in files["report/knee.md"]
-    assert len(files["report/steps.csv"].splitlines()) == 9
 
 
 def test_plan_without_search_writes_no_file() -> None:

@@ -8,7 +8,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import interface
-from ingest_bench.network.plan import features, link_plan
+from ingest_bench.network.plan import link_plan
 from ingest_bench.network.plan.interface_rules import Qdisc
 
 ECN = Impairment(loss_ppm=10_000, ecn=True)
@@ -45,11 +45,6 @@ def test_socket_buffers_are_set_with_one_command() -> None:
         "net.ipv4.tcp_rmem=4096 16384 65536",
         "net.ipv4.tcp_wmem=4096 65536 4194304",
     )
-
-
-def test_offloads_are_set_with_one_command() -> None:
-    *_, program, device, first, second = link_plan.offloads_argv("d", {"tso": False, "tx-checksum": True})
-    assert (program, device, first, second) == (features.__file__, "d", "tso=off", "tx-checksum=on")
 
 
 # As iproute2 6.1 prints them: these options by fprintf, inside JSON.

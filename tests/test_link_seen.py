@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_lab import make_fault
+from fault_lab import make_fault, make_links_stage, open_link_for
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.experiment import catalog
-from ingest_bench.faults import checks, timeline
-from ingest_bench.faults.kind import Stage
-from ingest_bench.model.experiment import Cell, Fault
-from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.network import LinkName
-from ingest_bench.model.target import TargetOptions
-from ingest_bench.network.act.link import Link, Links, open_link
+from ingest_bench.faults import timeline
+from ingest_bench.model.experiment import Fault
+from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import qdiscs
 
 pytestmark = pytest.mark.netns
@@ -61,25 +57,18 @@ FAULTS = [
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    ethernet = catalog.load_profile("ethernet")
-    faults = tuple(fault for fault, *_ in FAULTS)
-    cell = Cell(name="c", levels={}, network=ethernet, target=TargetOptions(), load=LoadOptions(), faults=faults)
-    with open_link(ethernet, later_profiles=tuple(checks.list_link_profiles(cell)[LinkName((1,))])) as opened:
+    with open_link_for(catalog.load_profile("ethernet"), *(fault for fault, *_ in FAULTS)) as opened:
         yield opened
-
-
-def make_stage(*links: Link) -> Stage:
-    return Stage(links=Links(by_name={LinkName((number,)): link for number, link in enumerate(links, 1)}))
 
 
 @pytest.mark.parametrize(("fault", "effect", "command", "error"), FAULTS, ids=[fault.kind for fault, *_ in FAULTS])
 def test_fault_reports_its_effect_and_fails_if_it_is_undone(
     link: Link, fault: Fault, effect: str, command: tuple[str, ...], error: str
 ) -> None:
-    active = timeline.begin_fault(fault, make_stage(link))
+    active = timeline.begin_fault(fault, make_links_stage(link))
     assert active.effect == f"clients-1: {effect}"
     assert active.end() == ""
-    active = timeline.begin_fault(fault, make_stage(link))
+    active = timeline.begin_fault(fault, make_links_stage(link))
     client = link.ends[0]
     client.namespace.run([word.format(device=client.device, peer=client.peer) for word in command])
     with pytest.raises(RunFailed, match=f"link clients-1 {error.format(device=client.device)}"):
@@ -91,9 +80,9 @@ def test_fault_reports_its_effect_and_fails_if_it_is_undone(
 
 def test_overlapping_faults_report_their_combined_effect(link: Link, tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("0,20mbit\n")
-    outer = timeline.begin_fault(make_fault("throttle", rate_bps=50_000_000), make_stage(link))
+    outer = timeline.begin_fault(make_fault("throttle", rate_bps=50_000_000), make_links_stage(link))
     inner = timeline.begin_fault(
-        make_fault("trace", trace=str(tmp_path / "trace"), direction="to-client"), make_stage(link)
+        make_fault("trace", trace=str(tmp_path / "trace"), direction="to-client"), make_links_stage(link)
     )
     assert inner.effect == "at first clients-1: to-server tbf 50mbit, to-client tbf 20mbit, MTU 1500"
     assert inner.end().endswith(" changes of the rate")
@@ -104,7 +93,7 @@ def test_fault_that_fails_to_begin_leaves_the_link_unchanged(link: Link, monkeyp
     before = link.profile
     monkeypatch.setattr(qdiscs, "find_differences", lambda *_, **__: ["tbf is missing"])
     with pytest.raises(RunFailed, match="link clients-1 to-server: tbf is missing"):
-        timeline.begin_fault(FAULTS[-1][0], make_stage(link))
+        timeline.begin_fault(FAULTS[-1][0], make_links_stage(link))
     assert (link.profile, link.overrides) == (before, [])
 
 

@@ -21,7 +21,7 @@ from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import Progress, start_load
 from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, TrackFile
 from ingest_bench.model.samples import WorkerReport
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.target import Endpoint, ServerAddress
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +34,7 @@ def plan_for(address: Endpoint, folder: Path, *, step: Step | None = None, **opt
     if step is None:
         chosen["documents"] = str(documents(folder))
     return LoadPlan(
-        address=address,
+        server=ServerAddress(endpoint=address),
         wire=ProtocolOptions(keys={"path": "/tiny/_bulk"}),
         workload=WORKLOAD,
         options=LoadOptions(**chosen),
@@ -123,12 +123,8 @@ def test_where_a_share_ends_is_looked_up_once_for_all_processes(tmp_path: Path) 
 
 def waited(plans: list[LoadPlan], ends_all: list[bool]) -> tuple[list[WorkerReport], list[Progress]]:
     heard: list[Progress] = []
-    loads = [start_load(plan, reports_figures=True) for plan in plans]
-    try:
-        return supervisor.wait_for_all(loads, ends_all, heard.append), heard
-    finally:
-        for load in loads:
-            load.stop()
+    loads = supervisor.start_loads(plans, tuple, ends_all=ends_all, reports_figures=True)
+    return loads.wait_for_all(heard.append), heard
 
 
 def test_simultaneous_loads_have_separate_samples(tmp_path: Path) -> None:
@@ -144,7 +140,7 @@ def test_simultaneous_loads_have_separate_samples(tmp_path: Path) -> None:
     last = heard[-1].figures
     assert last is not None
     assert last.bulks.documents == {"acknowledged": server.documents}
-    assert last.cpu_ns.total() >= sum(report.cpu_ns for report in reports)
+    assert sum(last.cpu_ns.values()) >= sum(report.cpu_ns for report in reports)
 
 
 def test_the_load_that_ends_all_ends_the_others_in_order(tmp_path: Path) -> None:

@@ -44,17 +44,19 @@ def full_after(size_bytes: int) -> Iterator[None]:
 
 
 def test_samples_survive_a_full_disk(tmp_path: Path) -> None:
-    file, rows = tmp_path / "samples-0.bin", [(*range(n, n + len(Sample._fields)),) for n in range(60)]
-    recorder = Recorder(file)
+    file, rows = tmp_path / "samples-0.bin", [(n, *[n % 8] * (len(Sample._fields) - 1)) for n in range(60)]
+    recorder = Recorder(file, computes_figures=True)
     for row in rows[:20]:
         recorder.add(pack_sample(*row))
     for _ in range(2):
         with full_after(10 * SAMPLE.itemsize + 7), pytest.raises(OSError, match="File too large"):
             recorder.flush()
         assert file.stat().st_size == 10 * SAMPLE.itemsize
+        assert recorder.figures.requests == 10
     for row in rows[20:]:
         recorder.add(pack_sample(*row))
     recorder.close()
+    assert recorder.figures.requests == 60
     assert np.fromfile(file, dtype=SAMPLE).tolist() == rows
 
 

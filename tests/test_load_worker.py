@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import inspect
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,9 +23,9 @@ from test_load_process import plan_for
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.load_values import parse_arrivals
-from ingest_bench.load.figures import merge_figures_json
+from ingest_bench.inputs.records import from_json
+from ingest_bench.load.figures import EDGES_NS, LoadFigures, RequestFigures
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.supervisor import start_delay_ns
 from ingest_bench.model.load import Query
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint
@@ -35,8 +36,8 @@ with pytest.MonkeyPatch.context() as patched:
     from locust.env import Environment
     from locust.exception import StopUser
 
-    from ingest_bench.load import worker
-    from ingest_bench.load.fleet.worker import RemoteLeader
+    from ingest_bench.load import page, worker
+    from ingest_bench.load.fleet.worker import FleetMember
     from ingest_bench.load.users import ScheduledUser
     from ingest_bench.load.worker_state import WorkerState
 
@@ -80,7 +81,7 @@ def restore_process() -> Iterator[None]:
     gc.unfreeze()
 
 
-def send(folder: Path, leader: Leader, **options: Any) -> tuple[LoadPlan, Any]:
+def send(folder: Path, leader: Any, **options: Any) -> tuple[LoadPlan, Any]:
     """Send a whole load of one worker; return its plan and its samples."""
     with bulk_server() as server:
         plan = plan_for(server.address, folder, **{"warm_up_ns": 0, "measure_ns": 300 * MS} | options)
@@ -99,7 +100,7 @@ def test_at_the_end_no_user_is_left_and_no_stack_is_inspected(tmp_path: Path, mo
         return stack(context)
 
     monkeypatch.setattr(inspect, "stack", record)
-    leader = Leader()
+    leader: Any = Leader()
     _, samples = send(tmp_path, leader)
     assert len(samples) > 0
     assert leader.statuses[-1]["phase"] == "done"
@@ -109,7 +110,7 @@ def test_at_the_end_no_user_is_left_and_no_stack_is_inspected(tmp_path: Path, mo
 
 @pytest.mark.parametrize("arrivals", ["closed", "200/s"])
 def test_nothing_is_sent_or_reported_before_the_start(tmp_path: Path, arrivals: str) -> None:
-    leader = Leader(start_in_ns=50 * MS)
+    leader: Any = Leader(start_in_ns=50 * MS)
     options = {} if arrivals == "closed" else {"arrivals": parse_arrivals(arrivals)}
     plan, samples = send(tmp_path, leader, **options)
     first_at_ns = {status["phase"]: status["at_ns"] for status in reversed(leader.statuses)}
@@ -121,7 +122,7 @@ def test_nothing_is_sent_or_reported_before_the_start(tmp_path: Path, arrivals: 
 
 
 def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Path) -> None:
-    leader = Leader(start_in_ns=50 * MS, stops=True)
+    leader: Any = Leader(start_in_ns=50 * MS, stops=True)
     plan, samples = send(tmp_path, leader)
     report = json.loads(plan.report_file.read_text())
     assert report["measure_end_ns"] == report["started_monotonic_ns"] == leader.start_ns
@@ -131,7 +132,7 @@ def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Pat
 
 def test_the_last_figures_include_all_samples_of_bulks_and_queries(tmp_path: Path) -> None:
     search_response = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
-    leader = Leader()
+    leader: Any = Leader()
     with bulk_server(
         lambda body, number: search_response if b"match_all" in body else accept_all(body, number)
     ) as server:
@@ -142,7 +143,7 @@ def test_the_last_figures_include_all_samples_of_bulks_and_queries(tmp_path: Pat
         plan = plan.with_checked_files()
         plan.folder.mkdir()
         worker.send_load(plan, leader)
-    last = merge_figures_json([leader.statuses[-1]["figures"]])
+    last = from_json(LoadFigures, json.loads(json.dumps(leader.statuses[-1]["figures"])))
     bulks, queries = (np.fromfile(file, dtype=SAMPLE) for file in (plan.sample_file, plan.query_sample_file))
     assert last.bulks.requests == len(bulks) > 0
     assert last.queries.requests == len(queries) == 20
@@ -155,11 +156,6 @@ def test_status_messages_of_many_workers_are_staggered_and_of_few_not_late(tmp_p
         for number, workers in ((0, 1), (1, 2), (1, 1000), (999, 1000))
     ]
     assert offsets_ns == [0, 2_500_000, 500_000, 499_500_000]
-
-
-def test_the_start_delay_grows_with_the_number_of_workers() -> None:
-    assert [start_delay_ns(workers, is_remote=False) for workers in (1, 4)] == [202 * MS, 208 * MS]
-    assert [start_delay_ns(workers, is_remote=True) for workers in (1, 200, 1000)] == [1002 * MS, 1400 * MS, 3000 * MS]
 
 
 def test_a_user_has_its_bodies_before_the_load_begins() -> None:
@@ -190,26 +186,46 @@ def test_a_user_that_fails_while_it_starts_ends_the_load_with_its_text() -> None
         worker.wait_for_users(runner, [user], lambda: "no memory is left")
 
 
-def test_a_remote_worker_that_is_released_before_it_read_its_plan_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    exits: list[dict[str, Any]] = []
-    channel: Any = None
-    leader = RemoteLeader({}, channel)
-    monkeypatch.setattr(leader, "exit", lambda **last: exits.append(last))
-    for kind in ("plan", "released"):
-        leader._on_message(Environment(), SimpleNamespace(type=kind, data={}))
-    gevent.sleep(0)
-    assert exits == [{"last": "released"}]
+def test_a_worker_without_credentials_names_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INGEST_BENCH_USER", "INGEST_BENCH_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path)
+    plan = dataclasses.replace(plan, server=dataclasses.replace(plan.server, has_credentials=True))
+    leader: Any = Leader()
+    with pytest.raises(RunFailed, match=r"environment of this load worker has none. Set INGEST_BENCH_USER"):
+        worker.send_load(plan, leader)
 
 
-def test_a_remote_worker_does_not_poll_while_it_waits_to_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    polls: list[object] = []
-    channel: Any = None
-    leader = RemoteLeader({}, channel)
-    leader.runner = Environment().create_local_runner()
-    monkeypatch.setattr(leader, "_send", lambda *_: None)
-    monkeypatch.setattr("ingest_bench.load.fleet.worker.wait_for_users", lambda *values: polls.append(values))
-    waiting = gevent.spawn(leader.spawn_users, [type("User", (ScheduledUser,), {"fixed_count": 1})], str)
-    gevent.sleep(0.001)
-    assert not waiting.ready()
-    assert polls == []
-    waiting.kill()
+def test_the_page_adds_new_requests_to_locusts_statistics() -> None:
+    stats = Environment().stats
+    fast, slow = (int(np.searchsorted(EDGES_NS, at_ns)) for at_ns in (10 * MS, 1000 * MS))
+    new = RequestFigures({"ok": 3, "timeout": 1}, {}, 50, {fast: 3, slow: 1}, 1030 * MS)
+    page.add_requests(stats, "/x", RequestFigures())
+    for _ in range(2):
+        page.add_requests(stats, "/x", new)
+    for entry in (stats.get("/x", "POST"), stats.total):
+        assert (entry.num_requests, entry.num_failures, entry.total_content_length) == (8, 2, 100)
+        assert entry.total_response_time == 2060
+        assert (entry.min_response_time, entry.max_response_time) == (10, 1000)
+        assert (entry.response_times[10], entry.response_times[1000]) == (6, 2)
+        assert sum(entry.num_reqs_per_sec.values()) == 8
+    (error,) = stats.errors.values()
+    assert (error.error, error.occurrences) == ("timeout", 2)
+
+
+def test_a_silent_process_of_a_remote_worker_ends_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingest_bench.load.fleet.worker._MAX_SILENCE_S", 0.01)
+    nothing: Any = None
+    member, failures = FleetMember(nothing, tmp_path, print), list[str]()
+    monkeypatch.setattr(member, "_report_failure", failures.append)
+    stdout, child_end = socket.socketpair()
+    with stdout, child_end:
+        child = SimpleNamespace(stdout=stdout, has_ended=False)
+        forwarding = [
+            gevent.spawn(member._forward_status, SimpleNamespace(child=child, phase=phase))
+            for phase in ("ready", "measure")
+        ]
+        forwarding[1].get(timeout=60)
+        assert not forwarding[0].ready()
+        forwarding[0].kill()
+    assert failures == ["its process was silent for 0 s"]

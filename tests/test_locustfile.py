@@ -52,29 +52,20 @@ def counted(by_locust: int, by_server: int) -> bool:
     return 0 < by_locust <= by_server <= by_locust + 3
 
 
-@pytest.mark.nightly
-def test_bulks_are_in_locusts_own_statistics(tmp_path: Path) -> None:
-    with bulk_server() as server:
-        stats = run_locust(tmp_path, f"http://{server.address}")
-    assert counted(stats["num_requests"], server.requests)
-    assert stats["num_failures"] == 0
-    mean_bytes = server.bytes_read / server.requests
-    assert stats["total_content_length"] == pytest.approx(stats["num_requests"] * mean_bytes, rel=0.01)
-    assert server.documents == 20 * server.requests
-    assert server.connections == 3
-
-
-@pytest.mark.nightly
-def test_bulks_with_failed_items_are_failures_there(tmp_path: Path) -> None:
+def test_bulks_and_their_failed_items_are_in_locusts_own_statistics(tmp_path: Path) -> None:
     def reply(body: bytes, number: int) -> bytes:
         documents = documents_in(body)
         return answer(bulk_answer([201] * documents if number % 2 else [201] * (documents - 1) + [400]))
 
     with bulk_server(reply) as server:
-        stats = run_locust(tmp_path, f"http://{server.address}")
+        stats = run_locust(tmp_path, f"http://{server.address}", "--run-time", "4")
     assert counted(stats["num_requests"], server.requests)
     assert stats["num_failures"] == pytest.approx(stats["num_requests"] / 2, abs=3)
     assert "1 of 20 documents not acknowledged" in (tmp_path / "stderr").read_text()
+    mean_bytes = server.bytes_read / server.requests
+    assert stats["total_content_length"] == pytest.approx(stats["num_requests"] * mean_bytes, rel=0.01)
+    assert server.documents == 20 * server.requests
+    assert server.connections == 3
 
 
 @pytest.mark.nightly

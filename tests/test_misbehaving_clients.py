@@ -14,6 +14,8 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults import misbehaving, misbehaving_clients
 
+pytestmark = pytest.mark.processes
+
 
 @contextmanager
 def start_clients(

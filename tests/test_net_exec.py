@@ -77,14 +77,13 @@ def test_server_is_awaited_and_stopped_with_the_command(tmp_path: Path) -> None:
     assert "exited with status 9 before it listened on port 8000" in done.stderr
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("status", "expected"), [("0", 3), ("7", 7)])
-def test_failed_server_is_reported_unless_the_command_failed_too(status: str, expected: int) -> None:
-    done = run_net("exec", "ethernet", "--server", "sh -c 'exit 9'", "--", "sh", "-c", f"sleep 1; exit {status}")
-    assert done.returncode == expected
-    assert "--server sh -c 'exit 9': it ended with 9 while COMMAND ran" in done.stderr
+def test_failed_server_is_reported_unless_the_command_failed_too() -> None:
+    for status, expected in ((0, 3), (7, 7)):
+        done = run_net("exec", "ethernet", "--server", "sh -c 'exit 9'", "--", "sh", "-c", f"sleep 1; exit {status}")
+        assert done.returncode == expected
+        assert "--server sh -c 'exit 9': it exited with 9 while COMMAND ran" in done.stderr
     # A server that has succeeded may exit.
-    assert run_net("exec", "ethernet", "--server", "true", "--", "sleep", "1").returncode == 0
+    assert run_net("exec", "ethernet", "--server", "true", "--", "sleep", "0.5").returncode == 0
 
 
 # Grandchildren in separate sessions that ignore signals, on the client's and the server's side.
@@ -150,21 +149,3 @@ def test_dry_run_prints_the_commands_and_runs_nothing(tmp_path: Path) -> None:
     assert "client: ip link set dev client0 mtu 9000 gso_max_segs 1\n" in done.stdout
     assert done.stdout.endswith(f"server: cat -\nclient: touch {touched}\n{UNDO}\n")
     assert not touched.exists()
-
-
-NOWHERE = ("apply", "ethernet", "--interface", "nosuch0")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("exec", "ethernet", "--server-port", "1", "--", "true"), "--server-port requires --server COMMAND"),
-        ((*NOWHERE, "--to", "198.18.0.9:9200", "--for", "5"), "--for: '5' is not a time"),
-        ((*NOWHERE, "--for", "5s"), "net apply requires --to HOST:PORT"),
-    ],
-)
-def test_invalid_input_is_refused_with_its_remedy(words: tuple[str, ...], reason: str) -> None:
-    done = run_net(*words)
-    assert done.returncode == 2
-    assert reason in done.stderr

@@ -44,7 +44,7 @@ def record_commands(
 ) -> list[str]:
     """Return the commands that create a link, and then change it, formatted like a dry run."""
     recorded: list[tuple[str, tuple[str, ...], str]] = []
-    run, run_in_uml = system.run, uml.UmlRouter.run
+    run, run_in_uml = system.run, uml.Console.run
 
     def spy(argv: Sequence[str], **options: Any) -> str:
         if "--target" in argv:
@@ -52,14 +52,14 @@ def record_commands(
             recorded.append((place, tuple(argv[list(argv).index("--") + 1 :]), options.get("stdin") or ""))
         return run(argv, **options)
 
-    def spy_in_uml(router: uml.UmlRouter, argv: Sequence[str], **options: Any) -> str:
+    def spy_in_uml(console: uml.Console, argv: Sequence[str], **options: Any) -> str:
         recorded.append(("router", tuple(argv), options.get("stdin") or ""))
-        return run_in_uml(router, argv, **options)
+        return run_in_uml(console, argv, **options)
 
     if backend != "plain":
         choose_backend(backend, (profile,))  # Its trials are cached and not recorded.
     monkeypatch.setattr(system, "run", spy)
-    monkeypatch.setattr(uml.UmlRouter, "run", spy_in_uml)
+    monkeypatch.setattr(uml.Console, "run", spy_in_uml)
     with link_module.open_link(profile, netem="auto" if backend == "plain" else backend) as link:
         if then is not None:
             link.set_profile(then)
@@ -109,13 +109,6 @@ def test_cut_direction_has_an_unused_mac_address() -> None:
         assert macs == {UNUSED_MAC if is_cut else SERVER_MAC}
 
 
-@pytest.mark.parametrize("backend", ["plain", "kernel", "uml"])
-def test_link_steps_are_in_namespaces_and_need_no_undo(backend: str) -> None:
-    steps = link_plan.link_steps(DELAYED if backend != "plain" else EXAMPLE, backend)
-    assert {step.undo for step in steps} == {()}
-    assert {step.namespace for step in steps} <= {"client", "server", "router", "router host"}
-
-
 class RecordingPlace:
     """A place that records its commands."""
 
@@ -143,7 +136,7 @@ def test_batched_commands_keep_their_order() -> None:
 
     places: dict[str, link_module.Place] = {"first": first, "namespace": Namespace(77)}
     steps[3] = replace(steps[3], action=Action(argv=("ip", "b", "netns", "namespace")))
-    outputs = link_module.run_steps(steps, places, {"second": boot})
+    outputs = link_module.run_steps(steps, places, boot)
     assert booted == [("boot", "uml")]
     assert second.commands == [("ip", "-batch", "-", "f\n")]
     batches = [("ip", "-batch", "-", "b netns 77\n"), ("sysctl", "c", ""), ("tc", "-batch", "-", "d\n")]
@@ -183,17 +176,11 @@ def test_uml_is_started_with_the_command_of_its_dry_run(
     assert shlex.join(argv).endswith(f" pid-1 {printed.removeprefix('router: ')}")
 
 
-def test_uml_kernel_options_end_its_command() -> None:
-    def boot_argv(*options: str) -> tuple[str, ...]:
-        steps = link_plan.link_steps(DELAYED, "uml", uml_kernel_options=options)
-        return next(step.action.argv for step in steps if "linux.uml" in step.action.argv)
-
-    assert boot_argv(link_plan.NO_AVX) == (*boot_argv(), link_plan.NO_AVX)
-
-
 @pytest.mark.parametrize("backend", ["kernel", "uml"])
 def test_netem_is_in_the_router(backend: str) -> None:
-    lines = list(map(str, link_plan.link_steps(DELAYED, backend)))
+    steps = link_plan.link_steps(DELAYED, backend)
+    assert {step.undo for step in steps} == {()}
+    lines = list(map(str, steps))
     assert [line.split(" handle ")[0] for line in lines if " netem " in line] == [
         "router: tc qdisc replace dev to-server root",
         "router: tc qdisc replace dev to-client root",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from standing_link import make_profile, open_for
+from standing_link import make_profile, open_for, send
 
 from ingest_bench.model.network import Impairment, LinkCheck
 from ingest_bench.network.act.link import Link
@@ -38,9 +36,15 @@ STATES = {
     "slots": Impairment(slot_min_ns=2 * MS, slot_max_ns=4 * MS, slot_packets=20, slot_bytes=64_000),
     "a bucket behind a delay": Impairment(rate_bps=20 * 10**6, delay_ns=10 * MS),
     "a rate alone": Impairment(rate_bps=300 * 10**6),
-    "a rate behind duplicates": Impairment(rate_bps=20 * 10**6, duplicate_ppm=20_000),
+    "a rate behind duplicates": Impairment(rate_bps=5 * 10**6, duplicate_ppm=20_000),
+    **{
+        queue: Impairment(rate_bps=20 * 10**6, delay_ns=5 * MS, queue=queue, ecn=True)
+        for queue in ("fq_codel", "cake", "red")
+    },
     "nothing": Impairment(),
 }
+# A bottleneck spaces the packets of a burst, and its queue holds all of them.
+SPACED = ("a bucket behind a delay", "a rate alone", "a rate behind duplicates", "fq_codel", "cake")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,10 @@ def failed(checks: tuple[LinkCheck, ...]) -> list[LinkCheck]:
 @pytest.mark.parametrize("name", STATES)
 def test_state_has_its_effects_and_none_of_the_state_before(link: Link, name: str) -> None:
     link.set_profile(make_profile(STATES[name]))
-    failures = failed(check_link(link))
+    checks = check_link(link)
+    failures = failed(checks)
+    # RED has a queue of 82 frames here, and marks from the 7th on.
+    assert ("burst to-server" in {check.name for check in checks}) == (name in SPACED)
     if STATES[name].jitter_ns:
         # A busy machine moves all quantiles of a jitter; the delay alone is checked without jitter.
         failures = [check for check in failures if check.name != "rtt"]
@@ -74,22 +81,7 @@ def test_longer_and_lossier_link_fails_its_checks(link: Link) -> None:
 def send_3_mb(link: Link) -> dict[str, int]:
     """Send 3 MB from the client to the server; return the columns."""
     start_counting(link)
-    server_code = (
-        "import socket; l = socket.create_server(('198.18.2.1', 9)); print(1, flush=True); c, _ = l.accept()\n"
-    )
-    server_code += "while c.recv(1 << 20): pass\n"
-    client_code = (
-        "import socket; c = socket.create_connection(('198.18.2.1', 9), timeout=60); c.sendall(bytes(3_000_000))\n"
-    )
-    client_code += "c.shutdown(1); c.recv(1)\n"
-    argv = link.server.command((sys.executable, "-c", server_code))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        try:
-            server.stdout.readline()
-            subprocess.run(link.client.command((sys.executable, "-c", client_code)), check=True, timeout=60)
-        finally:
-            server.kill()
+    send(link, 3_000_000)
     return {name: value for name, value in link_columns(link).items() if isinstance(value, int)}
 
 
@@ -126,3 +118,14 @@ def test_with_ecn_packets_are_marked_instead_of_dropped(link: Link) -> None:
     assert columns["qdisc_drops"] >= columns["ecn_marks"]
     link.set_profile(make_profile(Impairment(delay_ns=2 * MS)))
     assert send_3_mb(link)["ecn_marks"] == 0
+
+
+@pytest.mark.parametrize("queue", ["fq_codel", "cake", "red"])
+def test_full_queue_marks_packets_with_ecn_and_drops_them_without(link: Link, queue: str) -> None:
+    marking = STATES[queue]
+    link.set_profile(make_profile(replace(marking, ecn=False)))
+    columns = send_3_mb(link)
+    assert columns["ecn_marks"] == 0
+    assert columns["qdisc_drops"] > 0
+    link.set_profile(make_profile(marking))
+    assert send_3_mb(link)["ecn_marks"] > 0

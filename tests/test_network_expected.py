@@ -14,8 +14,13 @@ from ingest_bench.host.cpu import compute_stolen_share, read_stolen_ticks
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.measure import check, direction_check, expected, wire
 from ingest_bench.network.measure.check import typical_rtt
-from ingest_bench.network.measure.direction_check import ProbeResult, fastest_bps, judge_bursts, measure_repeatedly
-from ingest_bench.network.measure.meter_pair import MeterPair
+from ingest_bench.network.measure.direction_check import (
+    MeterPair,
+    ProbeResult,
+    fastest_bps,
+    judge_bursts,
+    measure_repeatedly,
+)
 from ingest_bench.network.measure.readings import link_columns, parse_proc_net
 
 MS = 10**6
@@ -259,6 +264,7 @@ class RecordingMeter:
     def __init__(self) -> None:
         self.arguments: dict[str, Any] = {}
         self.limits_s: list[float] = []
+        self.sockets = {"udp": ["198.18.2.1", 1], "tcp": ["198.18.2.1", 1]}
 
     def start(self, operation: str, **arguments: Any) -> None:
         self.arguments = {"operation": operation, **arguments}
@@ -266,9 +272,6 @@ class RecordingMeter:
     def read_reply(self, limit_s: float = 60.0) -> dict[str, Any]:
         self.limits_s.append(limit_s)
         return {"rtts_ns": []}
-
-    def socket_address(self, _: str) -> list[Any]:
-        return ["198.18.2.1", 1]
 
 
 def test_limits_allow_for_the_longest_and_the_slowest_link() -> None:
@@ -325,3 +328,4 @@ def test_every_value_of_a_link_has_a_column(tmp_path: Path) -> None:
     values = link_columns(wires=[tmp_path / "not watched"])
     assert values.keys() >= {"wire_packets", "qdisc_drops", "loss_ppm", "retransmits", "wire_bytes_p50"}
     assert values.keys() - {column.name for column in COLUMNS} == set()
+    assert {values[name] for name in ("wire_bytes_p50", "mss", "loss_ppm", "rtt_samples")} == {None}

@@ -8,15 +8,15 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import classic_bpf
 import ordinary_user
 import pytest
+from fault_lab import make_fault, make_links_stage
 from readied import ready
 from scapy.layers.inet import ICMP
 
@@ -26,14 +26,13 @@ from ingest_bench.faults import forged_packets, forgers, timeline
 from ingest_bench.faults.apply import override_profile
 from ingest_bench.faults.blackhole import drop_packets, partition
 from ingest_bench.faults.forgers import Forgers
-from ingest_bench.faults.kind import Stage
 from ingest_bench.faults.mtu_blackhole import answer_by_icmp
 from ingest_bench.faults.reset import reset_link
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.network import Impairment, LinkName, Profile
+from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import uml
-from ingest_bench.network.act.link import Link, Links, open_link
+from ingest_bench.network.act.link import Link, open_link
+from ingest_bench.network.classic_bpf import parse_tc_format
 from ingest_bench.network.plan import link_plan
 
 # Echoes, and prints how each connection ended.
@@ -56,24 +55,38 @@ while True:
 """
 # Carries out each JSON line, and prints the result.
 CLIENT = """
-import json, socket, sys
-connections = {}
+import json, socket, sys, threading
+connections, threads, results = {}, {}, {}
+def receive(name, count):
+    while count:
+        block = connections[name].recv(count)
+        if not block:
+            raise EOFError
+        count -= len(block)
+def exchange(name):
+    try:
+        while True:
+            connections[name].sendall(bytes(1 << 16))
+            receive(name, 1 << 16)
+    except (OSError, EOFError) as error:
+        results[name] = type(error).__name__
 for line in sys.stdin:
     operation, name, *arguments = json.loads(line)
+    result = "ok"
     try:
         if operation == "open":
             connections[name] = socket.create_connection((sys.argv[1], 9), timeout=arguments[0])
         elif operation == "send":
             connections[name].sendall(b"x" * arguments[0])
         elif operation == "receive":
-            count, limit_s = arguments
-            connections[name].settimeout(limit_s)
-            while count:
-                block = connections[name].recv(count)
-                if not block:
-                    raise EOFError
-                count -= len(block)
-        result = "ok"
+            connections[name].settimeout(arguments[1])
+            receive(name, arguments[0])
+        elif operation == "exchange":
+            threads[name] = threading.Thread(target=exchange, args=(name,), daemon=True)
+            threads[name].start()
+        elif operation == "join":
+            threads[name].join(arguments[0])
+            result = results.get(name, "alive")
     except (OSError, EOFError) as error:
         result = type(error).__name__
     print(result, flush=True)
@@ -151,165 +164,56 @@ def directions(direction: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("direction", ["both", "to-server", "to-client"])
-def test_partition_delays_data_until_its_end(link: Link, direction: Any) -> None:
+@pytest.mark.parametrize("fault", ["partition", "blackhole"])
+def test_data_are_delayed_until_the_end(link: Link, fault: str, direction: Any) -> None:
     with start_talk(link) as talk:
         assert talk("open", "old", LONG_S) == "ok"
         assert talk.echo("old") == "ok"
-        with partition(link, directions(direction)):
+        with ExitStack() as stack:
+            if fault == "partition":
+                partition(stack, link, directions(direction))
+                assert talk("open", "new", SHORT_S) == "TimeoutError"
+            else:
+                drop_packets(stack, link, directions(direction), "data")
+                # Handshakes pass.
+                assert talk("open", "new", LONG_S) == "ok"
+                assert talk.echo("new", limit_s=SHORT_S) == "TimeoutError"
             assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
-            assert talk("open", "new", SHORT_S) == "TimeoutError"
-        assert talk("receive", "old", 20_000, LONG_S) == "ok"
-        assert talk.echo("old") == "ok"
+        for name in ("old",) if fault == "partition" else ("old", "new"):
+            assert talk("receive", name, 20_000, LONG_S) == "ok"
+            assert talk.echo(name) == "ok"
         assert talk("open", "newer", LONG_S) == "ok"
     assert read_filters(link) == ""
 
 
-@pytest.mark.parametrize("direction", ["both", "to-server", "to-client"])
-def test_blackhole_accepts_connections_and_drops_data(link: Link, direction: Any) -> None:
-    with start_talk(link) as talk:
-        assert talk("open", "old", LONG_S) == "ok"
-        assert talk.echo("old") == "ok"
-        with drop_packets(link, directions(direction), "data"):
-            assert talk("open", "new", LONG_S) == "ok"
-            assert talk.echo("new", limit_s=SHORT_S) == "TimeoutError"
-            assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
-        for name in ("old", "new"):
-            assert talk("receive", name, 20_000, LONG_S) == "ok"
-            assert talk.echo(name) == "ok"
-    assert read_filters(link) == ""
-
-
 def test_reset_ends_every_connection_except_new_ones(link: Link) -> None:
+    waiting = ("idle", "used", "unused")
     with start_talk(link) as talk:
-        for name in ("idle", "used", "waiting"):
+        for name in (*waiting, "busy"):
             assert talk("open", name, LONG_S) == "ok"
         assert talk.echo("used") == "ok"
-        assert reset_link(link, Forgers()) == 3
-        assert [talk("receive", name, 1, LONG_S) for name in ("idle", "used", "waiting")] == [
-            "ConnectionResetError"
-        ] * 3
-        assert [talk.read_server_line() for _ in range(3)] == ["ConnectionResetError"] * 3
+        assert talk("exchange", "busy") == "ok"
+        assert reset_link(link, Forgers()) == 4
+        assert [talk("receive", name, 1, LONG_S) for name in waiting] == ["ConnectionResetError"] * 3
+        assert talk("join", "busy", LONG_S) == "ConnectionResetError"
+        assert [talk.read_server_line() for _ in range(4)] == ["ConnectionResetError"] * 4
         assert talk("open", "new", LONG_S) == "ok"
         assert talk.echo("new") == "ok"
-
-
-def test_reset_ends_a_busy_connection(link: Link) -> None:
-    sender = f"""
-import socket
-connection = socket.create_connection(("{link.server_address}", 9), timeout=60)
-print("open", flush=True)
-try:
-    while True:
-        connection.sendall(bytes(1 << 16))
-except OSError as error:
-    print(type(error).__name__, flush=True)
-"""
-    receiver = f"""
-import socket
-listener = socket.create_server(("{link.server_address}", 9))
-print("ready", flush=True)
-connection, _ = listener.accept()
-try:
-    while connection.recv(1 << 16):
-        pass
-except OSError as error:
-    print(type(error).__name__, flush=True)
-"""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(link.server.command((sys.executable, "-c", receiver)), stdout=pipe, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        with subprocess.Popen(link.client.command((sys.executable, "-c", sender)), stdout=pipe, text=True) as client:
-            try:
-                assert client.stdout is not None
-                assert client.stdout.readline() == "open\n"
-                assert reset_link(link, Forgers()) == 1
-                assert client.stdout.readline() == "ConnectionResetError\n"
-                assert server.stdout.readline() == "ConnectionResetError\n"
-            finally:
-                client.kill()
-                server.kill()
 
 
 def test_overlapping_faults_leave_no_filters(link: Link) -> None:
     with start_talk(link) as talk:
         assert talk("open", "old", LONG_S) == "ok"
-        with drop_packets(link, ("to-server",), "data"):
-            with drop_packets(link, ("to-client",), "data"), partition(link, ("to-server",)):
+        with ExitStack() as outer:
+            drop_packets(outer, link, ("to-server",), "data")
+            with ExitStack() as inner:
+                drop_packets(inner, link, ("to-client",), "data")
+                partition(inner, link, ("to-server",))
                 assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
             assert talk("receive", "old", 20_000, SHORT_S) == "TimeoutError"
             assert "clsact" in read_filters(link)
         assert talk("receive", "old", 20_000, LONG_S) == "ok"
     assert read_filters(link) == ""
-
-
-# Sends timestamps until its input ends, then an empty datagram; prints the timestamps.
-SENDER = """
-import select, socket, sys, time
-client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-client.connect((sys.argv[1], 9))
-sent = []
-while not select.select([sys.stdin], [], [], 0.005)[0]:
-    sent.append(str(time.time_ns()))
-    client.send(sent[-1].encode())
-client.send(b"")
-print(*sent)
-"""
-# Prints received timestamps, until an empty datagram.
-RECEIVER = """
-import socket, sys
-server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-server.bind((sys.argv[1], 9))
-print("ready", flush=True)
-received = []
-while moment := server.recv(64):
-    received.append(moment.decode())
-print(*received)
-"""
-
-
-@pytest.mark.netns
-def test_repeated_partition_is_a_flapping_link() -> None:
-    ms = 10**6
-    fault = Fault(kind="partition", at_ns=200 * ms, for_ns=200 * ms, every_ns=500 * ms, direction="to-server")
-    with open_link(catalog.load_profile("ethernet")) as link:
-        receiver_argv = link.server.command((sys.executable, "-c", RECEIVER, link.server_address))
-        sender_argv = link.client.command((sys.executable, "-c", SENDER, link.server_address))
-        stage, pipe = Stage(links=Links(by_name={LinkName((1,)): link})), subprocess.PIPE
-        with (
-            ready(receiver_argv) as server,
-            subprocess.Popen(sender_argv, stdin=pipe, stdout=pipe, text=True) as client,
-        ):
-            began_ns = time.monotonic_ns()
-            with timeline.run_faults(
-                (fault,), stage, lambda: began_ns, LoadOptions(measure_ns=2 * 10**9)
-            ) as timeline_run:
-                time.sleep(2)
-            sent = client.communicate("end\n", timeout=LONG_S)[0].split()
-            assert server.stdout is not None
-            received = set(server.stdout.readline().split())
-        # Each turn loses packets, and only those sent during it.
-        spans = [(record.start_ns, record.end_ns) for record in timeline_run.records]
-        assert 3 <= len(spans) <= 4
-        lost = [int(moment) for moment in sent if moment not in received]
-        turns = [sum(1 for moment in lost if began <= moment <= ended) for began, ended in spans if ended]
-        assert all(turns)
-        assert sum(turns) == len(lost) < len(sent)
-
-
-@pytest.mark.netns
-def test_profile_is_overridden_and_restored() -> None:
-    def rates(link: Link) -> list[int]:
-        qdiscs = json.loads(link.client.run(("tc", "-j", "qdisc", "show", "dev", link.ends[0].device)))
-        return [qdisc["options"]["rate"] * 8 for qdisc in qdiscs]
-
-    with open_link(catalog.load_profile("ethernet"), later_profiles=(catalog.load_profile("ethernet-100m"),)) as link:
-        with override_profile(link, lambda _: catalog.load_profile("ethernet-100m")):
-            assert rates(link) == [10**8]
-            assert link.profile.name == "ethernet-100m"
-        assert rates(link) == [10**9]
-        assert link.profile.name == "ethernet"
 
 
 @pytest.mark.netem
@@ -324,15 +228,6 @@ def test_netem_profile_is_overridden_and_restored() -> None:
         assert talk("receive", "a", 20_000, LONG_S) == "ok"
 
 
-@pytest.mark.netns
-def test_fault_ends_if_its_block_fails() -> None:
-    with open_link(catalog.load_profile("ethernet")) as link, start_talk(link) as talk:
-        assert talk("open", "a", LONG_S) == "ok"
-        with pytest.raises(ZeroDivisionError), partition(link, ("to-server",)):
-            raise ZeroDivisionError
-        assert talk.echo("a") == "ok"
-
-
 def test_partition_filter() -> None:
     # ldh [12]; jne #ip, pass; ld [30]; jne #198.18.2.1, pass; ret #TC_ACT_SHOT; pass: ret #TC_ACT_UNSPEC
     assert holes.build_filter("198.18.2.1", "all") == (
@@ -341,8 +236,10 @@ def test_partition_filter() -> None:
 
 
 def run_program(code: str, frame: bytes) -> int:
-    steps = [tuple(int(word) for word in step.split()) for step in code.split(",")[1:]]
-    return classic_bpf.returned(steps, frame)
+    """Return TC_ACT_SHOT (2) or TC_ACT_UNSPEC (-1), which keeps the whole frame."""
+    kept = classic_bpf.keep(parse_tc_format(code), frame)
+    assert kept in (frame[:2], frame)
+    return 2 if kept == frame[:2] else 0xFFFFFFFF
 
 
 def frame(
@@ -383,7 +280,9 @@ def test_mtu_blackhole_filter_drops_only_larger_packets() -> None:
 @pytest.mark.netns
 def test_mtu_blackhole_passes_small_packets() -> None:
     with open_link(catalog.load_profile("ethernet")) as link, start_talk(link) as talk:
-        with drop_packets(link, ("to-server",), 1000), drop_packets(link, ("to-server",), 1400):
+        with ExitStack() as stack:
+            drop_packets(stack, link, ("to-server",), 1000)
+            drop_packets(stack, link, ("to-server",), 1400)
             assert talk("open", "a", LONG_S) == "ok"
             assert talk.echo("a", 900) == "ok"
             assert talk.echo("a", 2000, limit_s=SHORT_S) == "TimeoutError"
@@ -392,30 +291,14 @@ def test_mtu_blackhole_passes_small_packets() -> None:
 
 
 @pytest.mark.netns
-def test_icmp_reduces_the_path_mtu_until_the_fault_ends() -> None:
-    messages: list[str] = []
-    with open_link(catalog.load_profile("ethernet")) as link, start_talk(link) as talk:
-        with answer_by_icmp(link, ("to-server",), 1000, messages, Forgers()), drop_packets(link, ("to-server",), 1000):
-            assert talk("open", "a", LONG_S) == "ok"
-            assert talk.echo("a", 200_000) == "ok"
-            assert "pmtu:1000" in link.client.run(("ss", "-Htin"))
-        assert re.fullmatch(
-            r"to-server: \d+ ICMP messages, 1 connections have a path MTU of at most 1000", messages[0]
-        ), messages
-        assert int(messages[0].split()[1]) >= 1
-        assert talk.echo("a", 200_000) == "ok"
-        assert "pmtu:1500" in link.client.run(("ss", "-Htin"))
-        assert read_filters(link) == ""
-
-
-@pytest.mark.netns
 def test_overlapping_mtu_blackholes_with_icmp_leave_nothing() -> None:
     faults = [Fault(kind="mtu-blackhole", at_ns=0, for_ns=1, icmp="sent", mtu_bytes=size) for size in (1200, 900)]
     with open_link(catalog.load_profile("ethernet")) as link, start_talk(link) as talk:
-        stage = Stage(links=Links(by_name={LinkName((1,)): link}))
+        stage = make_links_stage(link)
         assert talk("open", "a", LONG_S) == "ok"
         first, second = (timeline.begin_fault(fault, stage) for fault in faults)
         assert talk.echo("a", 200_000) == "ok"
+        assert "pmtu:900" in link.client.run(("ss", "-Htin"))
         message = first.end()
         assert re.search(r"to-server: \d+ ICMP messages, 1 connections have a path MTU of at most 1200", message), (
             message
@@ -423,7 +306,21 @@ def test_overlapping_mtu_blackholes_with_icmp_leave_nothing() -> None:
         assert talk.echo("a", 200_000) == "ok"
         assert re.search(r"to-client: [1-9]\d* ICMP messages, 1 connections .* at most 900", second.end())
         assert talk.echo("a", 200_000) == "ok"
+        assert "pmtu:1500" in link.client.run(("ss", "-Htin"))
         assert read_filters(link) == ""
+
+
+@pytest.mark.netns
+def test_without_ports_new_connections_fail_and_open_ones_stay() -> None:
+    with open_link(catalog.load_profile("ethernet")) as link, start_talk(link) as talk:
+        stage = make_links_stage(link)
+        assert talk("open", "old", LONG_S) == "ok"
+        first, second = (timeline.begin_fault(make_fault("exhausted-ports"), stage) for _ in range(2))
+        first.end()
+        assert talk("open", "new", LONG_S) == "OSError"
+        assert talk.echo("old") == "ok"
+        second.end()
+        assert talk("open", "newer", LONG_S) == "ok"
 
 
 def test_forged_icmp_is_valid() -> None:
@@ -435,19 +332,9 @@ def test_forged_icmp_is_valid() -> None:
     assert ICMP(bytes(message)).chksum == checksum
 
 
-def ones_complement(data: bytes) -> int:
-    """Return the Internet checksum of an even number of bytes (RFC 1071)."""
-    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
-
-
 def test_forged_segment_is_valid() -> None:
     packet = forged_packets.forge_segment("198.18.2.1", "198.18.1.1", (9, 4000), "R", 0x01020304)
-    pseudo = packet[12:20] + struct.pack(">HH", 6, 20)
     assert len(packet) == 40
-    assert ones_complement(pseudo + packet[20:]) == 0
     assert packet[33] == 0x04
     assert struct.unpack_from(">HHI", packet, 20) == (9, 4000, 0x01020304)
 
@@ -496,7 +383,9 @@ def test_idle_forger_uses_no_cpu_and_is_reused(tmp_path: Path, monkeypatch: pyte
         assert reset_link(link, prepared) == 2
         assert talk("open", "c", LONG_S) == "ok"
         messages: list[str] = []
-        with answer_by_icmp(link, ("to-server",), 1000, messages, prepared), drop_packets(link, ("to-server",), 1000):
+        with ExitStack() as stack:
+            answer_by_icmp(stack, link, ("to-server",), 1000, messages, prepared)
+            drop_packets(stack, link, ("to-server",), 1000)
             assert prepared.idle[link.ends[1].address, link.ends[1].peer] == []
             assert talk.echo("c", 200_000) == "ok"
         assert re.search(r"[1-9]\d* ICMP messages, 1 connections", messages[0])

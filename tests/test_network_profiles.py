@@ -78,10 +78,3 @@ def test_contradictory_values_are_refused_with_key_and_remedy(
 def test_error_names_the_override() -> None:
     with pytest.raises(SpecError, match=r"ethernet\.toml, with to_server\.reorder = '25%': to_server: reorder does"):
         catalog.load_profile("ethernet", {"to_server": {"reorder": "25%"}})
-
-
-def test_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_text("mtu = ")
-    with pytest.raises(SpecError, match=r"broken\.toml"):
-        catalog.load_profile(str(path))

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_lab import notes, readings, series
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.model.results import Note, ProbeOutput, Reading, Series
+from ingest_bench.model.results import ProbeOutput
 from ingest_bench.probes import node_stats
 
 S = 10**9
@@ -41,18 +42,10 @@ def read(raw: Path, *samples: tuple[int, dict[str, Any]], tail: str = "", start_
     return list(node_stats.read(raw, start_s * S, end_s * S))
 
 
-def values(outputs: list[ProbeOutput]) -> dict[str, Any]:
-    return {item.name: item.value for item in outputs if isinstance(item, Reading)}
-
-
-def notes(outputs: list[ProbeOutput]) -> str:
-    return "; ".join(item.text for item in outputs if isinstance(item, Note))
-
-
 def test_collections_are_counted_between_the_responses_nearest_to_the_measurement(tmp_path: Path) -> None:
     samples: Any = [(at + 0.1, {"a": jvm(at, ms=at * 10), "b": jvm(2 * at)}) for at in range(8, 15)]
     outputs = read(tmp_path, *samples)
-    assert values(outputs) == {
+    assert readings(outputs) == {
         "gc_young_collections": 6,
         "gc_old_collections": 0,
         "gc_collection_ms": 20,
@@ -60,10 +53,9 @@ def test_collections_are_counted_between_the_responses_nearest_to_the_measuremen
         "direct_buffer_used_max_bytes": 14,
         "direct_buffer_capacity_max_bytes": 14,
     }
-    assert "young: 6, old: 0; pauses are unknown" in notes(outputs)
-    assert "+0.1 s to +0.1 s" in notes(outputs)
-    heap = next(item for item in outputs if isinstance(item, Series) and item.name == "heap_bytes")
-    assert heap.values == (200.0,) * 7
+    assert "young: 6, old: 0; pauses are unknown" in " ".join(notes(outputs))
+    assert "+0.1 s to +0.1 s" in " ".join(notes(outputs))
+    assert series(outputs)["heap_bytes"].values == (200.0,) * 7
 
 
 @pytest.mark.parametrize(
@@ -84,13 +76,13 @@ def test_changed_or_restarted_nodes_have_no_counts(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     outputs = read(tmp_path, (100, {"a": before}), (140, after), start_s=100)
-    assert "gc_young_collections" not in values(outputs)
-    assert "nodes joined, left or restarted" in notes(outputs)
+    assert "gc_young_collections" not in readings(outputs)
+    assert "nodes joined, left or restarted" in " ".join(notes(outputs))
 
 
 def test_jvm_that_started_just_before_the_first_response_is_counted(tmp_path: Path) -> None:
     outputs = read(tmp_path, (10, {"a": jvm(1, uptime_s=4)}), (12, {"a": jvm(5, uptime_s=5)}))
-    assert values(outputs)["gc_young_collections"] == 4
+    assert readings(outputs)["gc_young_collections"] == 4
 
 
 def test_responses_that_cannot_be_written_fail_the_run(tmp_path: Path) -> None:
@@ -104,7 +96,7 @@ def test_responses_that_cannot_be_written_fail_the_run(tmp_path: Path) -> None:
 
 def test_deeply_nested_response_is_skipped(tmp_path: Path) -> None:
     deep: dict[str, Any] = {}
-    for _ in range(100_000):
+    for _ in range(10_000):
         deep = {"jvm": deep}
     with node_stats.watch(lambda: {"nodes": {"a": deep}}, tmp_path):
         pass
@@ -113,18 +105,15 @@ def test_deeply_nested_response_is_skipped(tmp_path: Path) -> None:
 
 def test_single_response_has_no_counts_and_a_cut_line_is_skipped(tmp_path: Path) -> None:
     outputs = read(tmp_path, (10, {"a": jvm(1)}), tail='{"at_ns": 12')
-    assert "gc_young_collections" not in values(outputs)
-    assert "unavailable" in notes(outputs)
-
-
-def test_server_without_stats_has_a_note(tmp_path: Path) -> None:
-    assert "the server sent no stats" in notes(read(tmp_path))
+    assert "gc_young_collections" not in readings(outputs)
+    assert "responded less than twice" in " ".join(notes(outputs))
+    assert "the server sent no stats" in " ".join(notes(read(tmp_path)))
 
 
 def test_names_of_collectors_are_shortened(tmp_path: Path) -> None:
     many = {f"{number}{'x' * 10_000}": {"collection_count": 1, "collection_time_in_millis": 1} for number in range(99)}
     outputs = read(tmp_path, *((at, {"a": {**jvm(1), "gc": {"collectors": many}}}) for at in (10, 12)))
-    assert len(notes(outputs)) < 5000
+    assert len(" ".join(notes(outputs))) < 5000
 
 
 @pytest.mark.parametrize(
@@ -136,8 +125,8 @@ def test_names_of_collectors_are_shortened(tmp_path: Path) -> None:
 )
 def test_response_of_unknown_format_has_a_note(tmp_path: Path, response: dict[str, Any]) -> None:
     outputs = read(tmp_path, *((at, {"a": response}) for at in (10, 11, 12)))
-    assert values(outputs) == {}
-    assert "format of the responses is unknown" in notes(outputs)
+    assert readings(outputs) == {}
+    assert "format of the responses is unknown" in " ".join(notes(outputs))
 
 
 def test_failed_request_writes_no_line_and_the_last_one_is_sent_at_the_end(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-import made_runs as made
-import made_summaries
+import example_runs as made
+import example_summaries
 
 from ingest_bench.analysis.run import nodes
 from ingest_bench.analysis.run.columns import COLUMNS
@@ -116,7 +116,7 @@ def test_requests_by_node_are_unknown_if_a_library_chose_the_node() -> None:
 
 
 def test_table_has_a_row_for_each_node() -> None:
-    run = made_summaries.summary({"network": "ethernet"}, nodes=({"reads": 3, "mss": 1448}, {"reads": None}))
+    run = example_summaries.summary({"network": "ethernet"}, nodes=({"reads": 3, "mss": 1448}, {"reads": None}))
     rows = list(csv.DictReader(io.StringIO(summary_files.format_nodes_csv([run]))))
     assert [(row["node"], row["reads"], row["mss"]) for row in rows] == [("1", "3", "1448"), ("2", "", "")]
     assert {"reads", "mss"} <= {column.name for column in COLUMNS}
@@ -191,10 +191,10 @@ def test_waited_for_node_stands_out() -> None:
 
 def test_plot_shows_each_node_of_each_cell() -> None:
     waits = ({"peer_wait_ms_mean": 0.5}, {"peer_wait_ms_mean": 465.0}, {"peer_wait_ms_mean": None})
-    cells = [made_summaries.summary({"fault": fault}, nodes=waits) for fault in ("none", "paused")]
+    cells = [example_summaries.summary({"fault": fault}, nodes=waits) for fault in ("none", "paused")]
     picture = plot_cells.draw_picture(
-        "nodes", [*cells, made_summaries.summary({"fault": "far"}, state="failed", nodes=())]
+        "nodes", [*cells, example_summaries.summary({"fault": "far"}, state="failed", nodes=())]
     )
     assert picture is not None
     assert picture[:4] == b"\x89PNG"
-    assert plot_cells.draw_picture("nodes", [made_summaries.summary({"network": "ethernet"})]) is None
+    assert plot_cells.draw_picture("nodes", [example_summaries.summary({"network": "ethernet"})]) is None

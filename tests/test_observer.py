@@ -5,57 +5,44 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import made_runs
+import example_runs
 import pytest
+from probe_lab import make_context, notes
 
 from ingest_bench import probes
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.inputs import urls
 from ingest_bench.jvm.attach import AttachedJvm
-from ingest_bench.jvm.options import Log
 from ingest_bench.lab import evaluation
 from ingest_bench.load import supervisor
-from ingest_bench.model.results import Note, ProbeOutput, Reading
+from ingest_bench.model.results import Note, Reading
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import node_stats, observer, oom, recording
-from ingest_bench.probes.context import ATTACHMENT_FILE, Events, ReadContext
+from ingest_bench.probes.context import ATTACHMENT_FILE, Events, Probe
 from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver
 from ingest_bench.results import layout
 
 S = 10**9
 
 
-@dataclass
-class FakeProbe:
-    """A probe that records the processes that it is watching."""
+Watched = list[tuple[int, Path]]
 
-    name: str
-    events: Events = field(default_factory=dict)
-    logs: tuple[Log, ...] = ()
-    watching: list[tuple[int, Path]] = field(default_factory=list)
+
+def make_probe(name: str, watching: Watched, **options: Any) -> Probe:
+    """Return a probe that records the processes that it is watching."""
 
     @contextlib.contextmanager
-    def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
-        self.watching.append((server_pid, raw))
+    def watch(server_pid: int, raw: Path) -> Iterator[None]:
+        watching.append((server_pid, raw))
         yield
-        self.watching.remove((server_pid, raw))
+        watching.remove((server_pid, raw))
 
-    def read(self, context: ReadContext) -> Iterator[ProbeOutput]:
-        yield Reading(self.name, context.start_ns)
-
-
-def context(raw: Path) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=10 * S, end_ns=12 * S, ports=frozenset(), reader=tuple)
-
-
-def notes(outputs: Sequence[ProbeOutput]) -> dict[str, str]:
-    return {item.source: item.text for item in outputs if isinstance(item, Note)}
+    return Probe(watch=watch, read=lambda context: iter([Reading(name, context.start_ns)]), **options)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +60,20 @@ def test_observer_follows_from_pid_and_url(options: TargetOptions, name: str) ->
 
 
 def test_every_probe_watches_each_launched_jvm_into_the_folder_of_its_node(tmp_path: Path) -> None:
-    first, second = FakeProbe("first"), FakeProbe("second")
+    watching: Watched = []
+    both = {name: make_probe(name, watching) for name in ("first", "second")}
     nodes = [(11, tmp_path / "1"), (22, tmp_path / "2")]
-    with LaunchedObserver((11, 22)).watch({"first": first, "second": second}, [raw for _, raw in nodes], 5):
-        assert (first.watching, second.watching) == (nodes, nodes)
-    assert (first.watching, second.watching) == ([], [])
-    with pytest.raises(ValueError, match="zip"), LaunchedObserver((11, 22)).watch({"first": first}, [tmp_path], 5):
+    with LaunchedObserver((11, 22)).watch(both, [raw for _, raw in nodes], 5):
+        assert sorted(watching) == sorted(nodes * 2)
+    assert watching == []
+    with pytest.raises(ValueError, match="zip"), LaunchedObserver((11, 22)).watch(both, [tmp_path], 5):
         pytest.fail("the second JVM would not be watched")
 
 
 @pytest.mark.parametrize("name", ["launched", "attached"])
 def test_files_of_a_jvm_are_read_by_every_probe(name: Any, tmp_path: Path) -> None:
-    selected = {"first": FakeProbe("first"), "second": FakeProbe("second")}
-    outputs = observer.OBSERVERS[name].read(selected, context(tmp_path))
+    selected = {name: make_probe(name, []) for name in ("first", "second")}
+    outputs = observer.OBSERVERS[name].read(selected, make_context(tmp_path, 10 * S, 12 * S))
     assert outputs == [Reading("first", 10 * S), Reading("second", 10 * S)]
 
 
@@ -104,15 +92,16 @@ def test_attached_jvm_gets_a_recording_and_the_logs_of_the_probes(
     monkeypatch.setattr(observer, "observe", observe)
     monkeypatch.setattr(observer, "read_facts", lambda _: facts)
     log = probes.PROBES["gc"].logs[0]
-    probe = FakeProbe("one", events=events, logs=(log,))
+    watching: Watched = []
+    probe = make_probe("one", watching, events=events, logs=(log,))
     with AttachedObserver(cast("AttachedJvm", SimpleNamespace(pid=7))).watch({"one": probe}, [tmp_path], 5):
-        assert probe.watching == [(7, tmp_path)]
+        assert watching == [(7, tmp_path)]
     settings = recording.settings_path(tmp_path)
     logs = [log, oom.EXCEPTIONS]
     expected = {"pid": 7, "raw": tmp_path, "settings": settings if events else None, "logs": logs, "limit_s": 5}
     assert calls == [expected]
     assert settings.exists() == bool(events)
-    assert context(tmp_path).attachment.stack_depth == 64
+    assert make_context(tmp_path, 10 * S, 12 * S).attachment.stack_depth == 64
     assert json.loads((tmp_path / ATTACHMENT_FILE).read_text())["since_ns"] > 0
 
 
@@ -142,17 +131,16 @@ def test_stats_of_an_external_server_are_polled_over_a_separate_connection_for_g
 
 def test_probes_that_need_the_host_are_unavailable_for_an_external_server(tmp_path: Path) -> None:
     names = ("reads", "allocations", "gc", "kernel-reads", "host")
-    outputs = ExternalObserver.read(probes.select_probes(names), context(tmp_path))
-    assert [source for source, text in notes(outputs).items() if "unavailable" in text] == list(names)
+    outputs = ExternalObserver.read(probes.select_probes(names), make_context(tmp_path, 10 * S, 12 * S))
+    sources = [item.source for item in outputs if isinstance(item, Note) and "unavailable" in item.text]
+    assert sources == list(names)
     assert len(outputs) == len(names)
-    assert "the server has no API for JVM stats" in notes(outputs)["gc"]
+    assert "the server has no API for JVM stats" in " ".join(notes(outputs))
 
 
 def test_server_without_a_stats_api_is_not_polled(tmp_path: Path) -> None:
-    connect: Any = None
-    with ExternalObserver(connect, None).watch(probes.select_probes(["gc"]), [tmp_path], 5):
-        pass
-    assert not (tmp_path / node_stats.FILE).exists()
+    with ExternalObserver(pytest.fail, None).watch(probes.select_probes(["gc"]), [tmp_path], 5):
+        assert not (tmp_path / node_stats.FILE).exists()
 
 
 def test_unknown_probe_is_refused_with_a_suggestion() -> None:
@@ -174,18 +162,18 @@ def test_run_is_read_by_the_observer_of_its_plan(target: str, message: str, tmp_
     experiment.write_text(f'probes = ["reads"]\n{target}')
     results = layout.create_results(tmp_path / "results", spec.build_plan(spec.load_experiment(str(experiment))), {})
     (run,) = results.plan.runs
-    report = made_runs.report()
+    report = example_runs.report()
     offset_ns = report.realtime_minus_monotonic_ns
     window = {
         "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
         "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
     }
-    record = made_runs.record(run=run.id, cell=run.cell.name, replicate=run.replicate, levels={}, **window)
+    record = example_runs.record(run=run.id, cell=run.cell.name, replicate=run.replicate, levels={}, **window)
     folder = results.run_folder(run)
     folder.create()
     folder.write_record(record)
     supervisor.write_report(report, folder.load)
-    made_runs.steady().tofile(folder.load / "samples-0.bin")
+    example_runs.steady().tofile(folder.load / "samples-0.bin")
     summary = evaluation.summarise_run(results.plan, run, folder, record)
     text = "; ".join(note.text for note in summary.notes if note.source == "reads")
     assert message in text

@@ -78,7 +78,7 @@ def test_refusing_address_is_not_flooded_and_the_next_one_is_tried(monkeypatch: 
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", count)
-    monkeypatch.setattr(shaped_path, "_HANDSHAKES_S", 1.0)
+    monkeypatch.setattr(shaped_path, "_REFUSED_PAUSE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         both = resolve("::1", port, type=socket.SOCK_STREAM) + resolve("127.0.0.1", port, type=socket.SOCK_STREAM)
@@ -86,6 +86,7 @@ def test_refusing_address_is_not_flooded_and_the_next_one_is_tried(monkeypatch: 
         assert len(shaped_path.measure_handshakes(Endpoint("server.test", port)).rtts_ns) == 20
         assert len(tried) == 21
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[:1])
+        monkeypatch.setattr(shaped_path, "_HANDSHAKES_S", 0.4)
         assert shaped_path.measure_handshakes(Endpoint("server.test", port)) == Handshakes([], 0, 0, is_ipv6=True)
     assert len(tried) <= 21 + 3
 

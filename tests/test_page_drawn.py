@@ -11,7 +11,7 @@ from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
-import made_summaries as made
+import example_summaries as made
 import pytest
 
 from ingest_bench.report import page
@@ -92,7 +92,7 @@ def observe(folder: Path, text: str, width: int, *options: str, script: str = CH
     file.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>', encoding="utf-8")
     profile = f"--user-data-dir={folder / 'profile'}"
     basics = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", profile)
-    page_options = ("--virtual-time-budget=2000", "--window-size=1400,1000", *options, "--dump-dom", file.as_uri())
+    page_options = ("--virtual-time-budget=10000", "--window-size=1400,1000", *options, "--dump-dom", file.as_uri())
     argv = (chromium, *basics, *page_options)
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     match = re.search('<pre id="observed">(.*?)</pre>', done.stdout, re.DOTALL)

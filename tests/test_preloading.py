@@ -11,7 +11,7 @@ import pytest
 
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.lab import planning, preloading
-from ingest_bench.lab.procedure import Procedure, Requests
+from ingest_bench.lab.planning import Procedure, Requests
 from ingest_bench.lab.server import running_server
 from ingest_bench.lab.server.running_server import RunningServer, ServerSetup
 from ingest_bench.model.experiment import Cell
@@ -45,9 +45,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 def preloaded(planned: Cell, folder: RunFolder) -> Iterator[tuple[RunningServer, Procedure]]:
     """Preload the documents, then start the server on them."""
     preloading.write_documents(planned, folder, "kernel", None)
-    setup = ServerSetup(
-        phase=lambda _: contextlib.nullcontext(), jvm_options=lambda _, __: (), netem="kernel", java_home=None
-    )
+    setup = ServerSetup(netem="kernel", java_home=None)
     with running_server.open_server(planned, folder, setup) as server:
         yield (
             server,
@@ -107,7 +105,7 @@ def test_preloading_requires_a_target_with_files_and_no_track() -> None:
         planning.check_procedure(cell("sink"))
     track = dataclasses.replace(cell("opensearch"), load=LoadOptions(track=TrackOptions(path="nowhere")))
     with pytest.raises(SpecError, match="conflicts with a track"):
-        planning._check_preloading(track)
+        planning.check_procedure(track)
 
 
 def test_preloading_cell_sends_new_documents_with_default_retries_and_links() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from probe_lab import make_context, notes, read, readings, write_recording
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading, Stacks, percentile
+from ingest_bench.model.results import Histogram, Reading, Stacks, percentile
 from ingest_bench.probes import PROBES, jvm_options, oom, recording
-from ingest_bench.probes.context import Events, ReadContext
-
-
-def context(raw: Path) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=10, end_ns=20, ports=frozenset({4000, 4001}), reader=tuple)
+from ingest_bench.probes.context import ReadContext
 
 
 def sizes(count: int, total: int) -> dict[str, int]:
@@ -30,15 +26,10 @@ def content(**changed: Any) -> dict[str, Any]:
     return written | {"reads": reads | {"histogram": {"100": 1, "200": 2, "300": 1}}} | changed
 
 
-def lay_out(raw: Path, read: dict[str, Any]) -> ReadContext:
-    (raw / "recording.jfr").write_bytes(b"read already")
-    key = [recording.READER_VERSION, 10, 20, [4000, 4001], ["recording.jfr"]]
-    (raw / "recording.json").write_text(json.dumps({"key": key, "content": read}))
-    return context(raw)
-
-
-def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
-    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+def lay_out(raw: Path, read_content: dict[str, Any], *names: str) -> ReadContext:
+    context = make_context(raw, 10, 20, {4000, 4001})
+    write_recording(context, read_content, names or ("recording.jfr",))
+    return context
 
 
 def test_probes_share_one_recording(tmp_path: Path) -> None:
@@ -74,19 +65,11 @@ def test_settings_enable_the_events_of_the_probes_without_throttle(tmp_path: Pat
     assert {"jdk.GCPhasePause", "jdk.GarbageCollection", "jdk.DataLoss"} <= events.keys()
 
 
-def test_conflicting_settings_of_an_event_are_refused() -> None:
-    events = {"jdk.SocketRead": {"threshold": "0 ns"}}
-    with pytest.raises(ValueError, match="two probes require"):
-        recording.merge_events(events, {"jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "true"}})
-
-
-def test_lower_threshold_of_two_probes_applies() -> None:
+def test_lowest_threshold_of_probes_applies_and_other_conflicts_are_refused() -> None:
     low, high = ({"jdk.ThreadSleep": {"threshold": event, "stackTrace": "true"}} for event in ("0 ns", "20 ms"))
-    for first, second in ((low, high), (high, low)):
-        events: Events = {}
-        recording.merge_events(events, first)
-        recording.merge_events(events, second)
-        assert events == low
+    assert recording.merge_events([low, high]) == recording.merge_events([high, low]) == low
+    with pytest.raises(ValueError, match="two probes require"):
+        recording.merge_events([low, {"jdk.ThreadSleep": {"threshold": "0 ns"}}])
 
 
 def test_java_before_11_is_refused(tmp_path: Path) -> None:
@@ -120,8 +103,8 @@ def test_recording_ended_by_the_jvm_is_complete(tmp_path: Path) -> None:
 
 
 def test_read_sizes_are_of_the_measurement_and_bytes_of_the_recording(tmp_path: Path) -> None:
-    measured = list(PROBES["reads"].read(lay_out(tmp_path, content())))
-    assert measured == [
+    outputs = read("reads", lay_out(tmp_path, content()))
+    assert outputs == [
         Reading("bytes_read", 900),
         Reading("reads_recorded", 5),
         Reading("reads_empty", 3),
@@ -130,12 +113,15 @@ def test_read_sizes_are_of_the_measurement_and_bytes_of_the_recording(tmp_path: 
 
 
 def test_reads_that_the_recorder_cannot_see_are_unavailable(tmp_path: Path) -> None:
+    outputs = read("reads", make_context(tmp_path))
+    assert readings(outputs) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
+    assert "no flight recording" in " ".join(notes(outputs))
     unseen = content()
     unseen["reads"] |= {"all": sizes(0, 0), "window": sizes(0, 0), "histogram": {}}
-    measured = list(PROBES["reads"].read(lay_out(tmp_path, unseen)))
-    assert readings(measured) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
-    assert not any(isinstance(item, Histogram) for item in measured)
-    assert any(isinstance(item, Note) and "2 of others" in item.text for item in measured)
+    outputs = read("reads", lay_out(tmp_path, unseen))
+    assert readings(outputs) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
+    assert not any(isinstance(item, Histogram) for item in outputs)
+    assert "2 of others" in " ".join(notes(outputs))
 
 
 CUT = {"file": "x/a.jfr", "bytes": 9, "events": 0, "error": "java.io.IOException: cut"}
@@ -152,16 +138,13 @@ CUT = {"file": "x/a.jfr", "bytes": 9, "events": 0, "error": "java.io.IOException
     ],
 )
 def test_bytes_of_a_recording_with_a_gap_are_unavailable(changed: dict[str, Any], text: str, tmp_path: Path) -> None:
-    measured = list(PROBES["reads"].read(lay_out(tmp_path, content(**changed))))
-    assert readings(measured)["bytes_read"] is None
-    assert any(isinstance(item, Note) and text in item.text for item in measured)
-    assert any(isinstance(item, Histogram) for item in measured)
-
-
-def test_missing_recording_is_noted(tmp_path: Path) -> None:
-    measured = list(PROBES["reads"].read(context(tmp_path)))
-    assert readings(measured) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
-    assert any(isinstance(item, Note) and "no flight recording" in item.text for item in measured)
+    outputs = read("reads", lay_out(tmp_path, content(**changed)))
+    assert readings(outputs)["bytes_read"] is None
+    assert text in " ".join(notes(outputs))
+    assert any(isinstance(item, Histogram) for item in outputs)
+    if changed.get("lost_bytes"):
+        # Allocations are a sum, so that a gap leaves none.
+        assert readings(read("allocations", lay_out(tmp_path, allocated(**changed)))) == {}
 
 
 def test_percentiles_are_observed_values() -> None:
@@ -188,7 +171,7 @@ def allocated(**changed: Any) -> dict[str, Any]:
 
 
 def test_allocations_are_split_by_kind_and_layer(tmp_path: Path) -> None:
-    values = readings(list(PROBES["allocations"].read(lay_out(tmp_path, allocated()))))
+    values = readings(read("allocations", lay_out(tmp_path, allocated())))
     assert (values["outside_tlab_count"], values["outside_tlab_total_bytes"], values["outside_tlab_mean_bytes"]) == (
         5,
         4010,
@@ -208,7 +191,7 @@ def test_allocations_are_split_by_kind_and_layer(tmp_path: Path) -> None:
 def test_network_layer_of_a_server_without_netty_is_unavailable(tmp_path: Path, frame: str, count: int | None) -> None:
     recording = allocated(allocations={"outside other": sizes_of(4, 1000)})
     recording["stacks"]["names"][1] = frame
-    numbers = readings(list(PROBES["allocations"].read(lay_out(tmp_path, recording))))
+    numbers = readings(read("allocations", lay_out(tmp_path, recording)))
     assert numbers["outside_tlab_other_bytes"] == 4000
     network = [f"{kind}_network_{unit}" for kind in ("outside_tlab", "tlab") for unit in ("bytes", "count")]
     assert [numbers[name] for name in network] == [count] * 4
@@ -216,32 +199,24 @@ def test_network_layer_of_a_server_without_netty_is_unavailable(tmp_path: Path, 
 
 
 def test_stacks_are_complete_and_a_full_tree_is_noted(tmp_path: Path) -> None:
-    measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated())))
+    outputs = read("allocations", lay_out(tmp_path, allocated()))
     folded = {"outside TLABs;a.B.run;byte[]": 30, "outside TLABs;a.B.run;int[]": 4, "new TLABs;a.B.run": 7}
-    assert [item for item in measured if isinstance(item, Stacks)] == [Stacks(folded)]
-    assert not [item for item in measured if isinstance(item, Note)]
+    assert [item for item in outputs if isinstance(item, Stacks)] == [Stacks(folded)]
+    assert notes(outputs) == []
     full = allocated()
     full["stacks"]["is_full"] = True
-    measured = list(PROBES["allocations"].read(lay_out(tmp_path, full)))
-    (text,) = [item.text for item in measured if isinstance(item, Note)]
+    outputs = read("allocations", lay_out(tmp_path, full))
+    (text,) = notes(outputs)
     assert text.startswith("the stack tree is full at 6 frames")
 
 
 def test_allocation_rate_of_a_killed_server_uses_the_recorded_time(tmp_path: Path) -> None:
     (tmp_path / "jfr" / "1").mkdir(parents=True)
     (tmp_path / "jfr" / "1" / "1.jfr").write_bytes(b"read already")
-    complete = lay_out(tmp_path, allocated(last_ns=14))
-    key = [recording.READER_VERSION, 10, 20, [4000, 4001], ["1.jfr"]]
-    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": allocated(last_ns=14)}))
-    measured = list(PROBES["allocations"].read(complete))
-    assert readings(measured)["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 4e-9)
-    assert any(isinstance(item, Note) and "was killed" in item.text for item in measured)
-
-
-def test_allocations_of_a_recording_with_a_gap_are_unavailable(tmp_path: Path) -> None:
-    measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated(lost_bytes=1))))
-    assert readings(measured) == {}
-    assert any(isinstance(item, Note) and "dropped" in item.text for item in measured)
+    complete = lay_out(tmp_path, allocated(last_ns=14), "1.jfr")
+    outputs = read("allocations", complete)
+    assert readings(outputs)["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 4e-9)
+    assert "was killed" in " ".join(notes(outputs))
 
 
 def large(**changed: Any) -> dict[str, Any]:
@@ -262,8 +237,8 @@ def large(**changed: Any) -> dict[str, Any]:
 
 
 def test_large_allocations_are_those_within_the_measurement(tmp_path: Path) -> None:
-    measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large())))
-    values, size = readings(measured), 1 << 20
+    outputs = read("large-allocations", lay_out(tmp_path, large()))
+    values, size = readings(outputs), 1 << 20
     assert (values["allocations_1mib"], values["allocations_100mib"], values["allocations_humongous"]) == (3, 1, 1)
     assert values["allocations_1mib_bytes"] == 302 * size
     assert values["largest_allocation_bytes"] == 300 * size
@@ -271,17 +246,11 @@ def test_large_allocations_are_those_within_the_measurement(tmp_path: Path) -> N
     assert values["large_allocation_sites"] == f"a.B.c: 2 of {301 * size}, g.H.i: 1 of {size}"
 
 
-def test_humongous_allocations_are_unavailable_without_g1(tmp_path: Path) -> None:
-    result = large() | {"regions": []}
-    assert readings(list(PROBES["large-allocations"].read(lay_out(tmp_path, result))))["allocations_humongous"] is None
-
-
-def test_large_allocations_beyond_the_plotted_ones_are_counted_and_noted(
-    tmp_path: Path,
-) -> None:
-    measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large(lost=7))))
-    assert readings(measured)["allocations_1mib"] == 3
-    assert any(isinstance(item, Note) and "shows 3 objects" in item.text for item in measured)
+def test_large_allocations_without_g1_or_beyond_the_plotted_ones(tmp_path: Path) -> None:
+    outputs = read("large-allocations", lay_out(tmp_path, large(lost=7) | {"regions": []}))
+    values = readings(outputs)
+    assert (values["allocations_humongous"], values["allocations_1mib"]) == (None, 3)
+    assert "shows 3 objects" in " ".join(notes(outputs))
 
 
 def test_profiling_settings_do_not_change_events_of_the_probes(tmp_path: Path) -> None:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 import re
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fault_lab import wait_until
+from probe_lab import EVER_NS, histogram, make_context, notes, read, readings
 
 from ingest_bench import system
 from ingest_bench.jvm.java import compile_classes as compiled
 from ingest_bench.jvm.java import find_java
-from ingest_bench.model.results import READ_FIELDS, Histogram, Note, ProbeOutput, Reading, Series, Stacks
-from ingest_bench.probes import PROBES, jfr, jvm_options, recording, select_probes
+from ingest_bench.model.results import READ_FIELDS, Series, Stacks
+from ingest_bench.probes import jfr, jvm_options, recording
 from ingest_bench.probes.context import ATTACHMENT_FILE, ReadContext
-from ingest_bench.probes.observer import LaunchedObserver
 from ingest_bench.probes.oom import find_oom
 
 pytestmark = pytest.mark.jvm
 
 DATA = Path(__file__).parent / "data" / "jfr"
 PROGRAMS = Path(__file__).parent / "java"
-EVER = (0, 2**63 - 1)
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +47,14 @@ def raw(tmp_path: Path) -> Path:
     return folder
 
 
-def context(raw: Path, java: Path, classes: Path, ports: set[int]) -> ReadContext:
-    def reader() -> tuple[str, ...]:
-        return (str(java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(classes), "JfrReader")
-
-    start_ns, end_ns = EVER
-    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), reader=reader)
+def context(raw: Path, java: Path, classes: Path, *ports: int) -> ReadContext:
+    command = (str(java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(classes), "JfrReader")
+    return make_context(raw, ports=ports, reader=lambda: command)
 
 
 def counted(output: str) -> dict[str, int]:
     """Return the counts that the program prints, such as "reads=3126 bytes=200000"."""
     return {key: int(value) for key, value in re.findall(r"(\w+)=([0-9]+)", output)}
-
-
-def readings(measured: list[ProbeOutput]) -> dict[str, Any]:
-    return {item.name: item.value for item in measured if isinstance(item, Reading)}
-
-
-def histogram(measured: list[ProbeOutput]) -> dict[int, int]:
-    return next(item.counts for item in measured if isinstance(item, Histogram) and item.name == "read_bytes")
 
 
 def serve(java: Path, classes: Path, raw: Path, *arguments: object) -> list[str]:
@@ -83,11 +71,11 @@ def run(raw: Path, java: Path, *arguments: str) -> str:
 def test_million_reads_equal_the_counts_of_the_server(java: Path, classes: Path, raw: Path) -> None:
     counts = counted(system.run(serve(java, classes, raw, 700_000, "exit"), timeout_s=300))
     assert counts["reads"] > 1_000_000
-    measured = LaunchedObserver.read(select_probes(["reads", "gc"]), context(raw, java, classes, {counts["port"]}))
+    measured = read("reads", context(raw, java, classes, counts["port"]))
     sizes = histogram(measured)
     assert sum(sizes.values()) == counts["reads"]
     assert sum(size * count for size, count in sizes.items()) == counts["bytes"] == readings(measured)["bytes_read"]
-    assert [item for item in measured if isinstance(item, Note) and item.source == "reads"] == []
+    assert notes(measured) == []
     sequence = np.fromfile(raw / "reads.bin", dtype=np.dtype(list(READ_FIELDS)))
     data = sequence[sequence["bytes"] > 0]
     assert len(data) == counts["reads"]
@@ -99,11 +87,11 @@ def test_million_reads_equal_the_counts_of_the_server(java: Path, classes: Path,
 
 def test_reads_of_other_connections_and_times_are_excluded(java: Path, classes: Path, raw: Path) -> None:
     counts = counted(system.run(serve(java, classes, raw, 2000, "exit"), timeout_s=120))
-    measured = LaunchedObserver.read(select_probes(["reads"]), context(raw, java, classes, {counts["port"] + 1}))
+    measured = read("reads", context(raw, java, classes, counts["port"] + 1))
     assert readings(measured)["bytes_read"] is None
-    full_context = context(raw, java, classes, {counts["port"]})
-    late = dataclasses.replace(full_context, start_ns=EVER[1] - 1)
-    measured = LaunchedObserver.read(select_probes(["reads"]), late)
+    full_context = context(raw, java, classes, counts["port"])
+    late = dataclasses.replace(full_context, start_ns=EVER_NS - 1)
+    measured = read("reads", late)
     assert histogram(measured) == {}
     assert readings(measured)["bytes_read"] == counts["bytes"]
 
@@ -118,20 +106,21 @@ def test_recording_of_a_killed_server_is_read_and_the_loss_noted(java: Path, cla
         process.kill()
         process.wait()
     counts = counted(output.read_text())
-    measured = LaunchedObserver.read(select_probes(["reads", "gc"]), context(raw, java, classes, {counts["port"]}))
+    outputs = [read(name, context(raw, java, classes, counts["port"])) for name in ("reads", "gc")]
+    measured = [*itertools.chain(*outputs)]
     total = sum(histogram(measured).values())
     assert 0 < total <= counts["reads"]
     values = readings(measured)
     assert values["bytes_read"] is None
     assert values["gc_pauses"] == values["gc_pauses_log"] > 0
-    assert any(isinstance(item, Note) and "was killed" in item.text for item in measured)
+    assert "was killed" in " ".join(notes(measured))
 
 
 def test_allocations_of_a_known_pattern_by_layer_and_kind(java: Path, classes: Path, raw: Path) -> None:
     names = ["allocations", "large-allocations"]
     run(raw, java, "-Xmx128m", *jvm_options(names, raw, 17), "-cp", str(classes), "Allocations", "pattern")
-    measured = LaunchedObserver.read(select_probes(names), context(raw, java, classes, set()))
-    assert [item for item in measured if isinstance(item, Note)] == []
+    measured = [item for name in names for item in read(name, context(raw, java, classes))]
+    assert notes(measured) == []
     values = readings(measured)
     assert values["outside_tlab_network_count"] == 2000
     assert values["outside_tlab_network_bytes"] == 2000 * ((1 << 20) + 16)
@@ -193,16 +182,16 @@ def test_allocation_with_a_truncated_stack_has_no_layer(depth: int, java: Path, 
         option.replace("stackdepth=128", f"stackdepth={depth}") for option in jvm_options(["allocations"], raw, 17)
     ]
     run(raw, java, "-Xmx128m", *options, "-cp", str(classes), "Allocations", "behind")
-    measured = LaunchedObserver.read(select_probes(["allocations"]), context(raw, java, classes, set()))
+    measured = read("allocations", context(raw, java, classes))
     size = 100 * ((1 << 20) + 16)
-    values, counts = readings(measured), [item.text for item in measured if isinstance(item, Note)]
+    values, texts = readings(measured), notes(measured)
     assert values["outside_tlab_total_bytes"] >= size
     if depth == 1:
         assert values["outside_tlab_other_bytes"] < size
-        assert any("have only frames of the JDK among the 1 that this JVM keeps" in text for text in counts)
+        assert any("have only frames of the JDK among the 1 that this JVM keeps" in text for text in texts)
     else:
         assert values["outside_tlab_other_bytes"] >= size
-        assert counts == []
+        assert texts == []
 
 
 @pytest.mark.parametrize(("how", "kind"), [("heap", "heap"), ("direct", "direct"), ("caught", "direct")])
@@ -210,53 +199,23 @@ def test_kind_of_an_out_of_memory_error_is_found(how: str, kind: str, java: Path
     options = [*jvm_options(["gc"], raw, 17), "-Xmx64m", "-XX:MaxDirectMemorySize=32m"]
     output = run(raw, java, *options, "-cp", str(classes), "Allocations", how)
     assert "java.lang.OutOfMemoryError" in output or "OutOfMemory encountered" in output or "caught after" in output
-    total = find_oom(raw)
-    assert total is not None
-    assert total.kind == kind
-
-
-def test_server_out_of_heap_leaves_its_recording(java: Path, classes: Path, raw: Path) -> None:
-    options = [*jvm_options(["gc"], raw, 17), "-Xmx64m"]
-    run(raw, java, *options, "-cp", str(classes), "Allocations", "heap")
-    values = readings(LaunchedObserver.read(select_probes(["gc"]), context(raw, java, classes, set())))
-    assert values["gc_pauses"] > 0
-    assert values["full_gcs"] > 0
-    assert values["heap_after_gc_max_bytes"] > 32 << 20
-
-
-@pytest.mark.nightly
-def test_host_probe_measures_cpu_and_threads_of_a_jvm(java: Path, classes: Path, raw: Path) -> None:
-    start_ns = time.time_ns()
-    process = system.start(serve(java, classes, raw, 400_000, "wait"), stdout=raw / "output")
-    try:
-        with PROBES["host"].watch(process.pid, raw):
-            wait_until_ready(process, raw / "output")
-            samples = raw / "host.jsonl"
-            wait_for(lambda: samples.exists() and len(samples.read_text().splitlines()) > 5)
-    finally:
-        process.kill()
-        process.wait()
-    full_context = dataclasses.replace(context(raw, java, classes, set()), start_ns=start_ns, end_ns=time.time_ns())
-    values = readings(LaunchedObserver.read(select_probes(["host"]), full_context))
-    assert values["server_cpu_s"] > 0
-    assert values["server_threads_max"] > 5
-    assert values["server_context_switches_voluntary"] > 0
-    assert values["server_rss_max_bytes"] > 10 << 20
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    error = find_oom(raw)
+    assert error is not None
+    assert error.kind == kind
+    if how == "heap":
+        # Its recording is complete enough.
+        values = readings(read("gc", context(raw, java, classes)))
+        assert values["gc_pauses"] > 0
+        assert values["full_gcs"] > 0
+        assert values["heap_after_gc_max_bytes"] > 32 << 20
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], output: Path) -> None:
-    def ready() -> bool:
+    def is_ready() -> bool:
         assert process.poll() is None, output.read_text()
         return "ready" in output.read_text()
 
-    wait_for(ready)
+    wait_until(is_ready)
 
 
 @pytest.fixture(params=["11", "17", "25"])
@@ -273,12 +232,12 @@ TRUTH = {"11": (60756, 157), "17": (45646, 158), "25": (48482, 157)}
 def test_recordings_of_each_java_are_read_by_the_newest(recorded: str, classes: Path, raw: Path) -> None:
     newest = find_java(25).java
     port, reads = TRUTH[recorded]
-    measured = LaunchedObserver.read(select_probes(["reads"]), context(raw, newest, classes, {port}))
+    measured = read("reads", context(raw, newest, classes, port))
     assert sum(histogram(measured).values()) == reads
     assert readings(measured)["bytes_read"] == 10_000
     kept = json.loads((raw / "recording.json").read_text())["content"]
     assert kept["types"]["jdk.SocketRead"] == reads + 1  # and the end of the stream
-    assert recording.load_recording(context(raw, newest, classes, {port})).is_complete
+    assert recording.load_recording(context(raw, newest, classes, port)).is_complete
 
 
 def test_profiling_recording_contains_no_secrets(tmp_path: Path) -> None:

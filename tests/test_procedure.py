@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import made_runs
+import example_runs
 import pytest
 
 from ingest_bench import targets
@@ -17,8 +17,9 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import load_values, records
 from ingest_bench.lab import campaign, planning
-from ingest_bench.lab.procedure import Load, ParallelLoads, Procedure, Requests
+from ingest_bench.lab.planning import Loads, Procedure, Requests
 from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell, Fault, Plan, Run
 from ingest_bench.model.load import BulkAction, LoadOptions, TrackOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
@@ -26,26 +27,30 @@ from ingest_bench.protocols.bulk import Bulk
 
 FOLDER = Path(__file__).parent / "data" / "track"
 LISTEN = ServerAddress(endpoint=Endpoint("198.18.0.2", 9200))
-SECOND = made_runs.SECOND
+SECOND = example_runs.SECOND
 
 
 def cell(load: LoadOptions, target: str = "opensearch", version: str | None = None, **more: Any) -> Cell:
-    return made_runs.cell(load=load, target=TargetOptions(name=target, version=version), **more)
+    return example_runs.cell(load=load, target=TargetOptions(name=target, version=version), **more)
+
+
+def build(planned: Cell, *, may_delete: bool = True) -> Procedure:
+    return planning.build_procedure(planned, LISTEN, Path("out"), may_delete=may_delete)
 
 
 def track(target: str = "opensearch", version: str | None = None, **choice: Any) -> Procedure:
-    options = LoadOptions(track=TrackOptions(path=str(FOLDER), **choice))
-    return planning.build_procedure(cell(options, target, version), LISTEN, Path("out"), may_delete=True)
+    return build(cell(LoadOptions(track=TrackOptions(path=str(FOLDER), **choice)), target, version))
 
 
-def step_of(built: Procedure, name: str) -> Requests | Load | ParallelLoads:
+def step_of(built: Procedure, name: str) -> Requests | Loads:
     return next(step for step in built.steps if step.name == name)
 
 
-def load_of(built: Procedure, name: str) -> Load:
+def load_of(built: Procedure, name: str) -> LoadPlan:
     step = step_of(built, name)
-    assert isinstance(step, Load)
-    return step
+    assert isinstance(step, Loads)
+    (plan,) = step.plans
+    return plan
 
 
 def requests_of(built: Procedure, name: str) -> Requests:
@@ -55,41 +60,32 @@ def requests_of(built: Procedure, name: str) -> Requests:
 
 
 def test_workload_has_an_index_and_one_load() -> None:
-    built = planning.build_procedure(cell(LoadOptions(workload="nyc_taxis")), LISTEN, Path("out"), may_delete=True)
+    built = build(cell(LoadOptions(workload="nyc_taxis")))
     assert [entry.name for entry in built.steps] == ["index", "load"]
     (create,) = requests_of(built, "index").requests
     assert (create.method, create.path) == ("PUT", "/nyc_taxis")
     assert create.body is not None
     assert create.body["mappings"]["properties"]["vendor_id"] == {"type": "keyword"}
-    sending = load_of(built, "load").plan
+    sending = load_of(built, "load")
     assert (sending.path, sending.folder, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
     assert built.indices == ("nyc_taxis",)
 
 
-def test_several_indices_are_created_and_counted() -> None:
-    options = LoadOptions(workload="nyc_taxis", action=BulkAction(indices=3))
-    built = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
+def test_several_indices_are_created_queried_and_counted() -> None:
+    options = LoadOptions(workload="nyc_taxis", query_users=1, action=BulkAction(indices=3))
+    built = build(cell(options))
     assert built.indices == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
     assert [request.path for request in requests_of(built, "index").requests] == [f"/{name}" for name in built.indices]
+    assert load_of(built, "load").search_path == "/nyc_taxis-0,nyc_taxis-1,nyc_taxis-2/_search"
 
 
 def test_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
     path = tmp_path / "bulk.json"
     path.write_text('{"index": {"_index": "b"}}\n{}\n{"create": {"_index": "a"}}\n{}\n')
     options = LoadOptions(documents=str(path))
-    assert planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b")
+    assert build(cell(options)).indices == ("a", "b")
     path.write_text(path.read_text() + '{"index": {}}\n{}\n')
-    assert planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True).indices == (
-        "a",
-        "b",
-        "nyc_taxis",
-    )
-
-
-def test_queries_go_to_every_index() -> None:
-    options = LoadOptions(workload="nyc_taxis", query_users=1, action=BulkAction(indices=2))
-    built = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True)
-    assert load_of(built, "load").plan.search_path == "/nyc_taxis-0,nyc_taxis-1/_search"
+    assert build(cell(options)).indices == ("a", "b", "nyc_taxis")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +117,7 @@ def test_query_users_0_is_a_valid_baseline_level() -> None:
     options = records.from_toml(LoadOptions, {"query_users": 0, "query_arrivals": "10/s"}, "load")
     for key in ("query_users", "load.query_users"):
         built = planning.check_procedure(dataclasses.replace(cell(options), levels={key: "0"}))
-        assert load_of(built, "load").plan.options.query_users == 0
+        assert load_of(built, "load").options.query_users == 0
 
 
 def test_track_runs_step_by_step_and_counts_its_indices() -> None:
@@ -138,16 +134,16 @@ def test_track_runs_step_by_step_and_counts_its_indices() -> None:
     ]
     assert built.indices == ("rides", "places")
     assert built.skipped == ("recent (search)", "sleep")
-    rides = load_of(built, "index-rides").plan
+    rides = load_of(built, "index-rides")
     assert (rides.path, rides.users, rides.ends_when_sent) == ("/rides/_bulk", 2, True)
     assert (rides.options.warm_up_ns, rides.options.bulk_documents) == (5 * SECOND, 100)
     assert rides.options.arrivals.is_open_loop
-    assert not load_of(built, "index-places").plan.options.arrivals.is_open_loop
-    assert len({rides.folder, load_of(built, "index-places").plan.folder}) == 2
+    assert not load_of(built, "index-places").options.arrivals.is_open_loop
+    assert len({rides.folder, load_of(built, "index-places").folder}) == 2
 
 
 def test_step_lasts_for_its_time_period() -> None:
-    update = load_of(track(challenge="update"), "update-rides").plan
+    update = load_of(track(challenge="update"), "update-rides")
     assert (update.ends_when_sent, update.options.measure_ns) == (False, 60 * SECOND)
     assert update.build_protocol() == Bulk(path="/rides/_bulk", action=update.options.action)
     assert update.options.action.pipeline == "clean"
@@ -160,7 +156,7 @@ def test_first_error_ends_a_step_unless_the_track_ignores_it(tmp_path: Path) -> 
     text = default.read_text()
     for level, expected in (("", "abort"), ('"ignore-response-error-level": "non-fatal", ', "continue")):
         default.write_text(text.replace('"clients": {{', level + '"clients": {{'))
-        assert load_of(planning.check_procedure(cell(options)), "index-rides").plan.options.on_error == expected
+        assert load_of(planning.check_procedure(cell(options)), "index-rides").options.on_error == expected
     default.write_text(text.replace('"clients": {{', '"ignore-response-error-level": "all", "clients": {{'))
     with pytest.raises(SpecError, match="\"ignore-response-error-level\" is 'all'"):
         planning.check_procedure(cell(options))
@@ -170,14 +166,14 @@ def test_indices_of_a_track_are_adapted_to_the_version() -> None:
     body = requests_of(track("elasticsearch", "5.6.16"), "create-index").requests[0].body
     assert body is not None
     assert body["mappings"]["doc"]["properties"]["n"] == {"type": "integer"}
-    assert load_of(track("elasticsearch", "5.6.16"), "index-rides").plan.path == "/rides/doc/_bulk"
+    assert load_of(track("elasticsearch", "5.6.16"), "index-rides").path == "/rides/doc/_bulk"
 
 
 @pytest.mark.parametrize("target", ["opensearch", "elasticsearch", "sink"])
 def test_index_name_is_encoded_consistently(target: str) -> None:
     name = "<rides-{now/d}> ü"
     encoded = "/%3Crides-%7Bnow%2Fd%7D%3E%20%C3%BC"
-    rides = load_of(track(target), "index-rides").plan
+    rides = load_of(track(target), "index-rides")
     target_options = cell(LoadOptions(), target).target
     path = targets.find_target(target).wire(target_options, dataclasses.replace(rides.workload, index=name)).destination
     assert path == f"{encoded}/_bulk"
@@ -189,9 +185,9 @@ def test_index_name_is_encoded_consistently(target: str) -> None:
 def test_track_that_deletes_is_refused_on_an_attached_server() -> None:
     options = LoadOptions(track=TrackOptions(path=str(FOLDER)))
     with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), on a server that is not ours"):
-        planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=False)
+        build(cell(options), may_delete=False)
     options = LoadOptions(track=TrackOptions(path=str(FOLDER), challenge="update"))
-    assert planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=False).steps
+    assert build(cell(options), may_delete=False).steps
 
 
 @pytest.mark.parametrize(
@@ -227,19 +223,13 @@ def test_plan_of_a_track_can_be_repeated() -> None:
     assert again == build_track_plan("heap=1g,2g")
     assert again.runs[0].cell.load.track == TrackOptions(path=str(FOLDER), parameters={"bulk_size": 7})
     assert [
-        load_of(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs
+        load_of(planning.check_procedure(run.cell), "index-rides").options.bulk_documents for run in again.runs
     ] == [7, 7]
     assert campaign.check_plan(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
-def test_parameter_of_a_track_may_be_a_factor() -> None:
-    runs = build_track_plan("track.parameters.bulk_size=10,20").runs
-    sizes = {load_of(planning.check_procedure(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
-    assert sizes == {10, 20}
-
-
 def test_sequential_loads_are_measured_as_one() -> None:
-    first = made_runs.report()
+    first = example_runs.report()
     later = dataclasses.replace(
         first,
         started_monotonic_ns=first.measure_end_ns + SECOND,
@@ -255,8 +245,8 @@ def test_sequential_loads_are_measured_as_one() -> None:
 
 
 def test_load_that_ended_in_its_warm_up_is_measured_from_its_start() -> None:
-    short = made_runs.report(measure_end_ns=made_runs.START + SECOND, warm_up_end_ns=made_runs.START + SECOND)
-    assert supervisor.combine_sequential([short]).warm_up_end_ns == made_runs.START
+    short = example_runs.report(measure_end_ns=example_runs.START + SECOND, warm_up_end_ns=example_runs.START + SECOND)
+    assert supervisor.combine_sequential([short]).warm_up_end_ns == example_runs.START
 
 
 def test_every_workload_has_a_procedure_on_every_target() -> None:

@@ -11,14 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
+import numpy as np
 import pytest
 from bulk_server import Reply, answer, bulk_answer, bulk_server, documents_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_users import Kept
 
 from ingest_bench.documents.body import Body
 from ingest_bench.load.loops import ArrivalQueue, OpenLoop
-from ingest_bench.load.recorder import unpack_sample
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.samples import OUTCOMES, Sample
@@ -38,17 +39,7 @@ with pytest.MonkeyPatch.context() as patched:
 
 def bulk(documents: int, padding: int = 0) -> Body:
     item = b'{"index":{}}\n{"n":1%s}\n' % (b" " * padding)
-    return Body(item * documents, documents, lines_per_item=2)
-
-
-class Kept:
-    """Replaces the recorder."""
-
-    def __init__(self) -> None:
-        self.samples: list[Sample] = []
-
-    def add(self, sample: bytes) -> None:
-        self.samples.append(unpack_sample(sample))
+    return Body(item * documents, documents, np.full(documents, len(item)))
 
 
 def user_of(
@@ -89,13 +80,22 @@ def begun(user: Any) -> gevent.Greenlet:
     return greenlet
 
 
+def finish(user: Any) -> None:
+    """Let the user send everything, and stop it."""
+    begun(user).get(timeout=60)
+    stop(user)
+
+
+def stop(user: Any) -> None:
+    user.on_stop()
+    user.upstream.deadlines.close()
+
+
 def sent(reply: Reply, bodies: list[Body], *, pumps: bool, **own: Any) -> tuple[list[Sample], WorkerState, int, int]:
     """The samples, the account, the bytes that the server read and the documents that it was sent."""
     with bulk_server(reply) as server:
         user, kept = user_of(iter(bodies), server.address, pumps=pumps, **own)
-        begun(user).get(timeout=60)
-        user.on_stop()
-        user.upstream.deadlines.close()
+        finish(user)
         # What was written is read before the server is looked at: its thread may be behind.
         limit = time.monotonic() + 10
         while server.bytes_read < user.upstream.traffic.bytes_written and time.monotonic() < limit:
@@ -230,8 +230,7 @@ def test_a_user_killed_during_the_pump_leaves_a_cut_off_sample() -> None:
         while server.requests < 4 and not greenlet.ready():
             gevent.sleep(0.001)
         greenlet.kill()
-        user.on_stop()
-        user.upstream.deadlines.close()
+        stop(user)
     *before, last = kept.samples
     assert [OUTCOMES[sample.outcome] for sample in before] == ["ok"] * 3
     assert (OUTCOMES[last.outcome], last.documents, last.documents_acked, last.attempts) == ("cut-off", 2, 0, 1)
@@ -247,8 +246,7 @@ def test_an_exception_between_requests_keeps_the_finished_samples() -> None:
         user, kept = user_of(bodies(), server.address, pumps=True)
         with pytest.raises(ArithmeticError, match="cut off"):
             begun(user).get(timeout=60)
-        user.on_stop()
-        user.upstream.deadlines.close()
+        stop(user)
     assert [OUTCOMES[sample.outcome] for sample in kept.samples] == ["ok"] * 3
 
 
@@ -264,8 +262,7 @@ def test_an_exception_while_judging_leaves_a_sample_of_the_request() -> None:
         user, kept = user_of(itertools.repeat(bulk(1)), server.address, pumps=True, judge=staticmethod(judge))
         with pytest.raises(ArithmeticError, match="never seen"):
             begun(user).get(timeout=60)
-        user.on_stop()
-        user.upstream.deadlines.close()
+        stop(user)
     assert [OUTCOMES[sample.outcome] for sample in kept.samples] == ["ok", "ok", "cut-off"]
 
 
@@ -280,9 +277,7 @@ def test_in_an_open_loop_late_requests_follow_at_once() -> None:
     arrivals = OpenLoop(number * every_ns for number in range(30))
     with bulk_server(reply) as server:
         user, kept = user_of(itertools.repeat(bulk(1)), server.address, pumps=True, arrivals=arrivals)
-        begun(user).get(timeout=60)
-        user.on_stop()
-        user.upstream.deadlines.close()
+        finish(user)
     samples = kept.samples
     assert len(samples) == 30
     planned = [sample.scheduled_ns for sample in samples]
@@ -307,9 +302,7 @@ def test_a_connection_closed_after_a_response_fails_the_next_request() -> None:
         served = gevent.get_hub().threadpool.spawn(serve)
         # Nothing may be sent twice without ids: what the server had not read is told as such.
         user, kept = user_of(iter([bulk(1)] * 5), Endpoint(*listener.getsockname()), pumps=True, retries=0)
-        begun(user).get(timeout=60)
-        user.on_stop()
-        user.upstream.deadlines.close()
+        finish(user)
         served.get(timeout=60)
     outcomes = [OUTCOMES[sample.outcome] for sample in kept.samples]
     assert len(outcomes) == 5
@@ -336,17 +329,13 @@ def test_a_connection_closed_while_idle_is_not_used(pumps: bool, last_words: byt
         arrivals = OpenLoop(number * 2 * 10**8 for number in range(3))
         address = Endpoint(*listener.getsockname())
         user, kept = user_of(iter([bulk(1)] * 3), address, pumps=pumps, arrivals=arrivals)
-        begun(user).get(timeout=60)
-        user.on_stop()
-        user.upstream.deadlines.close()
+        finish(user)
         served.get(timeout=60)
     assert [OUTCOMES[sample.outcome] for sample in kept.samples] == ["ok"] * 3
     assert user.upstream.traffic.connects == 3
 
 
 def test_the_pump_counts_repeated_documents() -> None:
-    import numpy as np  # noqa: PLC0415 - this test alone
-
     body = dataclasses.replace(bulk(2), adds=np.array([1, 0], dtype=np.int8))
 
     def reply(body: bytes, _number: int) -> bytes:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from servers import Served, served
+from test_receive_buffers import predict_costs
 
 from ingest_bench import system
 from ingest_bench.analysis.buffers import receive_buffers
-from ingest_bench.analysis.buffers.netty import Fixed
+from ingest_bench.analysis.buffers.netty import fixed
 from ingest_bench.jvm.java import find_java
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
@@ -63,7 +64,7 @@ def test_adaptive_allocator_is_replayed_to_the_byte(sizes: tuple[int, int], tmp_
     target, reads, counted = run(tmp_path, *sizes)
     buffers = receive_buffers.configured_buffers(target)
     assert buffers is not None
-    (cost,) = receive_buffers.predict_costs(reads, buffers, candidates=[buffers])
+    (cost,) = predict_costs(reads, buffers, candidates=[buffers])
     assert cost.ingested_bytes == counted["bytes_read"]
     assert cost.allocations == counted["buffers_allocated"]
     assert cost.allocated_bytes == counted["buffer_bytes_allocated"]
@@ -71,11 +72,11 @@ def test_adaptive_allocator_is_replayed_to_the_byte(sizes: tuple[int, int], tmp_
 
 @pytest.mark.nightly
 def test_fixed_buffers_cost_the_prediction_within_ten_percent(tmp_path: Path) -> None:
-    candidates = [Fixed(size * KIB) for size in (4, 16, 32, 64)]
+    candidates = [fixed(size * KIB) for size in (4, 16, 32, 64)]
     _, reads, _ = run(tmp_path / "recorded", 256 * KIB)
-    predicted = receive_buffers.predict_costs(reads, Fixed(256 * KIB), candidates=candidates)
+    predicted = predict_costs(reads, fixed(256 * KIB), candidates=candidates)
     for cost in predicted:
-        size = cost.buffers.largest_bytes
+        size = cost.buffers.maximum_bytes
         _, _, counted = run(tmp_path / str(size), size)
         real = counted["buffer_bytes_allocated"] / counted["bytes_read"]
         assert cost.share == pytest.approx(real, rel=0.10)

@@ -1,4 +1,11 @@
+"""Records from TOML and JSON: values that are read, and messages for those that are refused."""
+
 from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -60,3 +67,70 @@ def test_only_the_closest_of_many_names_are_suggested() -> None:
     assert records.suggest("qqq", names).startswith("closest of 100 known: column_")
     assert records.suggest("qqq", names).count("column_") == 5
     assert records.suggest("qqq", names[:3]) == "known: column_0, column_1, column_2"
+
+
+@dataclass(frozen=True)
+class Inner:
+    word: Literal["on", "off"] = "on"
+
+
+@dataclass(frozen=True)
+class Outer:
+    number: int
+    share: float = 0.5
+    inners: tuple[Inner, ...] = ()
+    counts: dict[int, int] = field(default_factory=dict)
+    size: int | Literal["auto"] | None = None
+    path: Path = Path()
+    anything: Any = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "result"),
+    [
+        (Outer, {"number": 1}, Outer(1)),
+        (
+            Outer,
+            {"number": -(2**63), "share": 1, "inners": [{}, {"word": "off"}], "counts": {"-3": 4}, "path": "/x"},
+            Outer(-(2**63), 1, (Inner(), Inner("off")), {-3: 4}, path=Path("/x")),
+        ),
+        (Outer, {"number": 2**63 - 1, "size": "auto", "anything": [1]}, Outer(2**63 - 1, size="auto", anything=[1])),
+        (Outer, {"number": 0, "size": 7}, Outer(0, size=7)),
+        (Outer, {"number": 0, "size": None}, Outer(0)),
+        (bool, True, True),
+        (str, "", ""),
+        (dict[int, int], {"9" * 18: 1}, {10**18 - 1: 1}),
+    ],
+)
+def test_a_value_of_a_type_is_decoded(kind: Any, value: Any, result: Any) -> None:
+    assert records.decode(kind, value) == result
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (Outer, {}, 'the key "number" is missing'),
+        (Outer, [], "a list is not an object"),
+        (Outer, {"number": 0, "other": 0}, 'unknown key "other"'),
+        (Outer, {"number": True}, "number: true is not a whole number"),
+        (Outer, {"number": 1.0}, "number: 1.0 is not a whole number"),
+        (Outer, {"number": 2**63}, "number: a number of more than 64 bits"),
+        (Outer, {"number": -(2**63) - 1}, "number: a number of more than 64 bits"),
+        (Outer, {"number": None}, "number: null is not a whole number"),
+        (Outer, {"number": 0, "share": "x"}, 'share: "x" is not a number'),
+        (Outer, {"number": 0, "inners": {}}, "inners: an object is not a list"),
+        (Outer, {"number": 0, "inners": [{}, {"word": "up"}]}, "inners[1].word: \"up\" is not one of 'on', 'off'"),
+        (Outer, {"number": 0, "inners": [{"word": ["on"]}]}, "inners[0].word: a list is not one of 'on', 'off'"),
+        (Outer, {"number": 0, "size": "big"}, "size: \"big\" is not one of 'auto'"),
+        (Outer, {"number": 0, "counts": {"1.5": 0}}, 'counts: the key "1.5" is not a whole number'),
+        (Outer, {"number": 0, "counts": {"9" * 21: 0}}, "is not a whole number"),
+        (Outer, {"number": 0, "counts": {"1": "x"}}, 'counts["1"]: "x" is not a whole number'),
+        (Outer, {"number": 0, "path": 1}, "path: 1 is not a path"),
+        (bool, 1, "1 is not true or false"),
+        (str, 7, "7 is not a text"),
+        (int, "x" * 99, f'"{"x" * 59}… is not a whole number'),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_place(kind: Any, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        records.decode(kind, value)

@@ -6,34 +6,27 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cql_server
-import gevent
 import pytest
 import thrift_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_load_process import loaded, outcomes, plan_for
-from test_protocols import DOCUMENTS, ProtocolCase, SentArrival, fill_body, replies, send_to
-from test_users import PLANNED_NS, started
+from test_protocols import DOCUMENTS, ProtocolCase, SentArrival, fill_body, replies, send_bodies, send_to
+from test_users import started
 
 from ingest_bench.analysis.run import integrity
 from ingest_bench.documents.body import IdSequence
 from ingest_bench.errors import SpecError
-from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
+from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions, TrackFile
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import ServerAddress
 from ingest_bench.protocols import cql_wire, thrift_wire
 from ingest_bench.protocols.cql import insert_statement
 from ingest_bench.protocols.protocol import create_protocol
 from ingest_bench.protocols.upstream import resolve_upstream
-
-with pytest.MonkeyPatch.context() as patched:
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-
-    from ingest_bench.load import users
 
 
 @dataclass(frozen=True)
@@ -92,8 +85,7 @@ THRIFT = Kind(
 
 
 @pytest.fixture(params=[CQL, THRIFT], ids=lambda kind: kind.name)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
-    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
+def kind(request: pytest.FixtureRequest) -> Kind:
     chosen: Kind = request.param
     return chosen
 
@@ -142,9 +134,9 @@ def test_conflicts_in_several_tables_are_refused(kind: Kind) -> None:
         kind.protocol(action=BulkAction(conflicts="random", indices=3))
 
 
-def test_bulk_bodies_are_refused(kind: Kind, tmp_path: Path) -> None:
+def test_bulk_bodies_are_refused(kind: Kind) -> None:
     with pytest.raises(SpecError, match="a file of bulk bodies cannot be sent"):
-        kind.protocol().for_file(tmp_path, has_action_lines=True, index=None)
+        kind.protocol().for_file(TrackFile(path="bulk.json", index="", has_action_lines=True))
 
 
 @pytest.mark.parametrize("keyspace", ["", "a b", "bad", "x" * 49, "ä"])
@@ -188,9 +180,9 @@ def test_connection_that_the_node_ended_while_idle_is_replaced(kind: Kind) -> No
     ):
         upstream = resolve_upstream(ServerAddress(endpoint=server.address), ServerAddress(endpoint=other.address))
         user, sink = started(server.address, protocol=kind.case.protocol, upstream=upstream)
-        gevent.spawn(user.send, PLANNED_NS, kind.case.body()).get(timeout=60)
+        send_bodies(user, kind.case.body())
         server.end_connections()
-        gevent.spawn(user.send, PLANNED_NS, kind.case.body()).get(timeout=60)
+        send_bodies(user, kind.case.body())
         user.on_stop()
         user.upstream.deadlines.close()
     assert [(sample.attempts, sample.documents_acked) for sample in sink.samples] == [(1, 10)] * 2
@@ -203,7 +195,7 @@ def test_each_connection_has_one_handshake_and_all_bytes_are_counted(kind: Kind)
     with kind.server(lambda _body, number: None if number == 3 else kind.done()) as server:
         user, sink = started(server.address, protocol=kind.case.protocol)
         for _ in range(4):
-            gevent.spawn(user.send, PLANNED_NS, kind.case.body()).get(timeout=60)
+            send_bodies(user, kind.case.body())
         user.on_stop()
         user.upstream.deadlines.close()
     handshake, batch = len(kind.handshake), len(kind.case.body().data)

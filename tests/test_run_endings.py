@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import made_runs as made
+import example_runs as made
 import pytest
 
 from ingest_bench.errors import RunAborted, RunFailed, SpecError

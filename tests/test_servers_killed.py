@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
+from processes import is_alive, wait_until_gone
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
@@ -22,79 +24,15 @@ from ingest_bench.network import link_capabilities
 from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act.sandbox import sandbox
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from ingest_bench.model.target import TargetOptions
-from servers import served
-options = TargetOptions(name=sys.argv[3], version=sys.argv[4], heap_bytes=512 << 20)
-with served(Path(sys.argv[2]), options) as server:
-    print(server.process.jvm_pid, flush=True)
-    time.sleep(600)
-"""
-
-
-LAUNCHER = """
+HARNESS = """
 import sys, time
 from pathlib import Path
 from ingest_bench.jvm import process
 from ingest_bench.model.target import Endpoint, LaunchPlan
 from ingest_bench.network.act.sandbox import sandbox
-folder = Path(sys.argv[1])
-argv = ("sh", "-c", f"{folder}/java 600 & {folder}/java-child 600 & sleep 1; echo up; wait")
+folder, script, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 log = folder / "log"
-plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=(), pid_is_jvm=False)
-with sandbox() as opened:
-    namespace = opened.add_namespace()
-    is_ready = lambda _: log.stat().st_size > 0
-    launch = process.Launch(plan=plan, enter=namespace.command, log=log, listen=Endpoint("h", 1), is_ready=is_ready)
-    with process.serve(launch) as (server,):
-        print(server.jvm_pid, flush=True)
-        time.sleep(float(sys.argv[2]))
-"""
-
-
-@pytest.mark.netns
-@pytest.mark.parametrize("lasts_s", [600, 0.5])
-def test_no_process_of_a_launcher_outlives_the_harness(tmp_path: Path, lasts_s: float) -> None:
-    shutil.copy("/bin/sleep", tmp_path / "java-child")
-    # Like a JVM that writes its recording on SIGTERM; its launcher exits at once. It forks rarely: until its exec a
-    # child has the name of the JVM.
-    (tmp_path / "java").write_text("#!/bin/sh\ntrap 'sleep 1; echo recorded; exit' TERM\nwhile :; do sleep 1; done\n")
-    (tmp_path / "java").chmod(0o755)
-    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(lasts_s)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as harness:
-        try:
-            assert harness.stdout is not None
-            jvm = int(harness.stdout.readline())
-            family = psutil.Process(harness.pid).children(recursive=True)
-            assert [process.name() for process in family if process.pid == jvm] == ["java"]
-            assert {"java", "java-child"} <= {process.name() for process in family}
-            if lasts_s > 1:
-                harness.kill()
-            assert harness.wait(60) == (-signal.SIGKILL if lasts_s > 1 else 0)
-        finally:
-            harness.kill()
-    try:
-        wait_until_gone(family, seconds=20)
-        assert ("recorded" in (tmp_path / "log").read_text()) == (lasts_s < 1)
-    finally:
-        for process in filter(is_alive, family):
-            process.kill()
-
-
-# A server with children in other sessions and namespaces, one of which ignores SIGTERM.
-FAMILY = "setsid sleep {n}1 & unshare -U -r --fork --pid sleep {n}2 & echo up; exec sleep {n}3"
-SERVER = """
-import sys, time
-from pathlib import Path
-from ingest_bench.jvm import process
-from ingest_bench.model.target import Endpoint, LaunchPlan
-from ingest_bench.network.act.sandbox import sandbox
-folder, script = Path(sys.argv[1]), sys.argv[2]
-log = folder / "log"
-plan = LaunchPlan(argv=("/bin/sh", "-c", script), env={}, cwd=folder, writable=())
+plan = LaunchPlan(argv=("/bin/sh", "-c", script), env={}, cwd=folder, writable=(), pid_is_jvm=kind == "jvm")
 with sandbox() as opened:
     enter = opened.add_namespace().command
     is_ready = lambda _: log.stat().st_size > 0
@@ -102,11 +40,55 @@ with sandbox() as opened:
     print("starts", flush=True)
     with process.serve(launch) as (server,):
         time.sleep(0.3)
-        print(Path(f"/proc/{server.jvm_pid}/cmdline").read_text(), flush=True)
+        print(server.jvm_pid, flush=True)
         sys.stdin.readline()
         began = time.monotonic()
 print(time.monotonic() - began, flush=True)
 """
+
+
+@contextmanager
+def start_harness(folder: Path, script: str, kind: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """Yield the harness that starts the script as a server, and its output after the first line."""
+    argv = (sys.executable, "-c", HARNESS, str(folder), script, kind)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
+        try:
+            assert harness.stdout is not None
+            assert harness.stdout.readline() == "starts\n"
+            yield harness, harness.stdout
+        finally:
+            harness.kill()
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_no_process_of_a_launcher_outlives_the_harness(tmp_path: Path, is_killed: bool) -> None:
+    shutil.copy("/bin/sleep", tmp_path / "java-child")
+    # Like a JVM that writes its recording on SIGTERM; its launcher exits at once. It forks rarely: until its exec a
+    # child has the name of the JVM.
+    (tmp_path / "java").write_text("#!/bin/sh\ntrap 'sleep 1; echo recorded; exit' TERM\nwhile :; do sleep 1; done\n")
+    (tmp_path / "java").chmod(0o755)
+    script = f"{tmp_path}/java 600 & {tmp_path}/java-child 600 & sleep 1; echo up; wait"
+    with start_harness(tmp_path, script, "launcher") as (harness, output):
+        jvm = int(output.readline())
+        family = psutil.Process(harness.pid).children(recursive=True)
+        assert [process.name() for process in family if process.pid == jvm] == ["java"]
+        assert {"java", "java-child"} <= {process.name() for process in family}
+        if is_killed:
+            harness.kill()
+        else:
+            harness.communicate("end\n", timeout=60)
+        assert harness.wait(60) == (-signal.SIGKILL if is_killed else 0)
+    try:
+        wait_until_gone(family, seconds=20)
+        assert ("recorded" in (tmp_path / "log").read_text()) == (not is_killed)
+    finally:
+        for process in filter(is_alive, family):
+            process.kill()
+
+
+# A server with children in other sessions and namespaces, one of which ignores SIGTERM.
+FAMILY = "setsid sleep {n}1 & unshare -U -r --fork --pid sleep {n}2 & echo up; exec sleep {n}3"
 
 
 def sleepers(number: int) -> list[psutil.Process]:
@@ -123,26 +105,22 @@ def sleeps(process: psutil.Process, names: list[str]) -> bool:
 
 
 @contextmanager
-def family_of(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def family_of(folder: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str], int]]:
     number = random.randrange(10**6, 10**8)  # noqa: S311 - tells families apart
-    argv = (sys.executable, "-c", SERVER, str(folder), FAMILY.format(n=number))
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
-        try:
-            yield harness, number
-        finally:
-            harness.kill()
-            for process in sleepers(number):
-                process.kill()
+    try:
+        with start_harness(folder, FAMILY.format(n=number), "jvm") as (harness, output):
+            yield harness, output, number
+    finally:
+        for process in sleepers(number):
+            process.kill()
 
 
 @pytest.mark.ordinary
 @pytest.mark.netns
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_path: Path, is_killed: bool) -> None:
-    with family_of(tmp_path) as (harness, number):
-        assert harness.stdout is not None
-        assert harness.stdout.readline() == "starts\n"
-        assert harness.stdout.readline() == f"sleep\0{number}3\0\n"
+    with family_of(tmp_path) as (harness, output, number):
+        assert psutil.Process(int(output.readline())).cmdline() == ["sleep", f"{number}3"]
         family = sleepers(number)
         # `unshare` has a waiting parent, too.
         assert len(family) == 4
@@ -150,10 +128,10 @@ def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_pa
             harness.kill()
             wait_until_gone(family, seconds=10)
         else:
-            output, _ = harness.communicate("end\n", timeout=60)
+            duration_s, _ = harness.communicate("end\n", timeout=60)
             assert [member for member in family if is_alive(member)] == []
             # A process that ignores SIGTERM does not use up the time that a JVM has for its recording.
-            assert float(output) < 5
+            assert float(duration_s) < 5
 
 
 @pytest.mark.nightly
@@ -161,9 +139,7 @@ def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_pa
 @pytest.mark.netns
 def test_a_harness_killed_while_its_server_starts_leaves_no_process(tmp_path: Path) -> None:
     for attempt in range(25):
-        with family_of(tmp_path) as (harness, number):
-            assert harness.stdout is not None
-            assert harness.stdout.readline() == "starts\n"
+        with family_of(tmp_path) as (harness, _, number):
             time.sleep(attempt * 0.008)
             # Includes the holders of the namespaces.
             family = psutil.Process(harness.pid).children(recursive=True)
@@ -215,46 +191,3 @@ def test_missing_process_namespaces_are_reported(monkeypatch: pytest.MonkeyPatch
     ]
     assert not namespaces.present
     assert "systempaths=unconfined" in namespaces.remedy
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT], ids=lambda signal_: signal_.name)
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        pytest.param("sink", "java17", marks=[pytest.mark.jvm, pytest.mark.netns]),
-        # Its launcher dies with us; its forked server exits at the end of its standard input.
-        pytest.param("elasticsearch", "8.19.21", marks=[pytest.mark.elasticsearch, pytest.mark.netns]),
-    ],
-)
-def test_no_process_outlives_a_killed_harness(tmp_path: Path, name: str, version: str, signal_: signal.Signals) -> None:
-    folder = str(Path(__file__).parent)
-    argv = [sys.executable, "-c", PROGRAM, folder, str(tmp_path), name, version]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as harness:
-        try:
-            assert harness.stdout is not None
-            line = harness.stdout.readline()
-            if not line:
-                pytest.skip("the server could not be started here")
-            family = psutil.Process(harness.pid).children(recursive=True)
-            assert int(line) in {process.pid for process in family}
-            harness.send_signal(signal_)
-            harness.wait(90)
-        finally:
-            harness.kill()
-    wait_until_gone(family, seconds=60)
-
-
-def wait_until_gone(family: list[psutil.Process], *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while alive := [process for process in family if is_alive(process)]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.1)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Return True if it is running; a zombie is not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -19,7 +19,7 @@ from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.kind import Stage
 from ingest_bench.host import supervised, sync_supervisor
 from ingest_bench.host.node_resources import NodeResources
-from ingest_bench.host.sync_supervisor import SyncSupervisor, supervise_syncs
+from ingest_bench.host.sync_supervisor import SyncSupervisor
 from ingest_bench.model.experiment import Fault
 
 # For each line of its input it makes a call in several threads, and prints the longest duration in ms.
@@ -118,7 +118,7 @@ def supervisor(tmp_path: Path) -> Iterator[SyncSupervisor]:
     # Longer than a socket's name may be.
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
-    with supervise_syncs(folder) as running:
+    with SyncSupervisor(folder).serve() as running:
         yield running
     assert not [*folder.iterdir()]
 
@@ -186,7 +186,7 @@ def test_waiting_call_continues_when_the_longer_of_two_faults_ends(supervisor: S
 def test_process_that_dies_early_is_ignored_and_a_failed_supervisor_fails_the_run(tmp_path: Path) -> None:
     with (  # noqa: PT012
         pytest.raises(RunFailed, match="the supervisor of sync calls failed: OSError"),
-        supervise_syncs(tmp_path) as supervisor,
+        SyncSupervisor(tmp_path).serve() as supervisor,
     ):
         with socket.socket(socket.AF_UNIX) as dying:
             dying.connect(str(tmp_path / ".syncs"))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import made_runs as made
+import example_runs as made
 import numpy as np
 import pytest
 
 from ingest_bench.analysis.run import summary
-from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window
+from ingest_bench.analysis.run.sample_columns import Samples, SampleSource
 from ingest_bench.analysis.stalls import attribution, phases, suspects
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import READ_FIELDS, CauseIntervals, FaultRecord, Interval, ProbeOutput, Stall
@@ -69,9 +69,10 @@ def find(
     window_s: tuple[float, float] = (0, 20),
     median_ms: float = SERVICE_S * 1000,
 ) -> tuple[Stall, ...]:
-    window = Window(*(made.START + round(at * SECOND) for at in window_s))
+    start_ns, end_ns = (made.START + round(at * SECOND) for at in window_s)
     watched = [cause(name, *spans) for name, spans in causes.items()] if isinstance(causes, Mapping) else causes
-    return attribution.find_stalls(samples, window, median_ms, watched, made.OFFSET)
+    report = made.report(warm_up_end_ns=start_ns, measure_end_ns=end_ns)
+    return attribution.find_stalls(samples, report, median_ms, watched)
 
 
 def names(stall: Stall) -> set[str]:
@@ -110,7 +111,7 @@ def test_waiting_requests_of_an_open_loop_are_counted_instead_of_connections() -
     done_s = np.where((due_s + SERVICE_S > 1) & (due_s < 5), 5, due_s) + SERVICE_S
     samples = build(due_s.tolist(), done_s.tolist(), (np.arange(456) % USERS).tolist())
     report = made.report(is_open_loop=True, warm_up_end_ns=made.START, measure_end_ns=made.START + 8 * SECOND)
-    stalls = attribution.find_load_stalls(samples, report, SERVICE_S * 1000, [])
+    stalls = attribution.find_stalls(samples, report, SERVICE_S * 1000, [])
     (note,) = attribution.note_stalls(stalls, report, samples, made.cell(probes=("stalls",)))
     assert note.text.startswith("0.98-5.03 s: 219 requests waited at once, the longest 4.0")
 
@@ -118,7 +119,7 @@ def test_waiting_requests_of_an_open_loop_are_counted_instead_of_connections() -
 def test_user_that_waits_twice_in_a_row_is_one_connection() -> None:
     usual = [made.sample(n / 100, n / 100 + 0.0099) for n in (*range(300), *range(511, 700))]
     rows = made.samples([*usual, made.sample(3.0, 4.2), made.sample(4.2001, 5.1)])
-    (stall,) = attribution.find_load_stalls(rows, made.report(), 10.0, [])
+    (stall,) = attribution.find_stalls(rows, made.report(), 10.0, [])
     assert (stall.requests, stall.max_concurrent) == (2, 1)
 
 
@@ -152,7 +153,7 @@ def test_random_stalls_have_no_wrong_cause_and_19_of_20_have_one() -> None:
     """One or two causes that may overlap, with timing errors of 100 ms, among unrelated spans."""
     rng = random.Random(14)  # noqa: S311 - synthetic runs
     explained = wrong = 0
-    for _ in range(200):
+    for _ in range(60):
         start_s = rng.uniform(2, 14)
         true = {rng.choice(CAUSES): (start_s, start_s + rng.uniform(0.4, 4))}
         if rng.random() < 0.4:
@@ -167,36 +168,17 @@ def test_random_stalls_have_no_wrong_cause_and_19_of_20_have_one() -> None:
         wrong += bool(causes - true.keys())
         explained += bool(causes)
     assert wrong == 0
-    assert explained >= 190
+    assert explained >= 57
 
 
 def test_random_stalls_without_watched_cause_are_attributed_to_no_bystander() -> None:
     """A bystander occurs twice a run for half a second, at random times."""
     rng = random.Random(15)  # noqa: S311 - synthetic runs
-    for _ in range(200):
+    for _ in range(60):
         start_s = rng.uniform(2, 14)
         bystander = [(at, at + 0.5) for at in (rng.uniform(0, 19.5) for _ in range(2))]
         stalls = find(load([(start_s, start_s + rng.uniform(0.4, 4))]), {"garbage collection": bystander})
         assert [names(stall) for stall in stalls] == [set()], (start_s, bystander)
-
-
-@pytest.mark.parametrize("span", [(5.1, 5.17), (5, 5.07)])
-def test_cause_of_a_fifth_of_the_waiting_explains_nothing(span: tuple[float, float]) -> None:
-    assert attributed(load([(5, 5.34)]), {"garbage collection": [span]}) == set()
-
-
-def test_two_causes_that_fit_equally_are_both_attributed() -> None:
-    spans: dict[str, list[tuple[float, float]]] = {"quota": [(5.0, 7.0)], "garbage collection": [(5.01, 6.99)]}
-    for causes in (spans, dict(reversed(spans.items()))):
-        assert attributed(load([(5, 7)]), causes) == set(spans)
-
-
-def test_every_watched_cause_is_attributed_ruled_out_or_undecided() -> None:
-    spans = {"quota": [(5.0, 7.0)], "garbage collection": [(5.5, 6.0)], "packets lost on the network": [(12.0, 13.0)]}
-    (stall,) = find(load([(5, 7)]), spans)
-    assert names(stall) == {"quota"}
-    assert [item.cause for item in stall.undecided] == ["garbage collection"]
-    assert [item.cause for item in stall.ruled_out] == ["packets lost on the network"]
 
 
 def test_overlapping_requests_have_their_own_causes() -> None:
@@ -209,10 +191,52 @@ def test_overlapping_requests_have_their_own_causes() -> None:
     assert stall.unexplained_ns == 0
 
 
-def test_successive_causes_explain_a_stall_together() -> None:
-    spans: dict[str, list[tuple[float, float]]] = {"quota": [(5, 6.6)], "packets lost on the network": [(6.5, 8)]}
-    assert attributed(load([(5, 8)]), spans) == set(spans)
-    assert attributed(load([(5, 8)]), {"quota": [(5, 6.6)]}) == set()
+def file_and_lack_of_cpu(begin_s: float, end_s: float, *, starves_cpu: bool = True) -> list[CauseIntervals]:
+    """Return a thread's activity from 5 to 8 s, and a lack of CPU at another time, which by itself does not fit."""
+    return [cause("cpu", (begin_s, end_s), starves_cpu=starves_cpu), cause("file", (5, 8), thread="write#1")]
+
+
+@pytest.mark.parametrize(
+    ("stalled", "causes", "expected"),
+    [
+        # A cause of a fifth of the waiting explains nothing.
+        ((5, 5.34), [cause("gc", (5.1, 5.17))], ""),
+        ((5, 5.34), [cause("gc", (5, 5.07))], ""),
+        # Causes that fit equally are attributed together, and so are successive ones.
+        ((5, 7), [cause("quota", (5.0, 7.0)), cause("gc", (5.01, 6.99))], "quota gc"),
+        ((5, 7), [cause("gc", (5.01, 6.99)), cause("quota", (5.0, 7.0))], "quota gc"),
+        ((5, 8), [cause("quota", (5, 6.6)), cause("lost", (6.5, 8))], "quota lost"),
+        ((5, 8), [cause("quota", (5, 6.6))], ""),
+        # Different activities follow one another on one thread.
+        ((5, 8), [cause("lock", (5, 6), thread="write#1"), cause("file", (6, 8), thread="write#1")], "lock file"),
+        ((5, 8), [cause("lock", (5, 6), thread="write#1"), cause("file", (6, 8), thread="write#2")], ""),
+        # A starved thread's activity is not the cause.
+        ((5, 8), file_and_lack_of_cpu(4, 9), "cpu"),
+        ((5, 8), file_and_lack_of_cpu(4, 7.5), "cpu"),
+        ((5, 8), file_and_lack_of_cpu(4, 7.2), "file"),
+        ((5, 8), file_and_lack_of_cpu(4, 9, starves_cpu=False), "file"),
+        # A cause may continue after the measurement, but within it has to end with the waiting.
+        ((18.5, 22), [cause("flush", (18.5, 20))], "flush"),
+        ((18.5, 22), [cause("flush", (18.5, 23))], "flush"),
+        ((12, 13.5), [cause("flush", (12, 17))], ""),
+    ],
+)
+def test_cause_that_begins_and_ends_with_the_waiting_is_attributed(
+    stalled: tuple[float, float], causes: list[CauseIntervals], expected: str
+) -> None:
+    assert attributed(load([stalled], 24), causes) == set(expected.split())
+
+
+def test_stalls_that_are_hardly_apart_are_merged() -> None:
+    assert [len(find(load([(5, 6), second]))) for second in ((6.1, 7), (6.9, 7.9))] == [1, 2]
+
+
+@pytest.mark.parametrize("only_user", [None, 2])
+def test_pause_is_ruled_out_by_responses_of_other_connections(only_user: int | None) -> None:
+    causes = [cause("garbage collection", (5, 7), blocks_responses=True)]
+    (stall,) = find(load([(5, 7)], only_user=only_user), causes)
+    assert names(stall) == (set() if only_user else {"garbage collection"})
+    assert [item.reason.endswith(" responses meanwhile") for item in stall.ruled_out] == ([True] if only_user else [])
 
 
 USUAL = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
@@ -245,43 +269,10 @@ def test_cause_during_the_catching_up_is_ruled_out() -> None:
     assert [item.cause for item in stall.ruled_out] == ["a thread waited"]
 
 
-@pytest.mark.parametrize(("thread", "has_causes"), [("write#1", True), ("write#2", False)])
-def test_different_activities_explain_a_stall_together_only_on_one_thread(thread: str, has_causes: bool) -> None:
-    causes = [cause("lock", (5, 6), thread="write#1"), cause("forced a file", (6, 8), thread=thread)]
-    assert attributed(load([(5, 8)], only_user=1), causes) == ({"lock", "forced a file"} if has_causes else set())
-
-
 def test_activity_of_one_thread_is_undecided_if_a_cause_of_all_threads_fits() -> None:
     (stall,) = find(load([(5, 8)]), [cause("quota", (5, 8)), cause("forced a file", (5, 8), thread="write#1")])
     assert names(stall) == {"quota"}
     assert [item.cause for item in stall.undecided] == ["forced a file"]
-
-
-@pytest.mark.parametrize(
-    ("taken_s", "starves", "expected"),
-    [
-        # By itself the lack of CPU does not fit: it begins before the waiting and continues after it.
-        ((4, 9), True, "CPUs saturated"),
-        ((4, 7.5), True, "CPUs saturated"),
-        ((4, 7.2), True, "forced a file"),
-        ((4, 9), False, "forced a file"),
-    ],
-)
-def test_lack_of_cpu_replaces_the_activity_of_a_starved_thread(
-    taken_s: tuple[float, float], starves: bool, expected: str
-) -> None:
-    causes = [
-        cause("CPUs saturated", taken_s, starves_cpu=starves),
-        cause("forced a file", (5, 8), thread="write#1"),
-    ]
-    assert attributed(load([(5, 8)]), causes) == {expected}
-
-
-@pytest.mark.parametrize("end_s", [20, 23])
-def test_cause_that_continues_after_the_measurement_fits_the_waiting_at_its_end(end_s: float) -> None:
-    assert attributed(load([(18.5, 22)], 24), {"flush": [(18.5, end_s)]}) == {"flush"}
-    # Within the measurement it has to end with the waiting.
-    assert attributed(load([(12, 13.5)], 24), {"flush": [(12, 17)]}) == set()
 
 
 def open_loop(pause_s: tuple[float, float], later_s: float, users: int, length_s: float) -> Samples:
@@ -356,11 +347,6 @@ def test_gap_between_few_requests_has_its_length() -> None:
     assert ends_s(*find(made.samples(rows), (), (0, 30), 10)) == pytest.approx([9.9, 12], abs=0.11)
 
 
-def test_stalls_that_are_hardly_apart_are_merged() -> None:
-    assert attributed(load([(5, 6), (6.1, 7)]), {"quota": [(5, 7)]}) == {"quota"}
-    assert len(find(load([(5, 6), (6.9, 7.9)]))) == 2
-
-
 @pytest.mark.parametrize(
     ("only_user", "lost_on", "expected"),
     [(2, (40002,), [40002]), (2, (40001,), []), (None, (40001,), [40001]), (None, (40001, 40002), [0])],
@@ -415,19 +401,13 @@ def causes_with_port(samples: Samples, causes: Sequence[CauseIntervals]) -> set[
     return {(item.cause, item.port) for stall in find(samples, causes, (0, 12)) for item in stall.causes}
 
 
-@pytest.mark.parametrize("users", [1, 6, 7, 16])
-def test_packet_loss_on_all_connections_is_one_cause(users: int) -> None:
-    samples, causes = lossy(random.Random(2), frozenset(range(users)), users)  # noqa: S311 - a synthetic run
-    assert causes_with_port(samples, causes) == {(readings.LOST, 0 if users > 1 else 40000)}
-
-
-@pytest.mark.parametrize("users", [1, 4, 16, 64])
+@pytest.mark.parametrize("users", [1, 4, 16])
 @pytest.mark.parametrize("hit", ["all", "half", "one", "none"])
-def test_stall_of_a_second_is_attributed_correctly_with_1_to_64_users(hit: str, users: int) -> None:
+def test_stall_of_a_second_is_attributed_correctly_with_1_to_16_users(hit: str, users: int) -> None:
     """Packets are lost on these connections; "none": the server pauses."""
     rng = random.Random(31)  # noqa: S311 - synthetic runs
     correct = wrong = 0
-    runs = 20
+    runs = 10
     for _ in range(runs):
         count = {"all": users, "half": max(1, users // 2), "one": 1, "none": 0}[hit]
         lost_on = frozenset(rng.sample(range(users), count))
@@ -436,9 +416,7 @@ def test_stall_of_a_second_is_attributed_correctly_with_1_to_64_users(hit: str, 
         true = (readings.LOST, port) if lost_on else ("garbage collection", 0)
         correct += causes == {true}
         wrong += bool(causes - {true})
-    print(f"{hit} of {users} users: {correct / runs:.0%} correct, {wrong / runs:.0%} wrong")  # noqa: T201 - the shares
-    assert correct >= 0.95 * runs
-    assert wrong == 0
+    assert (correct, wrong) == (runs, 0)
 
 
 def test_packet_loss_on_some_connections_does_not_explain_others() -> None:
@@ -448,14 +426,6 @@ def test_packet_loss_on_some_connections_does_not_explain_others() -> None:
     assert not causes_with_port(
         samples, [CauseIntervals(readings.LOST, elsewhere, timing_error_ns=lost.timing_error_ns)]
     )
-
-
-@pytest.mark.parametrize(("only_user", "expected"), [(None, {"garbage collection"}), (2, set())])
-def test_pause_is_ruled_out_by_responses_of_other_connections(only_user: int | None, expected: set[str]) -> None:
-    causes = [cause("garbage collection", (5, 7), blocks_responses=True)]
-    (stall,) = find(load([(5, 7)], only_user=only_user), causes)
-    assert names(stall) == expected
-    assert [item.reason.endswith(" responses meanwhile") for item in stall.ruled_out] == [True] * (not expected)
 
 
 @pytest.mark.parametrize(("node", "expected"), [(1, {"garbage collection"}), (2, set()), (None, set())])
@@ -518,6 +488,11 @@ def test_request_is_split_by_the_reads_of_its_connection() -> None:
     assert times_s == pytest.approx(
         {"client": 0.2, "sending": 0.1, "wire": 0.3, "reading": 0.5, "processing": 1.5, "receiving": 0.5}
     )
+    unknown = {name: time[0] for name, time in phases.phase_times_ns(made.samples([row]), {}).items()}
+    assert (unknown["wire"], unknown["reading"], unknown["processing"]) == (-1, -1, -1)
+    for changed in ({"attempts": 2}, {"bytes_sent": 0}):
+        times_ns = phases.phase_times_ns(made.samples([row | changed]), by_port)
+        assert {time[0] for time in times_ns.values()} == {-1}
     unsplit = phases.longest_phases(made.samples([row]), {})
     assert unsplit == (("client", SECOND // 5), (phases.UNSPLIT, 23 * SECOND // 10), ("receiving", SECOND // 2))
 
@@ -534,22 +509,6 @@ def test_phase_columns_are_of_the_slowest_hundredth() -> None:
     assert values["slowest_receiving_ms"] == pytest.approx(1005)
     without_reads = phases.phase_columns(made.samples(rows), report, None)
     assert (without_reads["slowest_processing_ms"], without_reads["slowest_sending_ms"]) == (None, 0)
-
-
-def test_load_in_batches_has_the_same_stalls() -> None:
-    samples = load([(5, 7), (12, 12.5)])
-
-    class Batches:
-        def __len__(self) -> int:
-            return len(samples)
-
-        def batches(self) -> Iterator[tuple[Samples, int | None]]:
-            for start in range(0, len(samples), 100):
-                yield samples[start : start + 100], 0
-
-    spans = {"quota": [(5.0, 7.0)]}
-    assert find(Batches(), spans) == find(samples, spans)
-    assert len(find(samples, spans)) == 2
 
 
 def tcp_row(n: int, **counters: int) -> dict[str, object]:
@@ -620,3 +579,16 @@ def test_note_on_an_unexplained_stall_names_the_missing_probe(cell: Cell, explai
     *_, last = attribution.note_stalls(stalls, made.report(), samples, cell)
     assert last.text.startswith("the server's threads were not watched") == bool(expected)
     assert expected in last.text
+
+
+@pytest.mark.parametrize(("before_sending", "ports", "lasted_ns", "held"), [
+    (False, (1,), 200, True), (False, (1,), 150, True), (False, (1,), 149, False), (False, (0,), 149, True),
+    (True, (1,), 149, True),
+])  # fmt: skip
+def test_cause_of_less_than_a_seventh_of_a_request_delayed_it_not(
+    before_sending: bool, ports: tuple[int, ...], lasted_ns: int, held: bool
+) -> None:
+    interval = Interval("cause", made.START, made.START + lasted_ns)
+    (cause,) = suspects.build_suspects([CauseIntervals("cause", (interval,), delays_sending=before_sending)], 0)
+    slow = made.samples([made.sample(0, 0) | {"sent_ns": made.START, "done_ns": made.START + 1000}])
+    assert suspects.delayed_no_request(cause, slow, np.array(ports)) is not held

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import made_runs as made
+import example_runs as made
 import numpy as np
 import pytest
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_histories import MadeHistory, histories
+from example_histories import MadeHistory, histories
 
 from ingest_bench.analysis import level_changes
 
@@ -24,50 +24,51 @@ def count_steps(lot: list[MadeHistory]) -> tuple[int, int, int]:
 
 
 def test_synthetic_steps_are_found_and_false_ones_are_rare() -> None:
-    none = list(histories(200, 101, (0,)))
-    assert sum(bool(level_changes.find_level_changes(history.values).steps) for history in none) <= 10
+    none = list(histories(60, 101, (0,)))
+    assert sum(bool(level_changes.find_level_changes(history.values).steps) for history in none) <= 3
     # Half of all steps of 3 to 30% are hidden by noise of 2 to 10%.
-    right, there, false = count_steps(list(histories(100, 1, (0, 1, 2), (0.03, 0.3))))
-    assert (there, right >= 55, false <= 12) == (99, True, True)
-    right, there, false = count_steps(list(histories(100, 51, (1,))))
+    right, there, false = count_steps(list(histories(60, 1, (0, 1, 2), (0.03, 0.3))))
+    assert right >= 0.5 * there
+    assert false <= 0.12 * there
+    right, there, false = count_steps(list(histories(40, 51, (1,))))
     assert right >= 0.9 * there
     assert false <= 0.1 * there
-    right, there, false = count_steps(list(histories(60, 52, (2,))))
+    right, there, _ = count_steps(list(histories(30, 52, (2,))))
     assert right >= 0.79 * there
 
 
 def test_step_interval_has_90_percent_coverage() -> None:
     from scipy import special  # noqa: PLC0415 - it takes half a second, and most others here nothing
 
-    held = result = 0
-    for history in histories(100, 53, (1,)):
+    contained = result = 0
+    for history in histories(50, 53, (1,)):
         for step in level_changes.find_level_changes(history.values).steps:
             if abs(step.place - history.places[0]) <= 1:
                 half = float(special.stdtrit(step.freedom, 0.975)) * step.error
-                held += abs(step.size - history.shares[0] * step.before) <= half
+                contained += abs(step.size - history.shares[0] * step.before) <= half
                 result += 1
-    assert result >= 85
-    assert held >= 0.9 * result
+    assert result >= 42
+    assert contained >= 0.9 * result
 
 
-@pytest.mark.parametrize(("nights", "found_of_100"), [(6, 65), (8, 82), (12, 93), (15, 93), (20, 93)])
-def test_short_history_has_its_step_and_no_false_one(nights: int, found_of_100: int) -> None:
+@pytest.mark.parametrize(("nights", "min_share"), [(6, 0.6), (12, 0.9), (20, 0.9)])
+def test_short_history_has_its_step_and_no_false_one(nights: int, min_share: float) -> None:
     random = np.random.default_rng(nights)
-    noise = random.normal(1, 0.05, (2, 100, nights))
-    places = random.integers(3, nights - 2, 100)
-    assert sum(bool(level_changes.find_level_changes(values.tolist()).steps) for values in noise[0]) <= 10
+    noise = random.normal(1, 0.05, (2, 40, nights))
+    places = random.integers(3, nights - 2, 40)
+    assert sum(bool(level_changes.find_level_changes(values.tolist()).steps) for values in noise[0]) <= 4
     right = 0
     for values, place in zip(noise[1], places, strict=True):
         values[place:] += 0.3
         right += any(abs(step.place - place) <= 1 for step in level_changes.find_level_changes(values.tolist()).steps)
-    assert right >= found_of_100
+    assert right >= min_share * 40
 
 
 def test_step_is_found_after_three_results_and_an_outlier_is_none() -> None:
     random = np.random.default_rng(5)
-    for nights, at_least, at_most in ((1, 0, 1), (3, 48, 50), (5, 48, 50)):
+    for nights, at_least, at_most in ((1, 0, 1), (3, 19, 20)):
         right = 0
-        for values in random.normal(100, 2, (50, 60)):
+        for values in random.normal(100, 2, (20, 60)):
             values[-nights:] -= 20
             right += 60 - nights in [step.place for step in level_changes.find_level_changes(values.tolist()).steps]
         assert at_least <= right <= at_most, nights
@@ -96,38 +97,36 @@ def false_steps(histories: Iterable[np.ndarray[Any, np.dtype[np.float64]]]) -> f
     return fmean(bool(level_changes.find_level_changes(values.tolist()).steps) for values in histories)
 
 
-LENGTHS = (6, 8, 11, 15, 20, 30, 60)
+LENGTHS = (6, 11, 20, 60)
 
 
 @pytest.mark.parametrize("nights", LENGTHS)
 @pytest.mark.parametrize("place", [slice(None, 2), slice(-2, None)])
 @pytest.mark.parametrize("size", [4, 10])
 def test_two_outliers_at_an_end_are_rarely_a_step(nights: int, place: slice, size: float) -> None:
-    noise = np.random.default_rng(nights).normal(100, 1, (120, nights))
+    noise = np.random.default_rng(nights).normal(100, 1, (60, nights))
     noise[:, place] -= size
     share = false_steps(noise)
-    print(f"{nights} nights, two of them odd by {size}: {share:.1%}")  # noqa: T201 - pytest -s
-    # 5% of 120 and two standard errors.
-    assert share <= 0.09
+    # 5% of 60 and two standard errors.
+    assert share <= 0.106
 
 
 @pytest.mark.parametrize("nights", LENGTHS)
 @pytest.mark.parametrize("size", [4, 10])
 def test_straight_drift_is_rarely_a_step(nights: int, size: float) -> None:
-    noise = np.random.default_rng(nights).normal(100, 1, (120, nights))
+    noise = np.random.default_rng(nights).normal(100, 1, (60, nights))
     share = false_steps(noise + np.linspace(0, size, nights))
-    print(f"{nights} nights that drift by {size}: {share:.1%}")  # noqa: T201 - pytest -s
-    assert share <= 0.115
+    # 7% of 60 and two standard errors.
+    assert share <= 0.136
 
 
-@pytest.mark.parametrize(("nights", "most"), [(8, 0.1), (15, 0.1), (20, 0.25), (30, 0.25), (60, 0.25)])
+@pytest.mark.parametrize(("nights", "most"), [(8, 0.1), (15, 0.1), (20, 0.25), (60, 0.25)])
 def test_correlated_results_have_the_documented_false_steps(nights: int, most: float) -> None:
-    noise = np.random.default_rng(nights).normal(0, 1, (nights + 50, 120))
+    noise = np.random.default_rng(nights).normal(0, 1, (nights + 50, 60))
     for night in range(1, len(noise)):
         noise[night] += 0.5 * noise[night - 1]
     share = false_steps(100 + noise[50:].T)
-    print(f"{nights} nights with a correlation of 0.5: {share:.1%}")  # noqa: T201 - pytest -s
-    assert share <= most + 2 * (most * (1 - most) / 120) ** 0.5
+    assert share <= most + 2 * (most * (1 - most) / 60) ** 0.5
 
 
 def test_values_without_noise_are_accepted() -> None:

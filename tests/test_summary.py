@@ -3,20 +3,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import made_runs as made
+import example_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.run import generator, integrity
+from ingest_bench.analysis.run import generator
 from ingest_bench.analysis.run import sample_columns as load
-from ingest_bench.analysis.run.columns import COLUMNS, Column, require_unique
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.inputs.load_values import parse_arrivals
 from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import LinkCheck, Profile
-from ingest_bench.model.results import READ_FIELDS, FaultRecord, Series, Summary
+from ingest_bench.model.results import READ_FIELDS, FaultRecord, Summary
 from ingest_bench.model.samples import service_times_ns
 from ingest_bench.report import headline
 
@@ -75,15 +75,6 @@ def with_steady(*rows: dict[str, int]) -> Samples:
     return np.concatenate([made.steady(), made.samples(list(rows))])
 
 
-def without(begin_s: float, end_s: float) -> Samples:
-    """Return steady samples without those that ended in this span."""
-    rows = made.steady()
-    kept: Samples = rows[
-        (rows["done_ns"] < made.START + begin_s * SECOND) | (rows["done_ns"] >= made.START + end_s * SECOND)
-    ]
-    return kept
-
-
 def fault(kind: str, start_s: float, end_s: float) -> FaultRecord:
     return FaultRecord(kind=kind, start_ns=BEGIN + int(start_s * SECOND), end_ns=BEGIN + int(end_s * SECOND))
 
@@ -97,9 +88,14 @@ def query(scheduled_s: float, done_s: float, **changed: Any) -> dict[str, int]:
 
 
 def test_steady_run_is_measured_with_all_columns() -> None:
-    row = summary()
+    row = summary(record={"counters": {"by_peer_port": {"40000": SINK} | OTHER_CONNECTION}, "link": {"qdisc_drops": 1}})
     assert (row.state, row.reason) == ("measured", "")
     expected = {
+        "sink_reads": 100,
+        "sink_bytes_read": 3_500_000,
+        "sink_buffers": 101,
+        "sink_buffer_bytes": 101 * 65536,
+        "qdisc_drops": 1,
         "network": "ethernet",
         "target": "opensearch 2.19.6",
         "workload": "nyc_taxis",
@@ -125,13 +121,10 @@ def test_steady_run_is_measured_with_all_columns() -> None:
     assert row.series["docs_per_s"].at_ns[2] == BEGIN + 2 * SECOND == row.measure_start_ns
 
 
-def test_value_without_column_and_duplicate_column_are_errors() -> None:
+def test_every_value_has_one_column() -> None:
+    assert len({column.name for column in COLUMNS}) == len(COLUMNS)
     with pytest.raises(LookupError, match="without a column: zero_windowz"):
         summary(record={"link": {"zero_windowz": 429}})
-    mss, rtt = Column("mss", "first"), Column("rtt_ms", "first")
-    assert require_unique([mss, rtt]) == (mss, rtt)
-    with pytest.raises(LookupError, match=r"duplicate columns: mss$"):
-        require_unique([mss, rtt, Column("mss", "second")])
 
 
 def test_every_percentile_names_the_column_with_its_number_of_values() -> None:
@@ -215,12 +208,6 @@ def test_mismatched_counts_and_failed_link_checks_make_a_run_invalid(
 ) -> None:
     row = summary(record=record, measured=measured)
     assert (row.state, row.reason) == ("invalid" if reason else "measured", reason)
-
-
-def test_sink_counters_of_the_load_connections_are_columns() -> None:
-    row = summary(record={"counters": {"by_peer_port": {"40000": SINK} | OTHER_CONNECTION}})
-    names = ("sink_reads", "sink_bytes_read", "sink_buffers", "sink_buffer_bytes")
-    assert [row.values[name] for name in names] == list(SINK.values())
 
 
 def test_only_requests_without_response_may_miss_bytes_and_add_documents() -> None:
@@ -410,18 +397,6 @@ def test_seconds_between_responses_of_large_bulks_have_no_documents() -> None:
     assert row.values["stalls"] == 0
 
 
-@pytest.mark.parametrize("due_per_s", [400, 500, 595, 5000])
-@pytest.mark.parametrize("answered_per_s", [500, 450])
-def test_throughput_is_the_response_rate_whatever_the_queue(due_per_s: int, answered_per_s: int) -> None:
-    rate = min(due_per_s, answered_per_s)
-    row = summary(made.queued(due_per_s, answered_per_s, made.WARM_UP_S + made.MEASURE_S))
-    assert row.values["docs_per_s_mean"] == pytest.approx(rate, abs=1)
-    # Neighbouring seconds differ by at most one response.
-    assert row.series["docs_per_s"].values == pytest.approx((rate,) * 7, abs=1.01)
-    assert row.values["docs_per_s_p10"] == pytest.approx(rate, abs=1.01)
-    assert row.values["requests_answered"] == pytest.approx(rate * made.MEASURE_S, abs=1)
-
-
 def test_mean_rate_includes_the_partial_second_at_the_end() -> None:
     end_ns = made.START + (made.WARM_UP_S + made.MEASURE_S) * SECOND + SECOND // 2
     row = summary(with_steady(made.sample(7.1, 7.4)), report={"measure_end_ns": end_ns})
@@ -431,21 +406,6 @@ def test_mean_rate_includes_the_partial_second_at_the_end() -> None:
     slow = made.samples([made.sample(0, 10_000, documents=10**6, documents_acked=10**6)])
     values = load.load_columns(slow, Window(made.START, made.START + 20_000 * SECOND))
     assert values["docs_per_s_mean"] == pytest.approx(50)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_spreading_keeps_the_number_of_documents(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    begin, duration = random.uniform(0, 50, 200), random.exponential(3, 200)
-    end = begin + duration
-    rows = made.samples([made.sample(*ends) for ends in zip(begin, end, strict=True)])
-    per_second = load.spread_acked(rows, made.START, int(np.ceil(end.max())), SECOND)
-    assert per_second.sum() == pytest.approx(200 * 100)
-    assert per_second[20] == pytest.approx(
-        100 * (np.clip(np.minimum(end, 21) - np.maximum(begin, 20), 0, 1) / duration).sum()
-    )
-    instant = made.samples([made.sample(3.5, 3.5)])
-    assert load.spread_acked(instant, made.START, 5, SECOND).tolist() == [0, 0, 0, 100, 0]
 
 
 def test_response_times_are_of_all_requests_and_of_acknowledged_ones() -> None:
@@ -476,66 +436,6 @@ def test_unsent_arrival_has_response_time_and_no_service_time() -> None:
     assert row.values["service_ms_p50"] == pytest.approx(10)
 
 
-def test_retried_bulk_is_one_request_with_the_time_of_all_attempts() -> None:
-    """1,000 bulks, each acknowledged after 252 ms at its third attempt."""
-    rows = [made.sample(at, at + 0.252, attempts=3, bytes_sent=150_000) for at in np.arange(2, 6.7, 0.0047)][:1000]
-    row = summary(
-        made.samples(rows),
-        report={"bytes_written": 150_000_000, "documents_resent": 200_000},
-        measured={"bytes_read": 150_000_000},
-        record={"documents_counted": 100_000},
-    )
-    assert (row.state, row.reason) == ("measured", "")
-    for name in ("response_ms_p50", "response_ok_ms_p50", "service_ms_p50"):
-        assert row.values[name] == pytest.approx(252)
-    expected = {"requests": 1000, "requests_failed": 0, "attempts": 3000, "documents_acked": 100_000}
-    expected |= {"documents_failed": 0, "documents_resent": 200_000}
-    assert {name: row.values[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize(("begin_s", "end_s"), [(1.5, 9.0), (1.5, 2.0), (1.5, 6.9), (6.9, 9.0)])
-@pytest.mark.parametrize("outcome", ["connection-error", "ok"])
-def test_request_in_flight_within_the_measurement_counts_with_all_its_time(
-    begin_s: float, end_s: float, outcome: str
-) -> None:
-    rows = with_steady(made.sample(begin_s, end_s, outcome=outcome))
-    row = load.load_columns(rows, load.measurement_window(made.report()))
-    assert (row["requests"], row["requests_failed"], row["attempts"]) == (51, outcome != "ok", 51)
-    assert row["response_ms_p50"] == pytest.approx(10)
-    assert row["response_ms_max"] == pytest.approx((end_s - begin_s) * 1000)
-    assert row["response_ok_ms_max"] == pytest.approx(10 if outcome != "ok" else (end_s - begin_s) * 1000)
-
-
-@pytest.mark.parametrize(("begin_s", "end_s"), [(0.5, 1.999), (7.0, 9.0)])
-def test_request_outside_the_measurement_does_not_count(begin_s: float, end_s: float) -> None:
-    window = load.measurement_window(made.report())
-    rows = with_steady(made.sample(begin_s, end_s, outcome="timeout"))
-    assert load.load_columns(rows, window) == load.load_columns(made.steady(), window)
-
-
-def test_series_show_a_failed_request_in_all_seconds_of_its_wait() -> None:
-    row = summary(with_steady(made.sample(3.5, 6.2, outcome="connection-error", status=0)))
-    starts = row.series["docs_per_s"].at_ns
-    for name, seconds in (("response_ms_max", [10.0] * 3 + [2700.0] * 4), ("response_ok_ms_max", [10.0] * 7)):
-        assert row.series[name].at_ns == starts
-        assert row.series[name].values == pytest.approx(seconds)
-    assert row.series["response_ms_p50"].values == pytest.approx([10.0] * 7)
-
-
-def test_second_without_responses_has_no_response_time() -> None:
-    row = summary(without(3, 5))
-    starts = row.series["docs_per_s"].at_ns
-    assert row.series["response_ms_p50"].at_ns == (*starts[:3], *starts[5:])
-
-
-def test_partition_has_zero_throughput_and_a_recovery_time() -> None:
-    row = complete(without(4, 6), faults=(fault("partition", 4, 5.5),))
-    assert row.state == "measured"
-    assert row.values["zero_throughput_s"] == 2
-    assert row.values["recovery_s"] == 1.5
-    assert row.series["docs_per_s"].values[3:] == (1000, 0, 0, 1000)
-
-
 @pytest.mark.parametrize(("after_s", "recovery_s", "text"), [(3, 1, "throughput back 1 s"), (6, None, "not back")])
 def test_recovery_is_timed_for_bulks_longer_than_a_second(after_s: int, recovery_s: float | None, text: str) -> None:
     """Two of three seconds have no response, and with half the speed five of six."""
@@ -550,11 +450,6 @@ def test_recovery_is_timed_for_bulks_longer_than_a_second(after_s: int, recovery
     )
     assert row.values["recovery_s"] == recovery_s
     assert text in headline.describe_run(row)
-
-
-def test_load_without_throughput_before_a_fault_has_no_recovery() -> None:
-    idle = Series("docs_per_s", tuple(BEGIN + second * SECOND for second in range(10)), (0.0,) * 10)
-    assert integrity.recovery_s(idle, [fault("partition", 5, 6)], BEGIN, BEGIN + 10 * SECOND) is None
 
 
 @pytest.mark.parametrize(("missing", "state"), [(0, "measured"), (7, "measured"), (-7, "invalid")])
@@ -647,9 +542,3 @@ def test_flushes_and_compactions_within_the_measurement_are_columns() -> None:
     assert (values["flushes"], values["flush_bytes_mean"], values["compactions"]) == (2, 400, 1)
     empty = summary(record={"counters": {"flushes": {}, "compactions": {}}}).values
     assert (empty["flushes"], empty["flush_bytes_mean"], empty["compactions"]) == (0, None, 0)
-
-
-def test_link_readings_are_columns() -> None:
-    link = dict.fromkeys(("wire_packets", "qdisc_drops", "loss_ppm", "retransmits"), 1)
-    row = summary(record={"link": link})
-    assert (row.values["wire_packets"], row.values["qdisc_drops"]) == (1, 1)

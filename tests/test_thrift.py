@@ -3,91 +3,49 @@
 from __future__ import annotations
 
 import struct
-from types import SimpleNamespace
-from typing import Any
 
-import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_protocols import ProtocolCase, SentArrival, replies, send_arrival, send_to
-from test_users import PLANNED_NS, started
-from thrift_server import THRIFT, encode_exception, encode_result, parse_call, thrift_server
+from test_protocols import send_bodies
+from test_row_protocols import THRIFT as KIND
+from test_users import started
+from thrift_server import THRIFT, encode_exception, encode_result, thrift_server
 
-from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.protocols import thrift_wire
-from ingest_bench.protocols.protocol import create_protocol
 from ingest_bench.protocols.response import InvalidResponseError
 from ingest_bench.protocols.thrift import ThriftReader
 
-with pytest.MonkeyPatch.context() as patched:
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-
-    from ingest_bench.load import users
-
-PROTOCOL_OPTIONS = ProtocolOptions(protocol="thrift", keys={"keyspace": "k"})
-CASE = ProtocolCase(
-    PROTOCOL_OPTIONS, lambda body: [*parse_call(body).values()], lambda _: encode_result(), server=thrift_server
-)
 TIMED_OUT = encode_result(te=THRIFT.TimedOutException())
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 def encode_frame(message: bytes) -> bytes:
     return thrift_wire.LENGTH.pack(len(message)) + message
 
 
-def send_with_replies(*answers: bytes | None, retries: int = 5) -> SentArrival:
-    return send_to(CASE, replies(*answers), retries=retries)
-
-
-def protocol(**options: Any) -> Any:
-    return create_protocol(PROTOCOL_OPTIONS, "nyc_taxis", LoadOptions(**options))
-
-
-def test_rows_that_an_earlier_attempt_may_have_written_are_in_doubt() -> None:
-    unavailable = encode_result(ue=THRIFT.UnavailableException())
-    for first in (TIMED_OUT, None):
-        result = send_with_replies(first, unavailable, unavailable, retries=2)
-        assert (result.outcome, result.documents, result.sample.status) == ("rejected", (10, 0, 0), 503)
-    result = send_with_replies(*[unavailable] * 3, retries=2)
-    assert (result.outcome, result.documents) == ("rejected", (10, 0, 10))
-
-
 def test_error_message_of_the_server_is_reported() -> None:
-    result = send_with_replies(encode_result(ire=THRIFT.InvalidRequestException(why="No such column family ä")))
+    result = KIND.send_with_replies(encode_result(ire=THRIFT.InvalidRequestException(why="No such column family ä")))
     assert result.state.errors() == ("1 x InvalidRequestException: No such column family ä",)
     assert dict(result.state.item_failures) == {"400 InvalidRequestException": 10}
 
 
 def test_unknown_call_is_a_server_error() -> None:
-    result = send_with_replies(encode_exception("Invalid method name"))
+    result = KIND.send_with_replies(encode_exception("Invalid method name"))
     assert (result.outcome, result.documents, result.sample.status) == ("http-error", (10, 0, 0), 500)
     assert result.state.errors() == ("1 x TApplicationException: Invalid method name",)
-
-
-def test_missing_keyspace_is_reported() -> None:
-    missing = encode_result("set_keyspace", ire=THRIFT.InvalidRequestException(why="Keyspace k does not exist"))
-    with thrift_server(lambda _body, _number: encode_result(), missing) as server:
-        sample, state = send_arrival(CASE, server.address, 0)
-    assert sample.status == 400
-    assert state.errors() == ("1 x InvalidRequestException: Keyspace k does not exist",)
 
 
 def test_keyspace_that_exists_later_is_set_again() -> None:
     missing = encode_result("set_keyspace", ire=THRIFT.InvalidRequestException(why="Keyspace k does not exist"))
     with thrift_server(lambda _body, _number: encode_result(), missing) as server:
-        user, sink = started(server.address, protocol=CASE.protocol)
+        user, sink = started(server.address, protocol=KIND.case.protocol)
         for _ in range(2):
-            gevent.spawn(user.send, PLANNED_NS, CASE.body()).get(timeout=60)
+            send_bodies(user, KIND.case.body())
             server.greeting = encode_result("set_keyspace")
         user.on_stop()
         user.upstream.deadlines.close()
     assert [sample.status for sample in sink.samples] == [400, 200]
+    assert user.state.errors() == ("1 x InvalidRequestException: Keyspace k does not exist",)
     assert sink.samples[0].bytes_sent < sink.samples[1].bytes_sent, "rows are sent only with a keyspace"
     assert server.connections == 2
 
@@ -95,9 +53,8 @@ def test_keyspace_that_exists_later_is_set_again() -> None:
 def test_response_of_the_handshake_is_not_a_later_response() -> None:
     two_responses = encode_result("set_keyspace") + encode_result()
     with thrift_server(lambda _body, number: two_responses if number == 2 else encode_result()) as server:
-        user, sink = started(server.address, protocol=CASE.protocol)
-        for _ in range(2):
-            gevent.spawn(user.send, PLANNED_NS, CASE.body()).get(timeout=60)
+        user, sink = started(server.address, protocol=KIND.case.protocol)
+        send_bodies(user, *[KIND.case.body()] * 2)
         user.on_stop()
         user.upstream.deadlines.close()
     assert [sample.documents_acked for sample in sink.samples] == [10, 0]
@@ -128,8 +85,12 @@ def test_response_of_the_handshake_is_not_a_later_response() -> None:
     ],
 )
 def test_unexpected_message_is_an_invalid_response(invalid: bytes) -> None:
-    result = send_with_replies(invalid)
-    assert (result.outcome, result.sample.documents_acked, result.sample.attempts) == ("invalid-response", 0, 1)
+    reader = ThriftReader()
+    reader.expected = ("batch_mutate",)
+    reader.grow(len(invalid))
+    reader.free_space()[: len(invalid)] = invalid
+    with pytest.raises(InvalidResponseError):
+        reader.feed(len(invalid))
 
 
 @given(data=st.binary(max_size=200))

@@ -11,15 +11,14 @@ import subprocess
 import threading
 import time
 import weakref
-from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import certificates
 import gevent
 import pytest
 from bulk_server import BulkServer, answer, bulk_server
 from certificates import Certificates
+from test_connection import BODY, VERSIONS, certs, exchange, head, server_context, traffic
 
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols import tls
@@ -28,32 +27,12 @@ from ingest_bench.protocols.response import ConnectionBrokenError
 from ingest_bench.protocols.upstream import Deadlines, Traffic, resolve_upstream
 
 pytestmark = pytest.mark.processes
-
-BODY = b'{"index":{}}\n{"a":1}\n' * 10
-LONG_NS = 60 * 10**9
-VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-
-
-def head(body: bytes) -> bytes:
-    return b"POST /i/_bulk HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-
-
-@pytest.fixture(scope="module")
-def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return certificates.create_certificates(tmp_path_factory.mktemp("certificates"))
+__all__ = ["certs", "traffic"]
 
 
 @pytest.fixture(params=VERSIONS)
 def server_side(request: pytest.FixtureRequest, certs: Certificates) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certs.server)
-    context.minimum_version = context.maximum_version = VERSIONS[request.param]
-    return context
-
-
-@pytest.fixture
-def traffic() -> Traffic:
-    return Traffic()
+    return server_context(certs, request.param)
 
 
 def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: str = "localhost") -> tls.TlsConnection:
@@ -61,63 +40,6 @@ def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: st
     return tls.TlsConnection(
         resolve_upstream(ServerAddress(endpoint=address, tls=verify), traffic=traffic), HttpResponseReader()
     )
-
-
-def exchange(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    response = connection.exchange(head(body), body, LONG_NS)
-    return response.status, response.body
-
-
-def test_tls_requests_share_one_connection_and_bytes_are_counted(
-    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    with bulk_server(tls=server_side) as server:
-        connection = connection_to(server.address, traffic, certs.ca)
-        for _ in range(20):
-            assert exchange(connection)[0] == 200
-        connection.close()
-        assert server.requests == 20
-        assert server.connections == traffic.connects == 1
-        assert server.bytes_read == traffic.bytes_written == 20 * len(head(BODY) + BODY)
-        assert server.ports == traffic.local_ports
-
-
-def test_large_body_is_sent_completely_over_tls(
-    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    body = b'{"index":{}}\n{"a":"%s"}\n' % (b"0123456789" * 1_000_000)
-    with bulk_server(tls=server_side) as server:
-        server.keep_bodies = True
-        connection = connection_to(server.address, traffic, certs.ca)
-        for _ in range(2):
-            assert exchange(connection, body)[0] == 200
-        connection.close()
-        assert server.bodies == [body, body]
-        assert traffic.bytes_written == server.bytes_read == 2 * connection.bytes_sent
-
-
-@pytest.mark.parametrize("size_bytes", [16_384, 100_000, 256 * 1024 - 45, 256 * 1024, 1_000_000])
-def test_response_of_many_records_is_read_completely(
-    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic, size_bytes: int
-) -> None:
-    content = (b"0123456789" * 100_000)[:size_bytes]
-    with bulk_server(lambda _body, _number: answer(content), tls=server_side) as server:
-        connection = connection_to(server.address, traffic, certs.ca)
-        for _ in range(3):
-            assert exchange(connection) == (200, content)
-        connection.close()
-
-
-def test_closed_tls_connection_is_an_error_and_is_replaced(
-    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    with bulk_server(lambda _body, number: None if number == 1 else answer(b"{}"), tls=server_side) as server:
-        connection = connection_to(server.address, traffic, certs.ca)
-        with pytest.raises(ConnectionBrokenError, match="before it responded") as raised:
-            exchange(connection)
-        assert raised.value.outcome == "connection-error"
-        assert exchange(connection) == (200, b"{}")
-        connection.close()
 
 
 def test_early_error_response_is_read_over_tls(
@@ -163,41 +85,6 @@ def test_nothing_is_sent_with_an_expired_certificate(tmp_path: Path, traffic: Tr
         with pytest.raises(ConnectionBrokenError, match="has expired"):
             exchange(connection_to(server.address, traffic, expired.ca))
         assert server.bytes_read == traffic.bytes_written == 0
-
-
-def test_response_that_ends_with_close_notify_is_read(
-    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    def reply(_body: bytes, number: int) -> bytes | None:
-        if number > 1:
-            return answer(b"later")
-        server.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it")
-        with suppress(OSError):
-            cast("ssl.SSLSocket", server._open[-1]).unwrap()
-        return None
-
-    with bulk_server(reply, tls=server_side) as server:
-        connection = connection_to(server.address, traffic, certs.ca)
-        assert exchange(connection) == (200, b"all of it")
-        assert exchange(connection) == (200, b"later")
-        connection.close()
-
-
-def test_tls_connection_ended_while_idle_is_replaced(
-    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    with bulk_server(tls=server_side) as server:
-        connection = connection_to(server.address, traffic, certs.ca)
-        exchange(connection)
-        # Session tickets after the handshake are not an end of the connection.
-        connection.close_if_ended()
-        assert connection.is_open
-        server.end_connections()
-        connection.close_if_ended()
-        assert not connection.is_open
-        assert exchange(connection)[0] == 200
-        connection.close()
-    assert traffic.connects == 2
 
 
 @pytest.mark.parametrize(
@@ -255,11 +142,9 @@ def test_unreferenced_connection_is_freed_at_once(
 
 
 def require_certificate(certs: Certificates, version: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certs.server)
+    context = server_context(certs, version)
     context.load_verify_locations(certs.ca)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.minimum_version = context.maximum_version = VERSIONS[version]
     return context
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import Any
 
-import made_summaries as made
+import example_summaries as made
 import numpy as np
 import pytest
 from test_plots import assert_readable, figures, words
@@ -100,20 +100,22 @@ def acknowledged(fault: str, target: str, replicate: int = 1, **values: Any) -> 
 PLAIN = [made.summary({"network": name}) for name in ("loopback", "ethernet")]
 
 
-@pytest.mark.parametrize("report", ["direct-memory", "forwarding", "machine", "acknowledged"])
-def test_experiment_without_the_topic_has_no_table_and_no_picture(report: str) -> None:
-    assert REPORTS[report](PLAIN) == {}
-    assert f"report/{report}.png" not in REPORTS["pictures"](PLAIN)
+def test_experiment_without_a_topic_has_no_table_and_no_picture() -> None:
+    with figures():
+        pictures = REPORTS["pictures"](PLAIN)
+    for report in ("direct-memory", "forwarding", "machine", "acknowledged"):
+        assert REPORTS[report](PLAIN) == {}
+        assert f"report/{report}.png" not in pictures
     assert cell_tables.rows_with_published(PLAIN[:1]) == {}
 
 
 def test_published_direct_allocations_are_converted_to_our_columns() -> None:
-    first, two, large, small = published.load_allocations()
-    assert first.values["direct_allocations_per_system_gc"] == pytest.approx(484_851 / 2_373)
+    first, two, large, small = published.load_allocations().values()
+    assert first["direct_allocations_per_system_gc"] == pytest.approx(484_851 / 2_373)
     # The two times that were published.
-    assert (round(first.mean_ms, 2), round(two.mean_ms, 2)) == (0.12, 0.16)
-    assert "direct_allocations_per_system_gc" not in two.values
-    assert (large.sleeps, small.sleeps) == ("", "1 ms: 35, 2 ms: 1")
+    assert [values["direct_allocation_ms_mean"] for values in (first, two)] == pytest.approx([0.12, 0.16], abs=0.005)
+    assert "direct_allocations_per_system_gc" not in two
+    assert (large.get("sleeps"), small["sleeps"]) == (None, "1 ms: 35, 2 ms: 1")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_published_allocations_match_threads_limit_and_mode(
     run = direct(threads, limit)
     (row,) = cells.group_by_cell([made.changed(run, levels={**run.levels, "setting.mode": mode})])
     match = published.match_allocations(row)
-    assert (None if match is None else match.allocations) == allocations
+    assert (None if match is None else match["direct_allocations_per_s"]) == (allocations and allocations / 60)
 
 
 def test_terminal_shows_a_topic_only_with_a_published_row() -> None:
@@ -188,7 +190,7 @@ def test_published_rounds_match_batch_delay_and_cap(delay: str, cap: float, thei
     assert [row[rows[0].index("forwards/s, node to peer")] for row in rows[1:]] == ["50", *theirs]
 
 
-@pytest.mark.parametrize("others", [0.0, 9000.0, 1_234_567.0, 9e9])
+@pytest.mark.parametrize("others", [0.0, 9e9])
 def test_lines_of_forwarders_that_deliver_nothing_or_much_are_readable(others: float) -> None:
     rates = {"blocking": (others, 0.0), "asynchronous": (0.0, others), "x" * 100: (others, others)}
     runs = [
@@ -202,21 +204,14 @@ def test_lines_of_forwarders_that_deliver_nothing_or_much_are_readable(others: f
     assert_readable(drawn[0])
 
 
-def test_names_of_many_equal_lines_do_not_overlap() -> None:
-    rates = {f"w{number}": 9000.0 if number else 90.0 for number in range(14)}
-    runs = [forwarder(rates[name], waiting=name, trip=trip) for name in rates for trip in TRIPS]
-    with figures() as drawn:
-        plot_cells.draw_forwarding(runs)
-    assert_readable(drawn[0])
-
-
 @pytest.mark.parametrize(
     "runs",
     [forwarders_by_trip(), [forwarder(batch_delay="20ms"), forwarder(batch_delay="100ms")], [forwarder()]],
     ids=["by round trip", "by cell", "one cell"],
 )
 def test_picture_of_forwarding_is_first(runs: list[Summary]) -> None:
-    assert next(iter(REPORTS["pictures"](runs))) == "report/forwarding.png"
+    with figures():
+        assert next(iter(REPORTS["pictures"](runs))) == "report/forwarding.png"
     assert "report/forwarding.md" in REPORTS["forwarding"](runs)
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fault_lab import S, make_cell, make_fault, wait_until
+from fault_lab import S, make_cell, make_fault, make_links_stage, open_link_for
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks, link_profile, timeline
 from ingest_bench.faults.apply import override_profile
-from ingest_bench.faults.kind import Stage
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.network.act.link import Link, Links, open_link
-from ingest_bench.network.plan.link_plan import DIRECTIONS
+from ingest_bench.model.network import Impairment, Profile
 
 MBIT = 10**6
 
@@ -111,22 +108,15 @@ def test_trace_that_is_not_a_regular_file_is_refused_at_once(tmp_path: Path) -> 
             checks.check_faults(make_trace_cell(path, catalog.load_profile("ethernet")))
 
 
-def list_profiles(cell: Cell) -> tuple[Profile, ...]:
-    return tuple(checks.list_link_profiles(cell)[LinkName((1,))])
-
-
-def stage_of(link: Link) -> Stage:
-    return Stage(links=Links(by_name={LinkName((1,)): link}))
-
-
 @pytest.mark.measures
 @pytest.mark.netns
 def test_link_follows_a_trace_with_another_override_and_is_restored(tmp_path: Path) -> None:
     file = tmp_path / "trace"
     file.write_text("0,100mbit\n0.5,50mbit\n")
     ethernet = catalog.load_profile("ethernet")
-    with open_link(ethernet, later_profiles=list_profiles(make_trace_cell(file, ethernet))) as link:
-        active = timeline.begin_fault(make_fault("trace", trace=str(file)), stage_of(link))
+    fault = make_fault("trace", trace=str(file))
+    with open_link_for(ethernet, fault) as link:
+        active = timeline.begin_fault(fault, make_links_stage(link))
         rates = set()
         with override_profile(link, lambda profile: dataclasses.replace(profile, mtu_bytes=1400)):
             deadline = time.monotonic() + 2.2
@@ -138,38 +128,23 @@ def test_link_follows_a_trace_with_another_override_and_is_restored(tmp_path: Pa
         assert link.profile == ethernet
 
 
-@pytest.mark.netns
-@pytest.mark.parametrize(("direction", "changed_end"), [("to-server", 0), ("to-client", 1)])
-def test_trace_of_one_direction_does_not_change_the_other(tmp_path: Path, direction: Any, changed_end: int) -> None:
-    file = tmp_path / "trace"
-    file.write_text("0,20mbit\n")
-    ethernet = catalog.load_profile("ethernet")
-    fault = make_fault("trace", trace=str(file), direction=direction)
-    profiles = list_profiles(make_trace_cell(file, ethernet, direction))
-    with open_link(ethernet, later_profiles=profiles) as link:
-
-        def read_rates() -> list[int]:
-            outputs = [end.namespace.run(("tc", "-j", "qdisc", "show", "dev", end.device)) for end in link.ends]
-            return [qdisc["options"]["rate"] * 8 for output in outputs for qdisc in json.loads(output)]
-
-        own_rates = read_rates()
-        assert len(own_rates) == 2
-        active = timeline.begin_fault(fault, stage_of(link))
-        wait_until(lambda: link.profile != ethernet)
-        expected = list(own_rates)
-        expected[changed_end] = 20 * MBIT
-        assert read_rates() == expected
-        active.end()
-        assert read_rates() == own_rates
-
-
 def test_change_that_fails_is_raised_at_the_end() -> None:
-    replay = link_profile.Replay((link_profile.RateChange(0, MBIT),), S, DIRECTIONS)
+    has_failed = threading.Event()
 
-    def fail() -> None:
-        raise RunFailed("no")
+    def set_profile(profile: Profile) -> None:
+        # The first rate is set by the thread that begins the replay.
+        if threading.current_thread() is not threading.main_thread():
+            has_failed.set()
+            raise RunFailed(f"no {profile.to_server.rate_bps}")
 
-    thread = threading.Thread(target=replay.run, args=(fail,))
-    thread.start()
-    with pytest.raises(RunFailed, match="no"):
-        replay.stop(thread)
+    link: Any = SimpleNamespace(
+        profile=Profile(name="x"), overrides=[], lock=threading.RLock(), set_profile=set_profile
+    )
+    changes = (link_profile.RateChange(0, MBIT),)
+    counts: list[int] = []
+    with (
+        pytest.raises(RunFailed, match=f"no {MBIT}"),
+        link_profile.replay_trace(link, changes, S, ("to-server",), counts),
+    ):
+        assert has_failed.wait(60)
+    assert link.overrides == counts == []

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from ingest_bench.documents import source
 from ingest_bench.documents.body import Body
 from ingest_bench.documents.tracks import reader
-from ingest_bench.documents.tracks.templates import AssembledText, SourceLine, Templates
+from ingest_bench.documents.tracks.templates import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import LoadOptions, Rate, Step, Track, Workload
 from ingest_bench.protocols.bulk import Bulk
@@ -163,7 +162,7 @@ def test_all_documents_of_a_step_are_sent_once() -> None:
         assert {line["index"]["_index"] for line in lines[0::2]} == {name.removeprefix("index-")}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_share_of_a_corpus_does_not_depend_on_workers(folder: Path, workers: int) -> None:
     # Documents of different sizes: a third of the bytes is not a third of the documents.
     documents = [json.dumps({"n": number, "text": "x" * (number % 5 * number)}) for number in range(1200)]
@@ -272,16 +271,6 @@ def test_no_corpus_outside_the_cache_of_a_tool_is_used(tmp_path: Path, corpus: s
     assert track.steps[0].files[0].path == str(folder / name)
 
 
-def test_fragments_are_assembled_in_linear_time() -> None:
-    assembled, start = AssembledText(), time.process_time()
-    for number in range(4000):
-        assembled.add("x" * 3000, [SourceLine("a.json", number)])
-        assembled.add(",\n", [SourceLine("track.json", 1)] * 2)
-    assert time.process_time() - start < 1
-    assert assembled.text == ("x" * 3000 + ",\n") * 4000
-    assert [source_line.line for source_line in assembled.line_sources] == [*range(4000), 1]
-
-
 def test_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
     folder = write_small_track(tmp_path / "t", [])
     expected = reader.read_track(folder)
@@ -373,17 +362,11 @@ def test_misused_helper_is_reported(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ ''.__class__.__mro__ }}", "may not do this"),
         ("{{ lipsum.__globals__['os'] }}", "may not do this"),
         ("{{ rally.collect.__globals__ }}", "may not do this"),
         ("{{ ('{0.__globals__[os].environ}'|attr('format'))(lipsum) }}", "may not do this"),
-        ("{{ 'a' | shout }}", "No filter named 'shout'"),
-        ("{% if %}", "in: '{% if %}"),
-        ('{% include "nothing.json" %}', "nothing.json: cannot be read"),
-        ("{{ 1 / 0 }}", "cannot be rendered"),
         ('{{ rally.collect(parts="index.json") }}', "collects itself"),
         ('{"name": "x",}', "is not JSON after rendering"),
-        ('{"name": "x", "size": {{ my_size }}}', '"my_size" has no value and no default'),
         ("{% if x %}\n\n", "Unexpected end of template"),
         ("{{ [1, 2] | dictsort }}", "cannot be rendered: 'list' object has no attribute 'items'"),
         ('{{ {} | dictsort(by="x") }}', 'cannot be rendered: You can only sort by either "key" or "value"'),
@@ -406,19 +389,12 @@ def test_truncated_track_is_refused_with_the_line(folder: Path) -> None:
         reader.read_track(folder)
 
 
-def test_bad_included_template_is_reported_with_its_line(folder: Path) -> None:
-    (folder / "operations" / "index.json").write_text('{% include "bad.json" %}')
-    (folder / "bad.json").write_text("\n\n\n\n{% if %}")
-    with pytest.raises(SpecError, match=r"/bad\.json: line 5: Expected an expression, .*, in: '{% if %}'"):
-        reader.read_track(folder)
-
-
 BAD_LINES = [
     ('"size": 5', "is not JSON after rendering: Expecting ',' delimiter"),
     ('"size": {{ my_size }},', '"my_size" has no value and no default'),
     ("{{ 'a' | shout }}", "No filter named 'shout'"),
     ("{% if 1 is loud %}{% endif %}", "No test named 'loud'"),
-    ("{% if %}", "Expected an expression"),
+    ("{% if %}", "Expected an expression, got 'end of statement block', in: '{% if %}'"),
     ("{{ 1 / 0 }}", "cannot be rendered: division by zero"),
     ("{{ my_size + 1 }}", '"my_size" has no value and no default'),
     ("{{ ''.__class__.__mro__ }}", "the template may not do this"),

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import made_runs
+import example_runs
 import pytest
 
 from ingest_bench.documents.tracks import corpora, reader
 from ingest_bench.errors import SpecError
 from ingest_bench.lab import planning
-from ingest_bench.lab.procedure import Load
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.load import LoadOptions, Track, TrackOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
@@ -74,11 +73,10 @@ def files(track: Track) -> list[str]:
 
 
 def build_load_plan(folder: Path, target: str = "sink") -> LoadPlan:
-    cell = made_runs.cell(load=LoadOptions(track=TrackOptions(path=str(folder))), target=TargetOptions(name=target))
+    cell = example_runs.cell(load=LoadOptions(track=TrackOptions(path=str(folder))), target=TargetOptions(name=target))
     place = ServerAddress(endpoint=Endpoint("192.0.2.1", 9200))
-    (step,) = planning.build_procedure(cell, place, Path("out"), may_delete=True).steps
-    assert isinstance(step, Load)
-    return step.plan
+    (plan,) = planning.build_procedure(cell, place, Path("out"), may_delete=True).plans
+    return plan
 
 
 def test_every_documented_key_is_in_one_list() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.cli import app, experiment_options
+from ingest_bench.cli import experiment_options
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
 from ingest_bench.lab import planning
@@ -109,9 +109,3 @@ def test_typed_filters_apply_to_every_run(folder: Path) -> None:
         choice = plan.runs[0].cell.load.track
         assert choice is not None
         assert [step.name for step in planning.read_track(choice).steps] == names
-
-
-def test_filters_require_a_track(capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--include-tasks", "--exclude-tasks"):
-        assert app.run(["run", "quickstart", option, "type:bulk"]) == 2
-        assert "require --track DIR" in capsys.readouterr().err

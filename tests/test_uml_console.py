@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.network.act.uml import Console, ConsoleReply, frame_command
+from ingest_bench.network.act.uml import Console
 
 
 @contextmanager
-def start_shell(*argv: str) -> Iterator[tuple[subprocess.Popen[bytes], Console]]:
+def start_shell(stderr_file: Path, *argv: str) -> Iterator[tuple[subprocess.Popen[bytes], Console]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(("/bin/sh", *argv), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        yield process, Console(process.stdin.fileno(), process.stdout.fileno())
+        yield process, Console(process.stdin.fileno(), process.stdout.fileno(), stderr_file=str(stderr_file))
 
 
 @pytest.fixture
-def shell() -> Iterator[Console]:
-    with start_shell("-i") as (process, console):
+def shell(tmp_path: Path) -> Iterator[Console]:
+    with start_shell(tmp_path / "stderr", "-i") as (process, console):
         console.wait_until_ready(timeout_s=30)
         yield console
         process.kill()
@@ -41,32 +41,28 @@ def pipes() -> Iterator[tuple[int, int, int, int]]:
         os.close(descriptor)
 
 
-def run(console: Console, tmp_path: Path, *argv: str, stdin: str = "") -> ConsoleReply:
-    return console.run(argv, stdin=stdin, stderr_file=str(tmp_path / "stderr"))
+def test_command_returns_its_output_and_status(shell: Console) -> None:
+    assert shell.read_reply(("printf", "no line end")) == ("no line end", "", 0)
+    assert shell.read_reply(("sh", "-c", "echo out; echo err >&2; exit 7")) == ("out\n", "err\n", 7)
+    assert shell.read_reply(("true",)) == ("", "", 0)
+    assert shell.read_reply(("seq", "50000"))[0] == "".join(f"{number}\n" for number in range(1, 50001))
 
 
-def test_command_returns_its_output_and_status(shell: Console, tmp_path: Path) -> None:
-    assert run(shell, tmp_path, "printf", "no line end") == ("no line end", "", 0)
-    assert run(shell, tmp_path, "sh", "-c", "echo out; echo err >&2; exit 7") == ("out\n", "err\n", 7)
-    assert run(shell, tmp_path, "true") == ("", "", 0)
-    assert run(shell, tmp_path, "seq", "50000").stdout == "".join(f"{number}\n" for number in range(1, 50001))
-
-
-def test_arguments_and_input_arrive_unchanged(shell: Console, tmp_path: Path) -> None:
+def test_arguments_and_input_arrive_unchanged(shell: Console) -> None:
     words = ("a b", "$HOME", "it's", '"', "*", "\\", "", "é")
-    assert run(shell, tmp_path, "printf", "%s|", *words).stdout == "|".join(words) + "|"
+    assert shell.read_reply(("printf", "%s|", *words))[0] == "|".join(words) + "|"
     text = "qdisc $x `y`\n'\n\nlast"
-    assert run(shell, tmp_path, "cat", stdin=text).stdout == text + "\n"
-    assert run(shell, tmp_path, "cat") == ("", "", 0)
+    assert shell.read_reply(("cat",), stdin=text)[0] == text + "\n"
+    assert shell.read_reply(("cat",)) == ("", "", 0)
 
 
 def test_shell_that_exited_is_reported_with_its_output(tmp_path: Path) -> None:
-    with start_shell("-c", "echo Kernel panic; exit 1") as (process, console):
+    with start_shell(tmp_path / "stderr", "-c", "echo Kernel panic; exit 1") as (process, console):
         process.wait()
         with pytest.raises(RunFailed, match=r"the shell exited\. Output: Kernel panic"):
             console.wait_until_ready(timeout_s=30)
         with pytest.raises(RunFailed, match=r"tc qdisc: the shell exited\. Output: nothing"):
-            run(console, tmp_path, "tc", "qdisc")
+            console.read_reply(("tc", "qdisc"))
 
 
 def test_shell_that_missed_its_input_is_woken_by_an_empty_line(pipes: tuple[int, int, int, int]) -> None:
@@ -83,7 +79,7 @@ def test_shell_that_missed_its_input_is_woken_by_an_empty_line(pipes: tuple[int,
     thread = threading.Thread(target=reply_late)
     thread.start()
     try:
-        reply = Console(to_shell, to_us, nudge_s=0.005).run(("x",), stderr_file="/dev/null", timeout_s=30)
+        reply = Console(to_shell, to_us, nudge_s=0.005).read_reply(("x",))
     finally:
         thread.join()
     assert reply == ("text\n", "", 0)
@@ -94,13 +90,4 @@ def test_timeout_names_the_command(pipes: tuple[int, int, int, int]) -> None:
     _, to_shell, to_us, _ = pipes
     console = Console(to_shell, to_us, nudge_s=0.005)
     with pytest.raises(RunFailed, match=r"console: tc qdisc show: timed out after 0\.02 s\. Output: nothing"):
-        console.run(("tc", "qdisc", "show"), stderr_file="/dev/null", timeout_s=0.02)
-
-
-def test_lines_that_the_shell_gets() -> None:
-    assert frame_command(("tc", "-batch", "-"), "qdisc show", "N:1:", "/run/stderr") == (
-        "echo N:1:out; tc -batch - 2>/run/stderr <<'N:1:stdin'\n"
-        "qdisc show\n"
-        "N:1:stdin\n"
-        "status=$?; echo N:1:err; [ -s /run/stderr ] && cat /run/stderr; echo N:1:$status; echo N:1:end\n"
-    )
+        console.read_reply(("tc", "qdisc", "show"), timeout_s=0.02)

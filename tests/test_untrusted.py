@@ -147,6 +147,7 @@ def test_only_regular_files_are_moved(theirs: Path, secret: Path, plant: Callabl
 
 
 @needs_root
+@pytest.mark.processes
 def test_link_races_cannot_read_or_change_other_files(theirs: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
@@ -293,7 +294,7 @@ def test_deep_jvm_folder_becomes_a_note(tmp_path: Path, secret: Path) -> None:
     assert note == 'left out, not a regular file of the JVM: "jvm/\\udcff\\n"'
     assert list(run.digest_files()) == ["raw/gc.log"]
     run.create_folders()
-    deep(run.jvm, 2_100)
+    deep(run.jvm, 25, name="d" * 200)
     assert run.move_jvm_files() == ["the files of the JVM stay in jvm/ and were not read (File name too long)"]
     assert list(run.digest_files()) == ["raw/gc.log"]
     # pytest cannot delete it.
@@ -319,12 +320,12 @@ def test_root_follows_no_links_of_an_earlier_server(tmp_path: Path, secret: Path
     assert secret.read_text() == "of root"
 
 
-def deep(folder: Path, levels: int) -> None:
-    """Nest folders in *folder*: 1,000 levels exceed Python's recursion limit, 2,048 the length of a path."""
+def deep(folder: Path, levels: int, name: str = "d") -> None:
+    """Nest folders in *folder*: 1,000 levels exceed Python's recursion limit, 4,096 characters the length of a path."""
     descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
-        os.mkdir("d", dir_fd=descriptor)
-        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.mkdir(name, dir_fd=descriptor)
+        below = os.open(name, os.O_RDONLY, dir_fd=descriptor)
         os.close(descriptor)
         descriptor = below
     os.close(descriptor)

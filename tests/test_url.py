@@ -113,18 +113,6 @@ def indices(node: Http) -> set[str]:
 
 
 @pytest.mark.nightly
-def test_a_running_sink_is_measured_as_it_is(sink: Http, here: Place) -> None:
-    # The counts of the first run are not part of the second one.
-    for _ in range(2):
-        run(here, "--url", sink.origin, *SHORT)
-        values = read_row(here)
-        assert (values["state"], values["network"]) == ("measured", "as-is")
-        assert values["target"].startswith("sink 4.1.")
-        assert int(values["heap_bytes"]) == 256 << 20
-        assert values["sink_reads"] == values["mss"] == values["gc_pauses"] == ""
-
-
-@pytest.mark.nightly
 @pytest.mark.opensearch
 def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, here: Place) -> None:
     create_index(node, "existing")
@@ -147,30 +135,6 @@ def test_a_server_behind_a_path_of_a_proxy_is_measured_there(sink: Http, here: P
         url = f"http://127.0.0.1:{port}/search/a%20b"
         run(here, "--url", f"{url}/", *SHORT)
         assert "GET / got status 404" in run(here, "--url", url.removesuffix("b"), *SHORT, exit_code=2)
-
-
-@pytest.mark.opensearch
-def test_an_existing_index_is_not_touched(node: Http, here: Place) -> None:
-    node.request_json("PUT", "/nyc_taxis/_doc/1?refresh=true", b'{"theirs":1}')
-    output = run(here, "--url", node.origin, *SHORT, exit_code=2)
-
-    assert here.results == []
-    assert 'there is an index "nyc_taxis" already; it is not touched' in output
-    assert node.request_json("GET", "/nyc_taxis/_count")["count"] == 1
-
-
-@pytest.mark.opensearch
-@pytest.mark.parametrize("action", ["index", "delete"])
-def test_an_action_line_with_two_indices_writes_to_none(node: Http, here: Place, action: str) -> None:
-    node.request_json("PUT", "/prod/_doc/1?refresh=true", b'{"theirs":1}')
-    line = f'{{"{action}":{{"_index":"prod","_id":"1"}},"{action}":{{"_index":"mine","_id":"1"}}}}\n'
-    (here.folder / "bulk.json").write_text(line + ('{"ours":1}\n' if action == "index" else ""))
-    output = run(here, "--url", node.origin, "--documents", "bulk.json", *SHORT, exit_code=2)
-
-    assert here.results == []
-    assert f"line 1 is not JSON (an object has two values for the key '{action}'" in output
-    assert node.request_json("GET", "/prod/_doc/1")["_source"] == {"theirs": 1}
-    assert indices(node) == {"prod"}
 
 
 @pytest.mark.opensearch
@@ -228,27 +192,6 @@ def test_the_next_run_names_what_a_killed_one_left(node: Http, here: Place) -> N
     assert f"curl -X DELETE {node.origin}/nyc_taxis" in output
 
 
-@pytest.mark.nightly
-@pytest.mark.opensearch
-def test_a_run_that_fails_leaves_no_index(node: Http, here: Place) -> None:
-    output = run(here, "--url", node.origin, "--set", "load.action.pipeline=missing-pipeline", *SHORT, exit_code=3)
-    assert "400 illegal_argument_exception" in output
-    assert indices(node) == set()
-
-
-@pytest.mark.nightly
-@pytest.mark.opensearch
-def test_a_track_deletes_only_with_allow_delete(node: Http, here: Place) -> None:
-    folder = Path(__file__).with_name("data") / "track"
-    create_index(node, "rides")
-    output = run(here, "--track", str(folder), "--url", node.origin, "--out", "out", exit_code=2)
-
-    assert here.results == []
-    assert "--allow-delete" in output
-    output = run(here, "--track", str(folder), "--url", node.origin, "--allow-delete", "--out", "out")
-    assert indices(node) == set()
-
-
 STREAMS = Path(__file__).with_name("data") / "streams"
 CREATED = ("_data_stream/logs-app", "_index_template/logs", "_component_template/logs-settings", "_template/old-rides")
 
@@ -296,10 +239,16 @@ def test_credentials_go_over_tls_and_into_no_file(
     assert not [path for path in files for secret in secrets if secret.encode() in path.read_bytes()]
 
 
-def test_an_api_key_is_accepted(sink: Http, here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_server_that_requires_an_api_key_is_measured_as_it_is(
+    sink: Http, here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("INGEST_BENCH_API_KEY", KEY)
     with proxy(sink.origin, FRONT_WANTS=f"ApiKey {KEY}") as port:
         run(here, "--url", f"http://localhost:{port}", *SHORT)
+    values = read_row(here)
+    assert (values["state"], values["network"]) == ("measured", "as-is")
+    assert values["target"].startswith("sink 4.1.")
+    assert values["sink_reads"] == values["mss"] == values["gc_pauses"] == ""
     assert not [path for path in here.folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
@@ -392,8 +341,6 @@ def test_problems_of_a_url_are_reported_before_the_start(
                 2,
                 "does not contain a certificate",
             ),
-            ((f"https://localhost:{tls}", "--ca-file", "nowhere.pem"), 2, "No such file"),
-            ((f"http://me:{PASSWORD}@localhost:{plain}",), 2, "INGEST_BENCH_PASSWORD"),
         ]
         for arguments, exit_code, part in tried:
             output = run(here, "--url", *arguments, *SHORT, exit_code=exit_code)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import example_runs as attributes
 import gevent
-import made_runs as attributes
 import numpy as np
 import pytest
 from bulk_server import Reply, accept_all, answer, bulk_answer, bulk_server, documents_in
@@ -45,7 +45,8 @@ with pytest.MonkeyPatch.context() as patched:
     from ingest_bench.protocols.http1 import build_request_head
 
 ITEMS = 10
-BULK = Body(b"".join(b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)), ITEMS, lines_per_item=2)
+BULK_ITEMS = [b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)]
+BULK = Body(b"".join(BULK_ITEMS), ITEMS, np.array([*map(len, BULK_ITEMS)]))
 PLANNED_NS = 1
 TOO_MANY = answer(b"{}", "429 Too Many Requests")
 
@@ -108,12 +109,18 @@ def started(
     return user, kept
 
 
+def send(user: Any, *bodies: Body) -> None:
+    """Send these bodies, usually one, and stop the user."""
+    for body in bodies or (BULK,):
+        gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
+    user.on_stop()
+
+
 def sent(reply: Reply, body: Body = BULK, **own: Any) -> tuple[Sample, WorkerState, int]:
     """The sample of one bulk, the account, and how many bytes the server read."""
     with bulk_server(reply) as server:
         user, kept = started(server.address, **own)
-        gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
-        user.on_stop()
+        send(user, body)
     user.upstream.deadlines.close()
     return kept.only, user.state, server.bytes_read
 
@@ -188,8 +195,7 @@ def test_after_the_end_of_the_load_nothing_is_retried(clock: Clock) -> None:
     with bulk_server(lambda _body, _number: TOO_MANY) as server:
         user, kept = started(server.address)
         user.state.stopped = True
-        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
+        send(user)
     assert (outcome(kept.only), documents(kept.only), kept.only.attempts) == ("rejected", (10, 0, 10), 1)
     assert clock.waited_s == [0.01]
 
@@ -272,9 +278,7 @@ def test_many_kinds_of_item_failures_do_not_fill_the_report() -> None:
 
     with bulk_server(named) as server:
         user, kept = started(server.address)
-        for _ in range(150):
-            gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
+        send(user, *[BULK] * 150)
     failures = user.state.item_failures
     assert sum(failures.values()) == sum(sample.documents_failed for sample in kept.samples) == 1500
     assert len(failures) == 1001
@@ -349,15 +353,13 @@ def test_a_truncated_response_is_a_connection_error(clock: Clock) -> None:
 
     with bulk_server(cut) as server:
         user, kept = started(server.address)
-        gevent.spawn(user.send, PLANNED_NS, IDS).get(timeout=60)
-        user.on_stop()
+        send(user, IDS)
     assert (outcome(kept.only), kept.only.attempts, user.state.acknowledged) == ("ok", 2, 10)
     assert user.state.errors() == ("1 x the server closed the connection in the middle of its response",)
     large = Body(b"x" * 30_000_000, 10, is_idempotent=True)
     with bulk_server(lambda _body, _number: None, stop_reading_after_bytes=1) as server:
         user, kept = started(server.address, retries=2)
-        gevent.spawn(user.send, PLANNED_NS, large).get(timeout=60)
-        user.on_stop()
+        send(user, large)
     assert (outcome(kept.only), kept.only.attempts, documents(kept.only)) == ("connection-error", 3, (10, 0, 0))
     assert kept.only.bytes_unanswered == kept.only.bytes_sent > server.bytes_read
     assert len(clock.waited_s) == 1 + 3
@@ -373,8 +375,7 @@ def test_bytes_of_a_request_refused_before_it_was_read_are_unread(size_bytes: in
     too_large = answer(b"{}", "413 Request Entity Too Large", headers=ends)
     with bulk_server(lambda _body, _number: too_large, stop_reading_after_bytes=1) as server:
         user, kept = started(server.address)
-        gevent.spawn(user.send, PLANNED_NS, Body(b"x" * size_bytes, 10)).get(timeout=60)
-        user.on_stop()
+        send(user, Body(b"x" * size_bytes, 10))
     sample = kept.only
     assert (outcome(sample), documents(sample), sample.status) == ("http-error", (10, 0, 10), 413)
     assert (sample.bytes_sent > size_bytes) == (size_bytes == 200_000)
@@ -387,9 +388,7 @@ def test_bytes_of_a_last_refused_request_are_unread(requests: int) -> None:
     # The kernel takes it all, nothing says "close", and the server goes.
     with bulk_server(lambda _body, _number: answer(b"{}", "413 Too Large"), stop_reading_after_bytes=1) as server:
         user, kept = started(server.address)
-        for _ in range(requests):
-            gevent.spawn(user.send, PLANNED_NS, Body(b"x" * 200_000, 10)).get(timeout=60)
-        user.on_stop()
+        send(user, *[Body(b"x" * 200_000, 10)] * requests)
     traffic = user.upstream.traffic
     values = {"bytes_sent": traffic.bytes_written, "bytes_read": server.bytes_read}
     assert traffic.bytes_written == sum(sample.bytes_sent for sample in kept.samples) > server.bytes_read
@@ -404,9 +403,7 @@ def test_a_refused_request_was_read_if_the_next_one_gets_a_response() -> None:
     refused = [answer(b"{}", "400 Bad Request"), answer(b"{}", "413 Too Large"), TOO_MANY]
     with bulk_server(lambda body, number: refused[number - 1] if number < 4 else accept_all(body, number)) as server:
         user, kept = started(server.address, retries=0)
-        for _ in range(4):
-            gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
+        send(user, *[BULK] * 4)
         assert server.connections == 1
     assert [sample.status for sample in kept.samples] == [400, 413, 429, 200]
     assert user.upstream.traffic.bytes_unread == sum(sample.bytes_unanswered for sample in kept.samples) == 0
@@ -520,9 +517,7 @@ def test_connections_go_to_all_addresses_in_turn() -> None:
         addresses = [packed.address, two.address, three.address]
         users, kept = users_of(addresses, 6)
         for user in users:
-            for _ in range(2):
-                gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-            user.on_stop()
+            send(user, *[BULK] * 2)
     assert [sample.address for sample in kept.samples] == [0, 0, 1, 1, 2, 2] * 2
     for server in (packed, two, three):
         assert (server.connections, server.requests) == (2, 4)
@@ -535,21 +530,9 @@ def test_after_a_closed_connection_the_next_address_is_used() -> None:
         (user,), kept = users_of([packed.address, two.address], 1)
         gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
         packed.end_connections()
-        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
+        send(user)
     assert [sample.address for sample in kept.samples] == [0, 1]
     assert [{sample.local_port} for sample in kept.samples] == [packed.ports, two.ports]
-
-
-@pytest.mark.usefixtures("clock")
-def test_an_abort_names_the_address_that_failed() -> None:
-    with bulk_server() as dead, bulk_server() as alive:
-        dead.close()
-        (user,), kept = users_of([dead.address, alive.address], 1, retries=0, aborts=True)
-        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
-    assert f"user 3 to {dead.address}, attempt 1" in user.state.failure_reason
-    assert kept.only.address == 0
 
 
 @pytest.mark.usefixtures("clock")
@@ -598,8 +581,7 @@ def test_a_name_is_resolved_once_and_each_address_is_tried() -> None:
         ]
         way = dataclasses.replace(way, addresses=(dataclasses.replace(way.addresses[0], sockets=tuple(there)),))
         user, kept = started(server.address, upstream=way)
-        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
+        send(user)
     assert (outcome(kept.only), kept.only.attempts) == ("ok", 1)
     with pytest.raises(RunFailed, match=r"nowhere\.invalid:9200: unknown host"):
         resolve_upstream(ServerAddress(endpoint=Endpoint("nowhere.invalid", 9200)))
@@ -761,9 +743,7 @@ def test_queries_are_arrivals_without_documents(clock: Clock) -> None:
     replies = iter([FOUND_RESPONSE, FOUND_RESPONSE.replace(b'"failed":0', b'"failed":1'), TOO_MANY])
     with bulk_server(lambda _body, _number: next(replies)) as server:
         user, kept = started(server.address, QueryUser, retries=0)
-        for _ in range(3):
-            gevent.spawn(user.send, PLANNED_NS, QUERY).get(timeout=60)
-        user.on_stop()
+        send(user, *[QUERY] * 3)
     assert [outcome(sample) for sample in kept.samples] == ["ok", "partial", "rejected"]
     assert {(*documents(sample), sample.attempts) for sample in kept.samples} == {(0, 0, 0, 1)}
     assert sum(sample.bytes_sent for sample in kept.samples) == server.bytes_read
@@ -778,8 +758,7 @@ def test_a_stopped_user_leaves_no_connection() -> None:
             user, _ = started(server.address)
             gone = []
             for _ in range(20):
-                gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-                user.on_stop()
+                send(user)
                 gone.append(weakref.ref(user.connection))
                 # Another user of the same load takes its place.
                 user.on_start()

@@ -164,7 +164,7 @@ def ranges(hint: Any) -> Iterator[Between]:
             yield from ranges(inner)
 
 
-@examples(1000)
+@examples(400)
 @given(field=st.sampled_from(KEYS), value=VALUES)
 def test_any_value_is_accepted_unchanged_or_refused(field: tuple[Any, str], value: Any) -> None:
     record, key = field
@@ -207,7 +207,7 @@ SET = [
 ]
 
 
-@examples(400)
+@examples(150)
 @given(key=st.sampled_from(SET), value=TEXTS)
 def test_any_level_is_accepted_or_refused(experiment: str, key: str, value: str) -> None:
     try:
@@ -236,53 +236,30 @@ def test_any_top_level_value_is_accepted_or_refused(experiment: str, key: str, v
 REFUSED = {
     "users=-4": "'-4' is not between 1 and 28,232",
     "users=0": "'0' is not between 1 and 28,232",
-    "query_users=-1": "not between 0 and 28,232",
-    "processes=0": "not between 1 and 256",
-    "processes=1000": "not between 1 and 256",
-    "bulk_documents=0": "not between 1 and 1,000,000",
-    "bulk=0": "not between 1B and 1GiB",
     "bulk=100g": "not between 1B and 1GiB",
-    "measure_documents=0": "not between 1 and 100,000,000,000",
     "timeout=0s": "not between 1ms and 24h",
-    "measure=0s": "not between 100ms and 24h",
     "warm_up=-5s": "'-5s' is negative",
-    "warm_up=1000h": "not between 0ns and 24h",
     "heap=0g": "not between 16MiB and 16384GiB",
     "receive_predictor=64KiB..32KiB": "is not in rising order",
-    "receive_predictor=0": "not between 64B and 64MiB",
     "receive_predictor=1KiB..2KiB..3KiB": "has 3 values, not 0 to 2",
-    "socket_receive_buffer=0": "not between 2KiB and 1GiB",
     "arrivals=100000000/s": "100,000,000 requests a second are more than one machine can send",
     "arrivals=poisson 0/s": "the rate is 0",
     "arrivals=0.000001/s": "less than one a day",
     f"arrivals={'9' * 400}/s": "not between 0 and",
-    "retries=-1": "not between 0 and 1,000",
     "seed=-1": "not between 0 and",
-    "action.indices=0": "not between 1 and 1,000",
-    "attach=0": "not between 1 and 4,194,304",
     "network.mtu=0": "not between 576B and 64KiB",
-    "network.mss=1": "not between 88B and 65495B",
-    "network.gso_max_segs=0": "not between 1 and 65,535",
-    "network.gso_max_size=1": "not between 512B and 524280B",
     "network.tcp_rmem=a lot": "'a' is not a size",
     "network.tcp_rmem=4096 131072": "has 2 values, not 3",
     "network.tcp_wmem=6291456 131072 4096": "not in rising order",
-    "network.tcp_wmem=0 0 0": "not between 2KiB and 2147483647B",
-    "network.to_server.rate=0bit": "not between 10kbit and 100gbit",
     "network.to_server.rate=900gbit": "not between 10kbit and 100gbit",
     "network.to_server.delay=5000s": "not between 0ns and 1min",
-    "network.to_server.jitter=-1ms": "is negative",
     "network.to_server.loss=100%": 'not between 0% and 99% (a link without any packet is a fault: kind = "partition")',
     "network.to_server.loss_state=1% 1% 1% 1% 1% 1%": "has 6 values, not 0 to 5",
-    "network.to_server.corrupt=100%": "not between 0% and 99%",
-    "network.to_server.limit_packets=0": "not between 1 and 10,000,000",
     "network.congestion_control=cubic\nvrf exec default touch FILE": "is not a congestion control's name",
-    "network.congestion_control=cubic cwnd 1": "is not a congestion control's name",
     "network.offloads.-K=on": "is not an offload's name",
     "jvm=Evil": "is not an option of the JVM",
     # It would consume the option of the recording as its value, and nothing would be recorded.
     "jvm=-cp": "is not an option of the JVM: one line that begins with -, its value behind = or :",
-    "jvm=--add-opens": "is not an option of the JVM",
     "setting.a b=1": "is not a setting's name",
     f"jvm=-X{'x' * 600}": "characters; at most 200 are allowed. Write constant values",
     f"workload={'x' * 600}.toml": "is not a file's path",

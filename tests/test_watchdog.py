@@ -9,6 +9,7 @@ import subprocess
 import sys
 import syslog
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,6 @@ def is_restored(setting: Path) -> bool:
     return setting.read_text(encoding="ascii") == "old\n" and not sessions.list_sessions()
 
 
-def change(session: Session, setting: Path) -> None:
-    session.apply([make_write_step(setting, "new")])
-    assert setting.read_text(encoding="ascii") == "new\n"
-
-
 def find_watchdog_pid() -> int:
     children = Path("/proc/self/task").glob("*/children")
     pids = [int(pid) for line in children for pid in line.read_text(encoding="ascii").split()]
@@ -75,56 +71,57 @@ def test_command_that_survives_its_killed_program_is_awaited_and_undone(state: P
     assert not changed.exists()
 
 
+def change_in_session(setting: Path, then: Callable[[Session], object]) -> None:
+    with open_session("key", "changing", time_limit_s=600, resources=(str(setting),)) as session:
+        session.apply([make_write_step(setting, "new")])
+        assert setting.read_text(encoding="ascii") == "new\n"
+        then(session)
+
+
 def test_failed_block_is_undone_and_raises_its_own_error(setting: Path) -> None:
-    def change_and_fail() -> None:
-        with open_session("key", "failing", time_limit_s=600, resources=(str(setting),)) as session:
-            change(session, setting)
-            raise LookupError("mine")
+    def fail(_: Session) -> None:
+        raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
-        change_and_fail()
+        change_in_session(setting, fail)
     assert is_restored(setting)
 
 
 def test_expiry_is_an_error_unless_it_was_awaited(setting: Path) -> None:
     # Long enough for a slow machine to make the change.
     with open_session("key", "waiting", time_limit_s=3, resources=(str(setting),)) as session:
-        change(session, setting)
+        session.apply([make_write_step(setting, "new")])
         session.wait_until_expired()
-    assert is_restored(setting)
+        wait_until(lambda: is_restored(setting))
 
-    def be_undone_meanwhile() -> None:
-        with open_session("key", "working", time_limit_s=600, resources=(str(setting),)) as session:
-            change(session, setting)
-            # As `net restore` in another process.
-            assert sessions.restore_all().undone == (f"echo old > {setting}",)
-            assert session.is_expired()
+    def be_undone(session: Session) -> None:
+        # As `net restore` in another process.
+        assert sessions.restore_all().undone == (f"echo old > {setting}",)
+        assert session.is_expired()
 
     with pytest.raises(InvalidRun, match="expired before the work"):
-        be_undone_meanwhile()
+        change_in_session(setting, be_undone)
 
 
 @pytest.mark.parametrize("watchdog_dies", [False, True])
 def test_deleted_journal_is_undone_and_ends_the_session_with_an_error(setting: Path, *, watchdog_dies: bool) -> None:
-    def lose_journal() -> None:
-        with open_session("key", "shaping", time_limit_s=600, resources=(str(setting),)) as session:
-            change(session, setting)
-            session.journal.path.unlink()
-            session.wait_until_expired()
-            if watchdog_dies:
-                os.kill(find_watchdog_pid(), signal.SIGKILL)
+    def lose_journal(session: Session) -> None:
+        session.journal.path.unlink()
+        session.wait_until_expired()
+        if watchdog_dies:
+            os.kill(find_watchdog_pid(), signal.SIGKILL)
 
-    with pytest.raises(RunFailed, match=r"shaping: everything was restored, but another program deleted .*key\.jsonl"):
-        lose_journal()
+    with pytest.raises(RunFailed, match=r"changing: everything was restored, but another program deleted .*key\.jsonl"):
+        change_in_session(setting, lose_journal)
     assert is_restored(setting)
 
 
 def test_sigterm_to_the_watchdog_undoes_the_session_at_once(setting: Path) -> None:
-    with open_session("key", "terminated", time_limit_s=600, resources=(str(setting),)) as session:
-        session.is_expiry_expected = True
-        change(session, setting)
+    def terminate(session: Session) -> None:
         os.kill(find_watchdog_pid(), signal.SIGTERM)
-        wait_until(session.is_expired)
+        session.wait_until_expired()
+
+    change_in_session(setting, terminate)
     assert is_restored(setting)
 
 

@@ -56,7 +56,22 @@ def parse_call(call: bytes) -> dict[bytes, tuple[str, bytes]]:
     return documents
 
 
-class ThriftServer(BulkServer):
+class FramedServer(BulkServer):
+    """Server of binary requests: the reply function gets each one with its head."""
+
+    def _respond(self, connection: socket.socket, request: bytes) -> bool:
+        with self.lock:
+            self.requests += 1
+            number = self.requests
+            if self.keep_bodies:
+                self.bodies.append(request)
+        reply = self.reply(request, number)
+        if reply is not None:
+            connection.sendall(reply)
+        return reply is not None
+
+
+class ThriftServer(FramedServer):
     """Responds to set_keyspace with `greeting`; the reply function gets a batch_mutate call with its frame."""
 
     greeting = encode_result("set_keyspace")
@@ -68,16 +83,7 @@ class ThriftServer(BulkServer):
         if b"set_keyspace" in call[:40]:
             connection.sendall(self.greeting)
             return True
-        with self.lock:
-            self.requests += 1
-            number = self.requests
-            if self.keep_bodies:
-                self.bodies.append(call)
-        reply = self.reply(call, number)
-        if reply is None:
-            return False
-        connection.sendall(reply)
-        return True
+        return self._respond(connection, call)
 
     def _frame(self, connection: socket.socket) -> bytes:
         head = self._exactly(connection, thrift_wire.LENGTH.size)

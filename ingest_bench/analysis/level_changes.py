@@ -31,7 +31,6 @@ import numpy as np
 from ingest_bench.analysis import student
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
-_Indices = np.ndarray[Any, np.dtype[np.intp]]
 _Places = Sequence[int]
 
 LEVEL = 0.05
@@ -72,8 +71,6 @@ class Step:
     """Its degrees of freedom."""
     relative: tuple[float, float] | None
     """95% interval of the size as a share of the level before; None if that is not above 0."""
-    p_value: float
-    """Probability that a history without a step shows one as clear anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,10 @@ def find_level_changes(values: Sequence[float], *, level: float = LEVEL, least_s
     spread = max(least_spread / unit, _ROUNDING)
     degree = 1 if len(x) >= _SLOPE_FROM else 0
     at = np.arange(len(x), dtype=np.float64)
-    damped = _Model(at, _damp_outliers(x), degree, spread)
+    # Moving outliers towards the median of five neighbours preserves steps.
+    around = np.array([np.median(x[max(0, place - 2) : place + 3]) for place in range(len(x))])
+    limit = _AROUND * _robust_spread(np.abs(x - around))
+    damped = _Model(at, around + np.clip(x - around, -limit, limit), degree, spread)
     residuals = np.abs(x - damped.line(damped.find_steps(LEVEL), at))
     kept = np.flatnonzero(residuals <= _OUTLIER * max(_robust_spread(residuals), spread))
     if len(kept) < MIN_RESULTS:
@@ -129,36 +129,35 @@ class _Model:
             places.append(best[0])
         while places:
             self._settle(places)
-            p_values = [
-                self._p_value(place, _without(places, place)) if self._is_level(place, places) else 1.0
-                for place in places
-            ]
+            p_values = [self._p_value(place, _without(places, place)) for place in places]
             if max(p_values) <= level:
                 break
             places.pop(p_values.index(max(p_values)))
         return sorted(places)
 
-    def _is_level(self, place: int, places: _Places) -> bool:
-        """Return whether the step remains without the two results of either side that show it most.
+    def _p_value(self, place: int, others: _Places) -> float:
+        """Return an upper limit of the probability of such a step at any place (Bonferroni).
 
-        Only results up to the neighbouring steps are candidates.
+        It is 1 unless the step remains without the two results of either side that show it most. Only results up to the
+        neighbouring steps are candidates.
         """
-        begin = max((other for other in places if other < place), default=0)
-        end = min((other for other in places if other > place), default=len(self._values))
-        sizes, _, _ = self._sizes([place], _without(places, place))
+        begin = max((other for other in others if other < place), default=0)
+        end = min((other for other in others if other > place), default=len(self._values))
+        sizes, errors, freedom = self._sizes([place], others)
         sign = float(np.sign(sizes[0]))
         upwards = np.argsort(self._values * sign, kind="stable")
         before = upwards[(upwards >= begin) & (upwards < place)][:2]
         after = upwards[(upwards >= place) & (upwards < end)][-2:]
-        return all(self._t_without(left_out, place, places) * sign >= _MIN_T for left_out in (before, after))
-
-    def _t_without(self, left_out: _Indices, place: int, places: _Places) -> float:
-        """Return Student's t of the step without these results."""
-        kept = np.setdiff1d(np.arange(len(self._values)), left_out)
-        model = _Model(self._at[kept], self._values[kept], self._degree, self._least)
-        own, *others = np.searchsorted(kept, [place, *_without(places, place)]).tolist()
-        sizes, errors, _ = model._sizes([own], others)
-        return float(sizes[0] / errors[0])
+        for left_out in (before, after):
+            kept = np.setdiff1d(np.arange(len(self._values)), left_out)
+            model = _Model(self._at[kept], self._values[kept], self._degree, self._least)
+            own, *other_places = np.searchsorted(kept, [place, *others]).tolist()
+            own_sizes, own_errors, _ = model._sizes([own], other_places)
+            if float(own_sizes[0] / own_errors[0]) * sign < _MIN_T:
+                return 1.0
+        candidates = len(self._values) - 2 * MIN_LEVEL_RESULTS + 1
+        t = float(sizes[0] / errors[0]) / self._error_factor([*others, place])
+        return min(1.0, student.p_value(freedom, t) * candidates)
 
     def is_drift(self, places: _Places) -> bool:
         """Return whether a curve without steps explains the history better. A step costs a place and a size."""
@@ -171,41 +170,35 @@ class _Model:
 
     def step(self, place: int, places: _Places, *, index: int, unit: float) -> Step:
         """Return one of the steps. *index* and *unit* refer to the whole history."""
-        others = _without(places, place)
-        sizes, errors, freedom = self._sizes([place], others)
-        after = float((self._base(self._at[[place]], self._degree, places) @ self._solve(places))[0])
-        before, error = after - float(sizes[0]), float(errors[0]) * self._error_factor(places)
-        return Step(
-            place=index,
-            before=before * unit if abs(before) > _ROUNDING else 0.0,
-            size=float(sizes[0]) * unit,
-            error=error * unit,
-            freedom=freedom,
-            relative=self._relative(place, places, error, freedom),
-            p_value=self._p_value(place, others),
-        )
-
-    def _relative(self, place: int, places: _Places, error: float, freedom: float) -> tuple[float, float] | None:
-        """Return the interval of a step as a share of the level before it; *error* is that of its size."""
+        sizes, errors, freedom = self._sizes([place], _without(places, place))
+        error = float(errors[0]) * self._error_factor(places)
         after = self._base(self._at[[place]], self._degree, places)[0]
         before = after.copy()
         before[self._degree + 1 + list(places).index(place)] = 0
-        coefficients = self._solve(places)
+        coefficients, _ = self._fit(self._degree, places)
         first, second = float(before @ coefficients), float(after @ coefficients)
-        if first <= _ROUNDING or second < 0:
-            return None
-        weights = np.linalg.pinv(self._base(self._at, self._degree, places))
-        spread = error / float(np.linalg.norm((after - before) @ weights))
+        relative = None
+        if first > _ROUNDING and second >= 0:
+            weights = np.linalg.pinv(self._base(self._at, self._degree, places))
+            spread = error / float(np.linalg.norm((after - before) @ weights)) / first
 
-        def deviation(ratio: float) -> tuple[float, float]:
-            return spread / first * float(np.linalg.norm((after - ratio * before) @ weights)), freedom
+            def deviation(ratio: float) -> tuple[float, float]:
+                return spread * float(np.linalg.norm((after - ratio * before) @ weights)), freedom
 
-        low, high = student.ratio_interval(second / first, deviation, _CONFIDENCE)
-        return low - 1, high - 1
+            low, high = student.ratio_interval(second / first, deviation, _CONFIDENCE)
+            relative = low - 1, high - 1
+        return Step(
+            place=index,
+            before=first * unit if abs(first) > _ROUNDING else 0.0,
+            size=float(sizes[0]) * unit,
+            error=error * unit,
+            freedom=freedom,
+            relative=relative,
+        )
 
     def line(self, places: _Places, at: _Floats) -> _Floats:
         """Return the fitted values at these times."""
-        fitted: _Floats = self._base(at, self._degree, places) @ self._solve(places)
+        fitted: _Floats = self._base(at, self._degree, places) @ self._fit(self._degree, places)[0]
         return fitted
 
     def _base(self, at: _Floats, degree: int, places: _Places) -> _Floats:
@@ -215,9 +208,11 @@ class _Model:
         base: _Floats = np.column_stack([powers, *((at >= self._at[place]).astype(np.float64) for place in places)])
         return base
 
-    def _solve(self, places: _Places) -> _Floats:
-        base = self._base(self._at, self._degree, places)
-        return np.asarray(np.linalg.lstsq(base, self._values, rcond=None)[0], dtype=np.float64)
+    def _fit(self, degree: int, places: _Places) -> tuple[_Floats, _Floats]:
+        """Return the least-squares coefficients, and the residuals."""
+        base = self._base(self._at, degree, places)
+        coefficients = np.asarray(np.linalg.lstsq(base, self._values, rcond=None)[0], dtype=np.float64)
+        return coefficients, self._values - base @ coefficients
 
     def _sizes(self, places: _Places, others: _Places) -> tuple[_Floats, _Floats, int]:
         """Return size and standard error of each step alone, in addition to *others*, and degrees of freedom."""
@@ -258,19 +253,12 @@ class _Model:
             if places == before:
                 return
 
-    def _p_value(self, place: int, others: _Places) -> float:
-        """Return an upper limit of the probability of such a step at any place (Bonferroni)."""
-        sizes, errors, freedom = self._sizes([place], others)
-        candidates = len(self._values) - 2 * MIN_LEVEL_RESULTS + 1
-        t = float(sizes[0] / errors[0]) / self._error_factor([*others, place])
-        return min(1.0, student.p_value(freedom, t) * candidates)
-
     def _error_factor(self, places: _Places) -> float:
         """Return the factor by which the correlation of consecutive results (AR(1)) enlarges errors; 1 without any.
 
         Residuals have less correlation than the history; each fitted number reduces it by 1/n.
         """
-        residuals = self._values - self._base(self._at, self._degree, places) @ self._solve(places)
+        _, residuals = self._fit(self._degree, places)
         count, squares = len(residuals), float(residuals @ residuals)
         if not squares or count < _SLOPE_FROM:
             return 1.0
@@ -281,8 +269,7 @@ class _Model:
         return math.sqrt((1 + correlation) / (1 - correlation))
 
     def _criterion(self, degree: int, places: _Places) -> float:
-        base = self._base(self._at, degree, places)
-        residuals = self._values - base @ np.linalg.lstsq(base, self._values, rcond=None)[0]
+        _, residuals = self._fit(degree, places)
         count = len(self._values)
         variance = max(float(residuals @ residuals) / count, self._least**2)
         return count * math.log(variance or 1e-300) + math.log(count) * (degree + 2 * len(places))
@@ -295,12 +282,3 @@ def _without(places: _Places, place: int) -> list[int]:
 def _robust_spread(residuals: _Floats) -> float:
     """Return the standard deviation estimated from the median, which ignores outliers; from all if that is 0."""
     return _BY_MEDIAN * float(np.median(residuals)) or math.sqrt(float((residuals**2).mean()))
-
-
-def _damp_outliers(x: _Floats) -> _Floats:
-    """Return the history with outliers moved towards the median of five neighbours, which preserves steps."""
-    around = np.array([np.median(x[max(0, place - 2) : place + 3]) for place in range(len(x))])
-    residuals = x - around
-    limit = _AROUND * _robust_spread(np.abs(residuals))
-    damped: _Floats = around + np.clip(residuals, -limit, limit)
-    return damped

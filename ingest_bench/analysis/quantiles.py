@@ -7,8 +7,9 @@ histograms, and sorting on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,51 +29,18 @@ _TIME_BITS = 40
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Range:
-    """A range of values, `low` to `high` inclusive, that contains percentiles; `ranks` count from 0 within it."""
+    """A range of values of one kind, `low` to `high` inclusive, and their number."""
 
     kind: str
     low: int
     high: int
     count: int
-    ranks: dict[float, int]
-    parts: Values | None = None
-    kept: list[Values] = field(default_factory=list)
 
     @property
     def part_width(self) -> int:
         return -(-(self.high - self.low + 1) // _PARTS)
-
-    def add(self, values: Values) -> None:
-        """Keep or count the values of one piece that are inside the range."""
-        inside = values[(values >= self.low) & (values <= self.high)]
-        if self.count <= _MAX_KEPT:
-            self.kept.append(inside)
-            return
-        # Unsigned, because the difference of two 64-bit integers may exceed 63 bits.
-        above = inside.astype(np.uint64) - np.uint64(self.low % 2**64)
-        counts = np.bincount((above // np.uint64(self.part_width)).astype(np.int64), minlength=_PARTS)
-        self.parts = counts if self.parts is None else self.parts + counts
-
-    def results(self) -> dict[tuple[str, float], int]:
-        """Return the percentiles that are determined after a pass; empty if the range must be subdivided."""
-        if self.count > _MAX_KEPT:
-            return {(self.kind, percent): self.low for percent in self.ranks} if self.low == self.high else {}
-        ranks = sorted(set(self.ranks.values()))
-        kept = np.partition(np.concatenate(self.kept), ranks)
-        return {(self.kind, percent): int(kept[place]) for percent, place in self.ranks.items()}
-
-    def subdivide(self) -> Iterator[_Range]:
-        """Yield the parts of the range that contain the percentiles."""
-        assert self.parts is not None  # noqa: S101 - there was a pass
-        ends = np.cumsum(self.parts)
-        part_of = {percent: int(np.searchsorted(ends, place, side="right")) for percent, place in self.ranks.items()}
-        for part in sorted(set(part_of.values())):
-            low, count = self.low + part * self.part_width, int(self.parts[part])
-            before = int(ends[part]) - count
-            ranks = {percent: self.ranks[percent] - before for percent, of in part_of.items() if of == part}
-            yield _Range(self.kind, low, min(self.high, low + self.part_width - 1), count, ranks)
 
 
 def percentiles(passes: Passes, percents: Mapping[str, Sequence[float]]) -> dict[tuple[str, float], int]:
@@ -80,35 +48,62 @@ def percentiles(passes: Passes, percents: Mapping[str, Sequence[float]]) -> dict
 
     *passes* yields all values in pieces, each time it is called.
     """
-    ranges = _full_ranges(passes, percents)
     results: dict[tuple[str, float], int] = {}
-    while ranges:
-        for piece in passes():
-            for item in ranges:
-                item.add(piece[item.kind])
-        following: list[_Range] = []
-        for item in ranges:
-            determined = item.results()
-            results |= determined
-            following += [] if determined else item.subdivide()
-        ranges = following
+    # The range that contains each percentile, and its rank (from 0) within the range.
+    wanted: dict[tuple[str, float], tuple[_Range, int]] = {
+        (values.kind, percent): (values, rank)
+        for values in _full_ranges(passes, percents)
+        for percent in percents[values.kind]
+        if (rank := nearest_rank(percent, values.count)) is not None
+    }
+    while wanted:
+        inside = _values_inside(passes, {values for values, _ in wanted.values()})
+        following = {}
+        for key, (values, rank) in wanted.items():
+            if values.low == values.high:
+                results[key] = values.low
+            elif values.count <= _MAX_KEPT:
+                results[key] = int(inside[values][rank])
+            else:
+                counts = inside[values]
+                ends = np.cumsum(counts)
+                part = int(np.searchsorted(ends, rank, side="right"))
+                low, count = values.low + part * values.part_width, int(counts[part])
+                high = min(values.high, low + values.part_width - 1)
+                following[key] = _Range(values.kind, low, high, count), rank - (int(ends[part]) - count)
+        wanted = following
     return results
 
 
-def _full_ranges(passes: Passes, percents: Mapping[str, Sequence[float]]) -> list[_Range]:
-    extents: dict[str, tuple[int, int, int]] = {}
+def _full_ranges(passes: Passes, kinds: Iterable[str]) -> list[_Range]:
+    """Return the range of all values of each kind that has any."""
+    ranges: dict[str, _Range] = {}
     for piece in passes():
-        for kind in percents:
-            values = piece[kind]
-            if len(values):
-                count, low, high = extents.get(kind, (0, _INT64_MAX, _INT64_MIN))
-                extents[kind] = count + len(values), min(low, int(values.min())), max(high, int(values.max()))
-    ranges = []
-    for kind, (count, low, high) in extents.items():
-        ranks = {percent: place for percent in percents[kind] if (place := nearest_rank(percent, count)) is not None}
-        if ranks:
-            ranges.append(_Range(kind, low, high, count, ranks))
-    return ranges
+        for kind in kinds:
+            if len(values := piece[kind]):
+                old = ranges.get(kind, _Range(kind, _INT64_MAX, _INT64_MIN, 0))
+                low, high = min(old.low, int(values.min())), max(old.high, int(values.max()))
+                ranges[kind] = _Range(kind, low, high, old.count + len(values))
+    return list(ranges.values())
+
+
+def _values_inside(passes: Passes, ranges: Collection[_Range]) -> dict[_Range, Values]:
+    """Return the sorted values of each range; of a range with too many the number of values in each of its parts."""
+    kept: dict[_Range, list[Values]] = {values: [] for values in ranges}
+    for piece in passes():
+        for values, own in kept.items():
+            inside = piece[values.kind]
+            inside = inside[(inside >= values.low) & (inside <= values.high)]
+            if values.count <= _MAX_KEPT:
+                own.append(inside)
+                continue
+            # Unsigned, because the difference of two 64-bit integers may exceed 63 bits.
+            above = inside.astype(np.uint64) - np.uint64(values.low % 2**64)
+            counts = np.bincount((above // np.uint64(values.part_width)).astype(np.int64), minlength=_PARTS)
+            own[:] = [counts + own[0] if own else counts]
+    return {
+        values: np.sort(np.concatenate(own)) if values.count <= _MAX_KEPT else own[0] for values, own in kept.items()
+    }
 
 
 def medians_by_second(second: Values, response_ns: Values) -> tuple[Values, Values]:
@@ -129,28 +124,22 @@ def medians_by_second(second: Values, response_ns: Values) -> tuple[Values, Valu
     return second[first], response_ns[first + (counts + 1) // 2 - 1]
 
 
-def mean_value(counts: Mapping[int, int]) -> float | None:
-    """Return the mean of counted values; None without any."""
-    number = sum(counts.values())
-    return sum(value * count for value, count in counts.items()) / number if number else None
-
-
 def merge_counts(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """Return the sum of all counts by value."""
-    merged: dict[int, int] = {}
+    merged: Counter[int] = Counter()
     for counts in histograms:
-        for value, count in counts.items():
-            merged[value] = merged.get(value, 0) + count
-    return merged
+        merged.update(counts)
+    return dict(merged)
 
 
 def size_columns(histograms: Mapping[str, Mapping[int, int]]) -> dict[str, ColumnValue]:
     """Return the columns that are computed from the histograms that are present."""
     columns: dict[str, ColumnValue] = {}
     if (counts := histograms.get("read_bytes")) is not None:
+        reads, total_bytes = sum(counts.values()), sum(value * count for value, count in counts.items())
         columns |= {
-            "reads": sum(counts.values()),
-            "read_bytes_mean": mean_value(counts),
+            "reads": reads,
+            "read_bytes_mean": total_bytes / reads if reads else None,
             "read_bytes_p50": percentile(counts, 50),
             "read_bytes_p99": percentile(counts, 99),
         }
@@ -170,15 +159,17 @@ def logarithmic_bins(counts: Mapping[int, int], per_octave: int = BINS_PER_OCTAV
         return []
     if min(sized) < 1:
         raise ValueError(f"a size of {min(sized)} has no logarithmic bin")
-    by_bin: dict[int, int] = {}
+    by_bin: Counter[int] = Counter()
     for value, count in sized.items():
-        number = _bin_of(value, per_octave)
-        by_bin[number] = by_bin.get(number, 0) + count
+        number = (value.bit_length() - 1) * per_octave
+        while upper_edge(number, per_octave) < value:
+            number += 1
+        by_bin[number] += count
     rows = []
     for number in range(min(by_bin), max(by_bin) + 1):
         lower, upper = upper_edge(number - 1, per_octave) + 1, upper_edge(number, per_octave)
         if lower <= upper:
-            rows.append((lower, upper, by_bin.get(number, 0)))
+            rows.append((lower, upper, by_bin[number]))
     return rows
 
 
@@ -187,10 +178,3 @@ def upper_edge(number: int, per_octave: int) -> int:
     """Return the largest value of a bin, exact at powers of two."""
     octave, part = divmod(number, per_octave)
     return 1 << octave if part == 0 and octave >= 0 else int(2 ** (number / per_octave))
-
-
-def _bin_of(value: int, per_octave: int) -> int:
-    number = (value.bit_length() - 1) * per_octave
-    while upper_edge(number, per_octave) < value:
-        number += 1
-    return number

@@ -71,21 +71,15 @@ class Limit:
         """Return the run's number in the limit's unit; None if unknown."""
         if self.column:
             value = values.get(self.column)
-            return float(value) if isinstance(value, (int, float)) else None
+            return value if isinstance(value, (int, float)) else None
         failed, requests = values.get("requests_failed"), values.get("requests")
-        if not isinstance(failed, int) or not isinstance(requests, int) or not requests:
-            return None
-        return failed / requests
+        return failed / requests if isinstance(failed, int) and isinstance(requests, int) and requests else None
 
     def upper_bound(self, values: Mapping[str, ColumnValue]) -> float:
         """Return the number or an upper bound: for response times the longest, infinity if unknown."""
         value = self.value_of(values)
         longest = values.get("response_ms_max") if self.column.startswith("response_ms") else None
-        return value if value is not None else float(longest) if isinstance(longest, (int, float)) else math.inf
-
-    def format(self, value: float | None) -> str:
-        """Return *value* with its name, such as "p99 812ms"."""
-        return f"{self.name} {'unknown' if value is None else load_values.format_limit(self.name, value)}"
+        return value if value is not None else longest if isinstance(longest, (int, float)) else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +99,13 @@ class Goal:
         return next((limit for limit in self.limits if limit.column), self.limits[0])
 
     def list_misses(self, values: Mapping[str, ColumnValue]) -> list[str]:
-        """Return the missed limits with their values; an unknown number is a miss.
+        """Return the missed limits with their values, such as "p99 812ms"; an unknown number is a miss.
 
         A high percentile of few requests is unknown (`nearest_rank`), but it does not exceed the longest.
         """
+        missed = ((item.name, item.value_of(values)) for item in self.limits if item.upper_bound(values) >= item.below)
         return [
-            limit.format(limit.value_of(values)) for limit in self.limits if limit.upper_bound(values) >= limit.below
+            f"{name} {'unknown' if value is None else load_values.format_limit(name, value)}" for name, value in missed
         ]
 
 
@@ -211,7 +206,8 @@ def steps_of(plan: Plan, first: Run) -> list[Run]:
 
 def judge_steps(steps: Sequence[Run], summaries: Mapping[str, Summary], goal: Goal) -> list[JudgedStep]:
     """Return the judgement of each step."""
-    return [judge_step(run.step, _planned_per_s(run.cell), summaries[run.id], goal) for run in steps]
+    rates = ((run, run.cell.load.arrivals.rate) for run in steps)
+    return [judge_step(run.step, rate.per_s if rate else None, summaries[run.id], goal) for run, rate in rates]
 
 
 def without_rate(cell: Cell) -> Cell:
@@ -219,14 +215,13 @@ def without_rate(cell: Cell) -> Cell:
     return dataclasses.replace(cell, levels={key: level for key, level in cell.levels.items() if key != RATE_KEY})
 
 
-def _planned_per_s(cell: Cell) -> float | None:
-    rate = cell.load.arrivals.rate
-    return None if rate is None else rate.per_s
-
-
 def judge_step(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -> JudgedStep:
     """Return what a run says about its rate. A run that is invalid for another reason says nothing: "broken"."""
-    reached_per_s = _reached_per_s(summary)
+    answered = summary.values.get("requests_answered")
+    start_ns, end_ns = summary.measure_start_ns, summary.measure_end_ns
+    reached_per_s = 0.0
+    if isinstance(answered, int) and start_ns is not None and end_ns is not None and end_ns > start_ns:
+        reached_per_s = answered / ((end_ns - start_ns) / 1e9)
     outcome: Outcome = "met"
     reason = ""
     if step == "estimate":
@@ -307,14 +302,6 @@ def _describe_result(per_s: float, beyond: JudgedStep | None) -> str:
     return f"{_format(per_s)} meets the goal, {higher} does not: {beyond.reason}"
 
 
-def _reached_per_s(summary: Summary) -> float:
-    requests = summary.values.get("requests_answered")
-    start_ns, end_ns = summary.measure_start_ns, summary.measure_end_ns
-    if not isinstance(requests, int) or start_ns is None or end_ns is None or end_ns <= start_ns:
-        return 0.0
-    return requests / ((end_ns - start_ns) / 1e9)
-
-
 def _steady_rise(summary: Summary) -> float:
     """Return the rise of the response time in seconds per second; 0 if it is small or may be chance.
 
@@ -327,14 +314,7 @@ def _steady_rise(summary: Summary) -> float:
     points = [(at, ms) for at, ms in zip(series.at_ns, series.values, strict=True) if start_ns <= at < last_ns]
     if len(points) < _MIN_SECONDS:
         return 0.0
-    seconds = np.array([(at - start_ns) / 1e9 for at, _ in points])
-    response_s = np.array([ms / 1e3 for _, ms in points])
-    seconds -= seconds.mean()
-    # Least squares, and the standard error of the slope.
-    spread = float(seconds @ seconds)
-    rise = float(seconds @ response_s) / spread
-    residuals = response_s - response_s.mean() - rise * seconds
-    freedom = len(points) - 2
-    error = math.sqrt(float(residuals @ residuals) / freedom / spread)
-    is_significant = rise > student.quantile(freedom, _RISE_CONFIDENCE) * error
-    return rise if rise > _MIN_RISE and is_significant else 0.0
+    seconds, response_s = [(at - start_ns) / 1e9 for at, _ in points], [ms / 1e3 for _, ms in points]
+    (rise, _), covariance = np.polyfit(seconds, response_s, 1, cov=True)
+    is_significant = rise > student.quantile(len(points) - 2, _RISE_CONFIDENCE) * math.sqrt(covariance[0, 0])
+    return float(rise) if rise > _MIN_RISE and is_significant else 0.0

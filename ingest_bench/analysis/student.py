@@ -1,13 +1,9 @@
-"""Student's t: quantiles, p values, intervals of a ratio, and the power of Welch's test.
-
-scipy is imported on first use: that takes 0.2 s, and most commands compare nothing.
-"""
+"""Student's t: quantiles, p values, intervals of a ratio, and the power of Welch's test."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,18 +19,21 @@ _ROUNDING = 1e-9
 _NODES = 24
 
 
+def _scipy() -> Any:
+    """Return scipy, imported on first use: that takes 0.2 s, and most commands compare nothing."""
+    import scipy  # noqa: PLC0415
+
+    return scipy
+
+
 def p_value(freedom: float, t: float) -> float:
     """Return the probability that |T| exceeds |*t*|."""
-    from scipy import special  # noqa: PLC0415
-
-    return float(2 * special.stdtr(freedom, -abs(t)))
+    return float(2 * _scipy().special.stdtr(freedom, -abs(t)))
 
 
 def quantile(freedom: float, probability: float) -> float:
     """Return the t that T stays below with this probability."""
-    from scipy import special  # noqa: PLC0415
-
-    return float(special.stdtrit(freedom, probability))
+    return float(_scipy().special.stdtrit(freedom, probability))
 
 
 def ratio_interval(
@@ -47,7 +46,6 @@ def ratio_interval(
     share of `first`, and its degrees of freedom. The upper end is infinite if `first` is not distinguishable from 0. If
     "no change" (1) is outside, nothing beyond it is inside.
     """
-    from scipy import optimize  # noqa: PLC0415
 
     def excess(ratio: float) -> float:
         error, freedom = deviation(ratio)
@@ -61,7 +59,8 @@ def ratio_interval(
     def end(ratios: list[float]) -> float:
         """Return where the interval ends among *ratios*; the last of them if it does not end."""
         last = max((place for place, ratio in enumerate(ratios) if excess(ratio) <= 0), default=0)
-        return float(optimize.brentq(excess, *ratios[last : last + 2])) if last + 1 < len(ratios) else ratios[-1]
+        is_unbounded = last + 1 == len(ratios)
+        return ratios[-1] if is_unbounded else float(_scipy().optimize.brentq(excess, *ratios[last : last + 2]))
 
     # The inside may have a gap, because the degrees of freedom change with the ratio: the outermost end counts.
     steps = [4.0**power for power in range(1, _STEPS)]
@@ -74,59 +73,49 @@ def ratio_interval(
     return min(end(lower), estimate), math.inf if high == unbounded else high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WelchTest:
-    """A planned two-sided Welch test with `runs` per side and a previous estimate of the noise."""
+def welch_power(effect: float, runs: int, *, level: float, noise_freedom: float, first_share: float = 0.5) -> float:
+    """Return the probability that a two-sided Welch test detects a difference of *effect* standard deviations.
 
-    runs: int
-    level: float
-    """Probability of a difference being reported where there is none."""
-    noise_freedom: float
-    """Degrees of freedom of the noise estimate. Fewer require a larger effect, because the noise may be larger."""
-    first_share: float = 0.5
-    """The first side's share of the variance of the difference of two runs."""
-
-    def power(self, effect: float) -> float:
-        """Return the probability of detecting a difference of *effect* estimated standard deviations."""
-        from scipy import special  # noqa: PLC0415
-
-        threshold, weights = _thresholds(self)
-        noise, noise_weights = _variances(self.noise_freedom)
-        shift = effect * math.sqrt(self.runs) * np.sqrt(noise)
-        powers = special.ndtr(shift - threshold[:, None]) + special.ndtr(-shift - threshold[:, None])
-        return float(weights @ powers @ noise_weights)
+    The test has *runs* per side, and reports a difference where there is none with probability *level*. The standard
+    deviation is an estimate with *noise_freedom* degrees of freedom: with fewer, the noise may be larger. *first_share*
+    is the first side's share of the variance of the difference of two runs.
+    """
+    threshold, weights = _thresholds(runs, level, first_share)
+    noise, noise_weights = _variances(noise_freedom)
+    shift = effect * math.sqrt(runs) * np.sqrt(noise)
+    ndtr = _scipy().special.ndtr
+    powers = ndtr(shift - threshold[:, None]) + ndtr(-shift - threshold[:, None])
+    return float(weights @ powers @ noise_weights)
 
 
 @lru_cache(maxsize=4096)
-def min_effect(test: WelchTest, power: float) -> float:
-    """Return the smallest effect that the test detects with this power."""
-    from scipy import optimize  # noqa: PLC0415
+def min_effect(power: float, runs: int, *, level: float, noise_freedom: float) -> float:
+    """Return the smallest effect that the test of `welch_power` detects with this power."""
+
+    def excess(effect: float) -> float:
+        return welch_power(effect, runs, level=level, noise_freedom=noise_freedom) - power
 
     upper = 1.0
-    while test.power(upper) < power:
+    while excess(upper) < 0:
         upper *= 2
-    return float(optimize.brentq(lambda effect: test.power(effect) - power, 0.0, upper))
+    return float(_scipy().optimize.brentq(excess, 0.0, upper))
 
 
 @lru_cache(maxsize=256)
-def _thresholds(test: WelchTest) -> tuple[_Floats, _Floats]:
+def _thresholds(runs: int, level: float, first_share: float) -> tuple[_Floats, _Floats]:
     """Return thresholds for the difference of the means in units of the true noise, and their weights.
 
     Thresholds depend on both sample variances; given these, the difference is normal and independent of them.
     """
-    from scipy import special  # noqa: PLC0415
-
-    freedom = test.runs - 1
+    freedom = runs - 1
     variances, weights = _variances(freedom)
-    first, second = test.first_share * variances[:, None], (1 - test.first_share) * variances[None, :]
+    first, second = first_share * variances[:, None], (1 - first_share) * variances[None, :]
     welch = freedom * (first + second) ** 2 / (first**2 + second**2)
-    threshold = special.stdtrit(welch, 1 - test.level / 2) * np.sqrt(first + second)
+    threshold = _scipy().special.stdtrit(welch, 1 - level / 2) * np.sqrt(first + second)
     return threshold.ravel(), np.outer(weights, weights).ravel()
 
 
 def _variances(freedom: float) -> tuple[_Floats, _Floats]:
     """Return sample variances of a normal distribution with variance 1, and their weights."""
-    from scipy import special  # noqa: PLC0415
-
     places, weights = np.polynomial.legendre.leggauss(_NODES)
-    return special.chdtri(freedom, (1 - places) / 2) / freedom, weights / 2
+    return _scipy().special.chdtri(freedom, (1 - places) / 2) / freedom, weights / 2

@@ -11,7 +11,7 @@ from ingest_bench.analysis.compare import changes, comparison, trend
 from ingest_bench.cli import screen
 from ingest_bench.cli.options import Columns, check_columns
 from ingest_bench.experiment import catalog
-from ingest_bench.lab import evaluation, history
+from ingest_bench.lab import evaluation
 from ingest_bench.report import change_tables, gate, page
 from ingest_bench.report.summary_files import to_csv
 
@@ -67,7 +67,7 @@ def compare_results(
         evaluation.read_comparable(before), evaluation.read_comparable(now), columns or comparison.DEFAULT_COLUMNS
     )
     if csv is not None:
-        screen.write_output(csv, to_csv(change_tables.change_numbers(compared)))
+        screen.write_output(csv, to_csv(change_tables.change_numbers(compared.comparisons)))
     if html is not None:
         screen.write_output(html, page.render_comparison(str(before), str(now), compared))
     if compared.refusals:
@@ -93,7 +93,7 @@ def show_trend(
     Exit 0 with or without a change, as compare does; 3 if no cell has 6 results. Use gate for limits.
     """
     check_columns(columns)
-    results, skipped = history.load_history(folder)
+    results, skipped = evaluation.load_history(folder)
     found_trend = trend.find_trend(results, list(dict.fromkeys(columns)) or comparison.DEFAULT_COLUMNS)
     notes = [*skipped, *found_trend.notes]
     if csv is not None:

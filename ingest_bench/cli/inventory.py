@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -51,8 +52,11 @@ def list_parts(
         for title, folder in folders.items()
     }
     parts["targets"] = {name: ", ".join(target.versions) for name, target in targets.TARGETS.items()}
-    parts["protocols"] = {name: _first_line(protocol) for name, protocol in PROTOCOLS.items()}
-    parts["probes"] = {name: _first_line(probe) for name, probe in probes.PROBES.items()}
+    # A protocol is created by a method of its class; probes are described by the table of their package.
+    creators = {name: getattr(create, "__self__", create) for name, create in PROTOCOLS.items()}
+    parts["protocols"] = {name: (creator.__doc__ or "").partition("\n")[0] for name, creator in creators.items()}
+    measured = dict(re.findall(r"^\| (\S+) \| (.+?) \|", probes.__doc__ or "", re.MULTILINE))
+    parts["probes"] = {name: measured.get(name, "") for name in probes.PROBES}
     if as_json:
         screen.print_text(json.dumps(parts, indent=1))
         return
@@ -136,7 +140,3 @@ def _describe_machine() -> str:
         f"{values['distribution']}, kernel {values['kernel']}, {values['cores']} cores, "
         f"{values['memory_bytes'] / 2**30:.0f} GiB, Python {values['python']}, uid {values['uid']}"
     )
-
-
-def _first_line(part: object) -> str:
-    return ((part if isinstance(part, type) else type(part)).__doc__ or "").strip().partition("\n")[0]

@@ -18,11 +18,11 @@ from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
 from ingest_bench.ledger import sessions
 from ingest_bench.ledger.steps import Step
-from ingest_bench.model.network import LinkCheck, Profile, RealInterface, TimeLimit
+from ingest_bench.model.network import Profile, RealInterface, TimeLimit
 from ingest_bench.network.act import interface, uml
 from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act import sandbox as sandbox_module
-from ingest_bench.network.act.link import choose_backend
+from ingest_bench.network.act.link import Link, choose_backend
 from ingest_bench.network.act.sandbox import has_ipv6
 from ingest_bench.network.measure import capture as captures
 from ingest_bench.network.measure import check as check_module
@@ -73,10 +73,7 @@ def execute(
     """
     if server_port is not None and server is None:
         raise SpecError("--server-port requires --server COMMAND")
-    try:
-        server_command = shlex.split(server) if server is not None else None
-    except ValueError as error:
-        raise SpecError(f"--server {server}: it is not a valid shell command ({error})") from None
+    server_command = None if server is None else _split_command(server)
     chosen = _profile(profile, sets)
     if dry_run:
         _print_link(chosen, netem, (*((f"server: {server}",) if server else ()), f"client: {shlex.join(command)}"))
@@ -87,19 +84,11 @@ def execute(
         # Not on stdout, which belongs to the command.
         screen.print_to_stderr(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}")
         env = sandbox_module.user_environment(link.client_address, link.server_address)
-        has_failed, summary = None, tuple[str, ...]()
+        has_failed = None
         if server_command is not None:
-            has_failed = stack.enter_context(
-                sandbox_module.start_on_server(link.server, server_command, env, port=server_port)
-            )
-        if capture_file is None:
-            status = sandbox_module.run_on_client(link.client, command, env)
-        else:
-            end = link.ends[0]
-            with captures.start_capture(end.namespace.command, end.device, capture_file, _CAPTURE_BYTES) as capture:
-                status = sandbox_module.run_on_client(link.client, command, env)
-                lost = capture.keep()
-            summary = captures.format_summary(captures.read_capture(capture_file), lost)
+            starting = sandbox_module.start_on_server(link.server, server_command, env, port=server_port)
+            has_failed = stack.enter_context(starting)
+        status, summary = _run_on_client(link, command, env, capture_file)
         failed = has_failed() if has_failed is not None else 0
     for line in summary:
         screen.print_to_stderr(line)
@@ -109,6 +98,26 @@ def execute(
             raise RunFailed(text)
         screen.print_to_stderr(text)
     return status
+
+
+def _split_command(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"--server {text}: it is not a valid shell command ({error})") from None
+
+
+def _run_on_client(
+    link: Link, command: list[str], env: dict[str, str], capture_file: Path | None
+) -> tuple[int, tuple[str, ...]]:
+    """Run the command; return its exit code and the summary of the capture."""
+    if capture_file is None:
+        return sandbox_module.run_on_client(link.client, command, env), ()
+    end = link.ends[0]
+    with captures.start_capture(end.namespace.command, end.device, capture_file, _CAPTURE_BYTES) as capture:
+        status = sandbox_module.run_on_client(link.client, command, env)
+        lost = capture.keep()
+    return status, captures.format_summary(captures.read_capture(capture_file), lost)
 
 
 @app.command()
@@ -158,7 +167,10 @@ def check_profile(
     screen.print_table(
         f"{chosen.name}, netem: {link.backend}",
         ("check", "expected", "measured", "tolerance", "passed"),
-        [(*_format_check(check), "yes" if check.passed else "NO") for check in checks],
+        [
+            (check.name, check.expected, check.measured, check.tolerance, "yes" if check.passed else "NO")
+            for check in checks
+        ],
     )
     failed = [check.name for check in checks if not check.passed]
     screen.print_text(f"failed: {', '.join(failed)}" if failed else f"all {len(checks)} checks passed")
@@ -235,10 +247,6 @@ def _state(session: sessions.SessionStatus) -> str:
     if not session.is_undoable_here:
         return "in another namespace"
     return "applied" if session.is_watched else "left by a killed process: run `ingest-bench net restore`"
-
-
-def _format_check(check: LinkCheck) -> tuple[str, ...]:
-    return (check.name, check.expected, check.measured, check.tolerance)
 
 
 def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:

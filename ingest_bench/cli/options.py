@@ -20,42 +20,6 @@ from ingest_bench.model.network import RealInterface
 
 _Result = TypeVar("_Result")
 
-To = Annotated[
-    list[str],
-    typer.Option(
-        "--to",
-        metavar="HOST[/BITS]:PORTS",
-        help="Connections to this host or network and these TCP ports (9200,9300-9310). Repeatable: all share the "
-        "shaped queues.",
-    ),
-]
-LocalPorts = Annotated[
-    str | None,
-    typer.Option(
-        "--port",
-        metavar="PORTS",
-        help=screen.escape_markup(
-            "On the server's machine: connections to these local ports, from any host or from each --to HOST[/BITS]."
-        ),
-    ),
-]
-DefaultRoute = Annotated[
-    bool, typer.Option("--allow-default-route", help="Also shape flows on the interface of the default route.")
-]
-InterfaceMtu = Annotated[
-    bool, typer.Option("--interface-mtu", help="Set the MTU of the interface (for all traffic), not of the route.")
-]
-SharedSettings = Annotated[
-    bool,
-    typer.Option("--shared-settings", help="Also set what affects other traffic: offloads, GSO sizes, TCP buffers."),
-]
-SshLimit = Annotated[
-    str | None,
-    typer.Option(
-        help="Longest duration if your own SSH connection uses the interface; default 10min. That connection is not "
-        "shaped."
-    ),
-]
 Columns = Annotated[list[str], typer.Option("--column", help="A column of summary.csv. Repeatable.")]
 
 
@@ -63,12 +27,45 @@ Columns = Annotated[list[str], typer.Option("--column", help="A column of summar
 class FlowOptions:
     """Which connections of a real interface are shaped: options of `net apply`, `run` and `plan`."""
 
-    to: To = field(default_factory=list)
-    port: LocalPorts = None
-    allow_default_route: DefaultRoute = False
-    interface_mtu: InterfaceMtu = False
-    shared_settings: SharedSettings = False
-    ssh_limit: SshLimit = None
+    to: Annotated[
+        list[str],
+        typer.Option(
+            "--to",
+            metavar="HOST[/BITS]:PORTS",
+            help="Connections to this host or network and these TCP ports (9200,9300-9310). Repeatable: all share the "
+            "shaped queues.",
+        ),
+    ] = field(default_factory=list)
+    port: Annotated[
+        str | None,
+        typer.Option(
+            "--port",
+            metavar="PORTS",
+            help=screen.escape_markup(
+                "On the server's machine: connections to these local ports, from any host or from each --to "
+                "HOST[/BITS]."
+            ),
+        ),
+    ] = None
+    allow_default_route: Annotated[
+        bool, typer.Option("--allow-default-route", help="Also shape flows on the interface of the default route.")
+    ] = False
+    interface_mtu: Annotated[
+        bool, typer.Option("--interface-mtu", help="Set the MTU of the interface (for all traffic), not of the route.")
+    ] = False
+    shared_settings: Annotated[
+        bool,
+        typer.Option(
+            "--shared-settings", help="Also set what affects other traffic: offloads, GSO sizes, TCP buffers."
+        ),
+    ] = False
+    ssh_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Longest duration if your own SSH connection uses the interface; default 10min. That connection is "
+            "not shaped."
+        ),
+    ] = None
 
     def to_table(self, interface: str | None) -> dict[str, Any]:
         """Return the given options by key; raise SpecError for an impossible interface, host or port."""

@@ -25,7 +25,7 @@ from ingest_bench.inputs import records
 from ingest_bench.lab import calibration, campaign, evaluation
 from ingest_bench.lab import find_max as search_for_max
 from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
-from ingest_bench.load.fleet.roster import RemoteWorkers
+from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.model.experiment import Cell, Plan, Search
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.report import cell_tables
@@ -43,88 +43,123 @@ _MAX_NAMED = 5
 # From here on the load generator itself was the limit (`analysis.run.generator_health`).
 _BUSY_PERCENT = 90
 
-Download = Annotated[
-    bool,
-    typer.Option(
-        "--download",
-        help="Download missing corpora of the track into the cache. Resumes an interrupted download.",
-    ),
-]
-AllowDelete = Annotated[
-    bool, typer.Option("--allow-delete", help="Allow a track to delete its own indices on the server at --url.")
-]
-FindMax = Annotated[
-    str | None,
-    typer.Option(
-        "--find-max",
-        help='Search the highest rate that meets a goal: "p99 < 500ms". Errors must stay below 0.1% by default.',
-    ),
-]
-MaxRuns = Annotated[
-    int | None,
-    typer.Option(
-        help=f"Maximum number of runs of --find-max in each cell. Default: {Search(goal='').max_runs}. With --resume, "
-        "a search continues up to this number.",
-        min=3,
-    ),
-]
-ResultsFolder = Annotated[Path | None, typer.Option("--out", help='The folder for results. Default: "results".')]
-LastFrames = Annotated[
-    bool,
-    typer.Option(
-        "--last-frames", help="Keep the headers of the last frames of each run that fails, is aborted or is invalid."
-    ),
-]
-Jfr = Annotated[
-    JfrSettings,
-    typer.Option(
-        "--jfr",
-        help="Events of the flight recorder: those of the probes, or also the JDK's profile settings, for JDK Mission "
-        "Control.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionOptions:
+    """Options of `run` that say how runs are executed."""
+
+    netem: Annotated[
+        NetemBackend, typer.Option(help="Where netem runs: in this kernel, or in a User-Mode Linux router.")
+    ] = "auto"
+    java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None
+    download: Annotated[
+        bool,
+        typer.Option(
+            "--download",
+            help="Download missing corpora of the track into the cache. Resumes an interrupted download.",
+        ),
+    ] = False
+    allow_delete: Annotated[
+        bool, typer.Option("--allow-delete", help="Allow a track to delete its own indices on the server at --url.")
+    ] = False
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of remote `ingest-bench worker` processes that send the load. Requires --url.", min=1
+        ),
+    ] = None
+    bind: Annotated[
+        str | None,
+        typer.Option(help=f"Address on which workers join: HOST or HOST:PORT. Default: 127.0.0.1:{PORT}."),
+    ] = None
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            envvar=worker.KEYS_VARIABLE,
+            help="Keys of the workers that may join: run.key of `worker --new-keys DIR`.",
+        ),
+    ] = None
+    locust_web: Annotated[
+        str | None,
+        typer.Option(help="Show Locust's web page at HOST:PORT while loads run. Read-only."),
+    ] = None
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve live figures for Prometheus at /metrics while loads run. Default host: 127.0.0.1.",
+        ),
+    ] = None
+    last_frames: Annotated[
+        bool,
+        typer.Option(
+            "--last-frames",
+            help="Keep the headers of the last frames of each run that fails, is aborted or is invalid.",
+        ),
+    ] = False
+    jfr: Annotated[
+        JfrSettings,
+        typer.Option(
+            "--jfr",
+            help="Events of the flight recorder: those of the probes, or also the JDK's profile settings, for JDK "
+            "Mission Control.",
+        ),
+    ] = "default"
+
+    def to_run_options(self) -> RunOptions:
+        """Return the options of each run, without fleet and exporter."""
+        return RunOptions(
+            netem=self.netem,
+            java_home=self.java_home,
+            allow_delete=self.allow_delete,
+            locust_web=worker.parse_web_endpoint(self.locust_web),
+            last_frames=self.last_frames,
+            jfr=self.jfr,
+        )
+
+    def resume_commands(self, unfinished: Sequence[Results]) -> str:
+        """Return the commands that continue these results in the same way: runs of one folder are compared."""
+        # Keys may be in the environment.
+        left_out = ("download",) if self.workers else ("download", "keys")
+        arguments: list[str] = []
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value != item.default and item.name not in left_out:
+                option = f"--{item.name.replace('_', '-')}"
+                arguments += [option] if value is True else [option, str(value)]
+        commands = (("ingest-bench", "run", "--resume", str(results.path), *arguments) for results in unfinished)
+        return "; ".join(map(shlex.join, commands))
 
 
 @app.command()
 @grouped
-def run(  # noqa: PLR0917 - typer passes all of them by name
+def run(
     context: typer.Context,
     measured: ExperimentOptions,
-    download: Download = False,
-    allow_delete: AllowDelete = False,
-    results_folder: ResultsFolder = None,
-    netem: Annotated[
-        NetemBackend, typer.Option(help="Where netem runs: in this kernel, or in a User-Mode Linux router.")
-    ] = "auto",
-    java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None,
+    execution: ExecutionOptions,
+    results_folder: Annotated[
+        Path | None, typer.Option("--out", help='The folder for results. Default: "results".')
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="A results folder: execute only its missing runs.")] = None,
-    find_max: FindMax = None,
-    max_runs: MaxRuns = None,
-    workers: worker.Workers = None,
-    bind: worker.Bind = None,
-    keys: worker.RunKeys = None,
-    locust_web: worker.LocustWeb = None,
-    prometheus: worker.Prometheus = None,
-    last_frames: LastFrames = False,
-    jfr: Jfr = "default",
+    find_max: Annotated[
+        str | None,
+        typer.Option(
+            help='Search the highest rate that meets a goal: "p99 < 500ms". Errors must stay below 0.1% by default.',
+        ),
+    ] = None,
+    max_runs: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Maximum number of runs of --find-max in each cell. Default: {Search(goal='').max_runs}. With "
+            "--resume, a search continues up to this number.",
+            min=3,
+        ),
+    ] = None,
 ) -> int:
     """Run an experiment: measure every cell, and write tables and pictures."""
-    options = RunOptions(
-        netem=netem,
-        java_home=java_home,
-        allow_delete=allow_delete,
-        locust_web=worker.parse_web_endpoint(locust_web),
-        last_frames=last_frames,
-        jfr=jfr,
-    )
-    fleet_options = {"workers": workers, "bind": bind, "keys": keys} if workers is not None else {}
-    execution = _Execution(
-        options=options,
-        download=download,
-        remote=worker.parse_workers(context, workers, bind, keys),
-        prometheus=prometheus,
-        arguments=_list_arguments(options, **fleet_options, locust_web=locust_web, prometheus=prometheus),
-    )
+    options = execution.to_run_options()
+    remote = worker.parse_workers(context, execution.workers, execution.bind, execution.keys)
     if max_runs is not None:
         records.read_key(Search, ("max_runs",), max_runs, "--max-runs")
     if resume is not None:
@@ -135,7 +170,7 @@ def run(  # noqa: PLR0917 - typer passes all of them by name
                 f"--resume {resume} cannot be combined with --out: results go to the resumed folder; remove --out "
                 f"{results_folder}"
             )
-        return _resume(resume, max_runs, execution)
+        return _resume(resume, max_runs, execution, options, remote)
     plans = build_plans(measured)
     if find_max is not None:
         if measured.against_itself is not None:
@@ -144,7 +179,7 @@ def run(  # noqa: PLR0917 - typer passes all of them by name
         plans = [search_for_max.plan_search(plan, rules) for plan in plans]
     elif max_runs is not None:
         raise SpecError(f"--max-runs {max_runs} requires --find-max GOAL")
-    return _start(plans, results_folder or Path("results"), execution)
+    return _start(plans, results_folder or Path("results"), execution, options, remote)
 
 
 @app.command("plan")
@@ -192,65 +227,49 @@ def calibrate(
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Execution:
-    """Options of `run` that say how runs are executed."""
-
-    options: RunOptions
-    download: bool
-    remote: RemoteWorkers | None
-    prometheus: str | None
-    arguments: Sequence[str]
-    """The arguments with which `run --resume` executes the remaining runs in the same way."""
-
-    @contextlib.contextmanager
-    def start(self) -> Iterator[RunOptions]:
-        """Wait for workers and start the exporter; yield the options that include them."""
-        options, web = self.options, self.options.locust_web
-        with worker.open_exporter(self.prometheus) as exporter, worker.open_fleet(self.remote, web) as fleet:
-            yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
-
-    def resume_commands(self, unfinished: Sequence[Results]) -> str:
-        """Return the commands that continue these results."""
-        commands = (("ingest-bench", "run", "--resume", str(results.path), *self.arguments) for results in unfinished)
-        return "; ".join(map(shlex.join, commands))
-
-
-def _resume(folder: Path, max_runs: int | None, execution: _Execution) -> int:
+def _resume(
+    folder: Path, max_runs: int | None, execution: ExecutionOptions, options: RunOptions, remote: RemoteWorkers | None
+) -> int:
     """Execute the missing runs of a results folder; return the exit code."""
-    results, jfr = layout.open_results(folder, to_write=True), execution.options.jfr
+    results = layout.open_results(folder, to_write=True)
     catalog.check_fingerprints(layout.read_fingerprints(folder), results.plan)
-    if (recorded := layout.read_facts(folder).get("jfr", jfr)) != jfr:
+    if (recorded := layout.read_facts(folder).get("jfr", options.jfr)) != options.jfr:
         raise SpecError(
             f"--resume {folder}: its runs were recorded with --jfr {recorded}, whose CPU cost differs: give --jfr "
             f"{recorded}"
         )
     remaining = campaign.remaining_plan(results)
-    campaign.check_netem(results, remaining, execution.options.netem)
+    campaign.check_netem(results, remaining, options.netem)
     if max_runs is not None and results.plan.search is None:
         raise SpecError(f"--max-runs {max_runs} applies to searches only, and {folder} is not a search")
     if execution.download:
         _download([results.plan])
-    worker.check_workers(execution.remote, [results.plan])
-    notes = campaign.check_machine(remaining, execution.options)
-    _fetch([remaining], execution.options)
+    worker.check_workers(remote, [results.plan])
+    notes = campaign.check_machine(remaining, options)
+    _fetch([remaining], options)
     if max_runs is not None:
         with campaign.lock_results(results):
             search_for_max.extend_search(results, max_runs)
-    with execution.start() as options:
-        return _execute(results, options, notes, execution.resume_commands([results]))
+    with _open_services(execution, options, remote) as ready:
+        return _execute(results, ready, notes, execution.resume_commands([results]))
 
 
-def _start(plans: Sequence[Plan], results_folder: Path, execution: _Execution) -> int:
+def _start(
+    plans: Sequence[Plan],
+    results_folder: Path,
+    execution: ExecutionOptions,
+    options: RunOptions,
+    remote: RemoteWorkers | None,
+) -> int:
     """Execute these plans, each in a new folder; return the exit code."""
     if execution.download:
         _download(plans)
-    worker.check_workers(execution.remote, plans)
+    worker.check_workers(remote, plans)
     started = [run.cell for plan in plans for run in plan.runs if not run.cell.target.is_already_running]
-    layout.check_writable(results_folder, by_jvm=any(cell.probes or execution.options.is_profiling for cell in started))
-    notes = [campaign.check_machine(plan, execution.options) for plan in plans]
-    _fetch(plans, execution.options)
-    with execution.start() as options:
+    layout.check_writable(results_folder, by_jvm=any(cell.probes or options.is_profiling for cell in started))
+    notes = [campaign.check_machine(plan, options) for plan in plans]
+    _fetch(plans, options)
+    with _open_services(execution, options, remote) as ready:
         facts = {**collect_facts(), "jfr": options.jfr}
         folders = [
             layout.create_results(results_folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
@@ -258,26 +277,19 @@ def _start(plans: Sequence[Plan], results_folder: Path, execution: _Execution) -
         ]
         # When one is interrupted, those that have not begun are to be resumed too.
         codes = [
-            _execute(results, options, notes[number], execution.resume_commands(folders[number:]))
+            _execute(results, ready, notes[number], execution.resume_commands(folders[number:]))
             for number, results in enumerate(folders)
         ]
     return max(codes)
 
 
-def _list_arguments(options: RunOptions, **others: object) -> list[str]:
-    """Return the command line arguments that differ from the defaults: runs of one folder are compared.
-
-    `others` are options of the command that are not in `options`, by their names.
-    """
-    defaults = RunOptions()
-    names = ("jfr", "netem", "java_home", "allow_delete", "last_frames")
-    values = {name: value for name in names if (value := getattr(options, name)) != getattr(defaults, name)} | others
-    arguments: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            option = f"--{name.replace('_', '-')}"
-            arguments += [option] if value is True else [option, str(value)]
-    return arguments
+@contextlib.contextmanager
+def _open_services(
+    execution: ExecutionOptions, options: RunOptions, remote: RemoteWorkers | None
+) -> Iterator[RunOptions]:
+    """Start the exporter and wait for workers; yield the options that include them."""
+    with worker.open_exporter(execution.prometheus) as exporter, worker.open_fleet(remote) as fleet:
+        yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
 
 
 def _download(plans: Sequence[Plan]) -> None:
@@ -298,11 +310,10 @@ def _execute(results: Results, options: RunOptions, notes: Sequence[str], resume
     for line in (*notes, *warnings):
         screen.print_text(line)
     try:
-        run_missing = campaign.run_missing if results.plan.search is None else search_for_max.run_search
         with campaign.lock_results(results):
             most_runs = search_for_max.max_runs(results.plan)
             with screen.run_progress(most_runs, _mean_run_s(results.plan)) as progress:
-                summaries = run_missing(results, options, progress)
+                summaries = campaign.run_missing(results, options, progress)
             pictures = evaluation.write_report(results, summaries)
         return print_results(results, summaries, pictures)
     except KeyboardInterrupt:
@@ -334,12 +345,12 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
     for cell in cells:
         for name, text in _describe_cell(cell):
             values.setdefault(name, []).append(text)
-    return [(name, _join_values(list(dict.fromkeys(texts)))) for name, texts in values.items()]
-
-
-def _join_values(texts: Sequence[str]) -> str:
-    more = len(texts) - _MAX_NAMED
-    return " / ".join([*texts[:_MAX_NAMED], *([f"{more} more"] if more > 0 else [])])
+    rows = []
+    for name, texts in values.items():
+        different = list(dict.fromkeys(texts))
+        more = [f"{len(different) - _MAX_NAMED} more"] if len(different) > _MAX_NAMED else []
+        rows.append((name, " / ".join([*different[:_MAX_NAMED], *more])))
+    return rows
 
 
 def _describe_cell(cell: Cell) -> Iterator[tuple[str, str]]:

@@ -152,11 +152,11 @@ def _to_text(text: str, style: str = "") -> Text:
 class RunProgress:
     """Shows the progress of runs, and an estimate of the remaining time from the mean of the runs so far."""
 
-    def __init__(self, runs: int, run_s: float | None, progress: Progress | None) -> None:
+    def __init__(self, runs: int, run_s: float | None, progress: Progress) -> None:
         self._runs = runs
         self._expected_s = run_s
         self._progress = progress
-        self._task = progress.add_task("", total=runs) if progress else None
+        self._task = progress.add_task("", total=runs)
         self._number = self._name = self._remaining = self._phase = ""
         self._ended = 0
         self._ended_s = self._began = 0.0
@@ -166,7 +166,7 @@ class RunProgress:
         self._began, self._phase = time.monotonic(), ""
         self._number, self._name = f"run {number}/{self._runs}", name
         self._remaining = self._estimate(remaining)
-        if not self._progress:
+        if self._progress.disable:
             print_text(f"{self._number} {name}{self._remaining}")
 
     def begin_phase(self, name: str) -> None:
@@ -182,11 +182,8 @@ class RunProgress:
         """Show the outcome of the run."""
         self._ended += 1
         self._ended_s += time.monotonic() - self._began
-        if self._progress and self._task is not None:
-            self._progress.advance(self._task)
-            print_text(f"{self._number} {self._name}: {outcome}")
-        else:
-            print_text(f"  {outcome}")
+        self._progress.advance(self._task)
+        print_text(f"  {outcome}" if self._progress.disable else f"{self._number} {self._name}: {outcome}")
 
     def _estimate(self, runs: int) -> str:
         if self._expected_s is None:
@@ -195,10 +192,9 @@ class RunProgress:
         return f" (all: about {format_duration(seconds)})"
 
     def _show(self, phase: str, text: str) -> None:
-        if self._progress and self._task is not None:
-            line = escape_line(f"{self._number}: {text}{self._remaining}  {self._name}")
-            self._progress.update(self._task, description=line)
-        elif phase != self._phase:
+        line = escape_line(f"{self._number}: {text}{self._remaining}  {self._name}")
+        self._progress.update(self._task, description=line)
+        if self._progress.disable and phase != self._phase:
             print_text(f"  {time.monotonic() - self._began:.0f} s: {phase}")
         self._phase = phase
 
@@ -206,15 +202,12 @@ class RunProgress:
 @contextlib.contextmanager
 def run_progress(runs: int, run_s: float | None = None) -> Iterator[RunProgress]:
     """Show the progress of that many runs of about `run_s` seconds (None: unknown) within the block."""
-    if not _STDOUT.is_terminal:
-        yield RunProgress(runs, run_s, None)
-        return
     # The description gets the rest of the line. What changes is at its start, because its end is cut off.
     description = TextColumn(
         "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
     )
     columns = (BarColumn(bar_width=20), TimeElapsedColumn(), description)
-    with Progress(*columns, console=_STDOUT, transient=True, expand=True) as progress:
+    with Progress(*columns, console=_STDOUT, transient=True, expand=True, disable=not _STDOUT.is_terminal) as progress:
         yield RunProgress(runs, run_s, progress)
 
 
@@ -222,21 +215,14 @@ def run_progress(runs: int, run_s: float | None = None) -> Iterator[RunProgress]
 def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Yield a function that shows downloads as bars, or as one line each without a terminal."""
     tasks: dict[str, TaskID] = {}
-    if not _STDOUT.is_terminal:
-
-        def print_once(name: str, done: int, _total: int | None) -> None:
-            if not done and name not in tasks:
-                tasks[name] = TaskID(0)
-                print_text(f"fetch {name}")
-
-        yield print_once
-        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_STDOUT, transient=True) as progress:
+    with Progress(*columns, console=_STDOUT, transient=True, disable=not _STDOUT.is_terminal) as progress:
 
         def update(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = progress.add_task(escape_line(f"fetch {name}"), total=total)
+                if progress.disable and not done:
+                    print_text(f"fetch {name}")
             progress.update(tasks[name], completed=done, total=total)
 
         yield update

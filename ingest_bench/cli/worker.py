@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ingest_bench.cli import screen
+from ingest_bench.cli.options import grouped
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import credentials, records, urls
 from ingest_bench.lab import planning
@@ -22,44 +24,22 @@ from ingest_bench.model.target import Endpoint, Url
 
 app = typer.Typer()
 
-_KEYS = "INGEST_BENCH_KEYS"
+KEYS_VARIABLE = "INGEST_BENCH_KEYS"
 _CREDENTIALS_TO = "INGEST_BENCH_CREDENTIALS_TO"
 
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Number of remote `ingest-bench worker` processes that send the load. Requires --url.", min=1),
-]
-Bind = Annotated[
-    str | None,
-    typer.Option(help=f"Address on which workers join: HOST or HOST:PORT. Default: 127.0.0.1:{PORT}."),
-]
-RunKeys = Annotated[
-    Path | None,
-    typer.Option("--keys", envvar=_KEYS, help="Keys of the workers that may join: run.key of `worker --new-keys DIR`."),
-]
-LocustWeb = Annotated[
-    str | None,
-    typer.Option(help="Show Locust's web page at HOST:PORT while loads run. Read-only."),
-]
-Prometheus = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[HOST:]PORT",
-        help="Serve live figures for Prometheus at /metrics while loads run. Default host: 127.0.0.1.",
-    ),
-]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Options of `worker`."""
 
-@app.command()
-def worker(
-    context: typer.Context,
     connect: Annotated[
         str | None,
         typer.Option(help=f"Address of `run --workers`: HOST or HOST:PORT. Default port: {PORT}."),
-    ] = None,
+    ] = None
     key_file: Annotated[
-        Path | None, typer.Option("--keys", envvar=_KEYS, help="This worker's key: a file such as worker-1.key.")
-    ] = None,
+        Path | None,
+        typer.Option("--keys", envvar=KEYS_VARIABLE, help="This worker's key: a file such as worker-1.key."),
+    ] = None
     credentials_to: Annotated[
         str | None,
         typer.Option(
@@ -67,17 +47,21 @@ def worker(
             metavar="URL",
             help="The only server to which this machine sends the credentials in its environment.",
         ),
-    ] = None,
+    ] = None
     ca_file: Annotated[
         Path | None,
         typer.Option(help="CA certificate (PEM) of that server. Default: the certificates of this machine."),
-    ] = None,
+    ] = None
     new_keys: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Create new keys in this folder: run.key, and one for each worker."),
-    ] = None,
-    count: Annotated[int, typer.Option(help="Number of workers for which --new-keys creates keys.", min=1)] = 8,
-) -> None:
+    ] = None
+    count: Annotated[int, typer.Option(help="Number of workers for which --new-keys creates keys.", min=1)] = 8
+
+
+@app.command()
+@grouped
+def worker(context: typer.Context, options: WorkerOptions) -> None:
     """Send a part of the load of an experiment that runs on another machine, as one process.
 
     The worker ends with the experiment. Start one for each core that may send load.
@@ -87,24 +71,24 @@ def worker(
 
     A corpus (--documents, --track) must be at the same path on both machines.
     """
-    if new_keys is not None:
-        _create_keys(context, new_keys, count)
+    if options.new_keys is not None:
+        _create_keys(context, options.new_keys, options.count)
         return
     if _is_on_command_line(context, "count"):
         raise SpecError("--count requires --new-keys DIR")
-    if connect is None:
+    if options.connect is None:
         raise SpecError("give --connect HOST[:PORT], the address of `run --workers`; or --new-keys DIR to create keys")
-    server = None if credentials_to is None else _parse_url(credentials_to)
-    if ca_file is not None and (server is None or server.scheme != "https"):
+    server = None if options.credentials_to is None else _parse_url(options.credentials_to)
+    if options.ca_file is not None and (server is None or server.scheme != "https"):
         raise SpecError("--ca-file requires --credentials-to https://HOST:PORT, the server that it vouches for")
-    options = join.JoinOptions(
-        master=join.parse_endpoint(connect),
-        keys=keys.read_worker(_require_keys(key_file, "worker-1.key")),
+    joining = join.JoinOptions(
+        master=join.parse_endpoint(options.connect),
+        keys=keys.read_worker(_require_keys(options.key_file, "worker-1.key")),
         credentials_to=server,
-        ca_pem="" if ca_file is None else credentials.read_ca_certificates(ca_file),
+        ca_pem="" if options.ca_file is None else credentials.read_ca_certificates(options.ca_file),
     )
     with join.worker_folder() as folder:
-        join.run_worker(options, folder, screen.print_text)
+        join.run_worker(joining, folder, screen.print_text)
 
 
 def _create_keys(context: typer.Context, folder: Path, count: int) -> None:
@@ -177,15 +161,15 @@ def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
             raise SpecError("--workers: parallel tasks of a track can be sent by local processes only")
 
 
-def open_fleet(remote: RemoteWorkers | None, web: Endpoint | None) -> contextlib.AbstractContextManager[Fleet | None]:
+def open_fleet(remote: RemoteWorkers | None) -> contextlib.AbstractContextManager[Fleet | None]:
     """Wait for the workers and keep them within the block; None without `--workers`."""
-    return roster.open_fleet(remote, screen.print_text, web) if remote else contextlib.nullcontext()
+    return roster.open_fleet(remote, screen.print_text) if remote else contextlib.nullcontext()
 
 
 def _require_keys(path: Path | None, name: str) -> Path:
     if path is None:
         raise SpecError(
-            f"--keys (or the environment's {_KEYS}) must be the path of a file such as {name}; "
+            f"--keys (or the environment's {KEYS_VARIABLE}) must be the path of a file such as {name}; "
             "`ingest-bench worker --new-keys DIR` creates it"
         )
     return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,9 +34,8 @@ class Body:
     """Bytes on the wire."""
     documents: int
     """Number of items."""
-    sizes: NDArray[np.int64] | None = None
-    """Bytes of each item; None: every item has `lines_per_item` lines."""
-    lines_per_item: int = 1
+    sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Bytes of each item; empty for queries."""
     adds: NDArray[np.int8] | None = None
     """Documents that each item adds to its index: 1, 0 if its id exists already, -1 for a deletion.
 
@@ -56,16 +55,8 @@ class Body:
         return gzip.decompress(self.data) if self.gzip else self.data
 
     def item_offsets(self) -> NDArray[np.int64]:
-        """Return the offset of each item in `text`, then the end of the last one.
-
-        Computed on demand: the bodies of a pool are sent many times, and few of them ever need it.
-        """
-        if self.sizes is None:
-            feeds = np.flatnonzero(np.frombuffer(self.text, dtype=np.uint8) == ord("\n"))
-            ends = feeds[self.lines_per_item - 1 :: self.lines_per_item] + 1
-        else:
-            ends = np.cumsum(self.sizes)
-        return np.concatenate((np.zeros(1, dtype=np.int64), ends))
+        """Return the offset of each item in `text`, then the end of the last one."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.sizes)))
 
     def select_items(self, items: Sequence[int], created_items: Sequence[int] = ()) -> Body:
         """Return a body with some of the items, to retry them after they were rejected.
@@ -83,7 +74,7 @@ class Body:
         body = Body(
             b"".join(text[offsets[item] : offsets[item + 1]] for item in items),
             len(items),
-            sizes=np.diff(offsets)[selected],
+            sizes=self.sizes[selected],
             adds=adds,
             adds_when_resent=None if self.adds_when_resent is None else self.adds_when_resent[selected],
             ids=None if self.ids is None else self.ids[selected],
@@ -105,6 +96,11 @@ class Body:
         """Return this body for `Content-Encoding: gzip`."""
         # mtime 0: equal documents give equal bytes.
         return replace(self, data=gzip.compress(self.data, _GZIP_LEVEL, mtime=0), gzip=True)
+
+
+def item_sizes(items: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return the bytes of each item."""
+    return np.fromiter(map(len, items), dtype=np.int64, count=len(items))
 
 
 class IdSequence:
@@ -145,9 +141,8 @@ class BodyTemplate:
     id_offsets: NDArray[np.int64]
     reuses_id: NDArray[np.bool_]
     """Documents that reuse an id. The first never does: there may be none yet."""
-    lines_per_item: int = 1
-    sizes: NDArray[np.int64] | None = None
-    """Bytes of each item; None: every item has `lines_per_item` lines."""
+    sizes: NDArray[np.int64]
+    """Bytes of each item."""
     compress: bool = False
     is_idempotent: bool = True
     """True if the server stores a document under its id, so that a duplicate replaces the first one."""
@@ -167,7 +162,6 @@ class BodyTemplate:
             self.data,
             len(self.id_offsets),
             sizes=self.sizes,
-            lines_per_item=self.lines_per_item,
             adds=(~self.reuses_id).astype(np.int8),
             ids=new_ids,
             is_idempotent=self.is_idempotent,

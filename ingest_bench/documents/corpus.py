@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ingest_bench.documents.lines import is_plain, read_chunks, split_lines
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs.user_json import parse_json
 from ingest_bench.units import quote_value
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Most bytes and lines parsed before the start, at about 150 MB/s and 400,000 lines/s. The last line of a longer plain
 # file is parsed too.
@@ -121,20 +118,13 @@ def join_items(blocks: Iterator[list[bytes]], path: Path) -> Iterator[list[bytes
         )
 
 
-class ItemEffects(NamedTuple):
-    """Documents that bulk items add to their index (`Body.adds`)."""
-
-    adds: NDArray[np.int8] | None = None
-    adds_when_resent: NDArray[np.int8] | None = None
-    is_idempotent: bool = False
-
-
-def item_effects(items: Sequence[bytes]) -> ItemEffects:
-    """Return what bulk items add to their index, by their actions and whether they have ids."""
+def item_effects(items: Sequence[bytes]) -> dict[str, Any]:
+    """Return the fields of `Body` for what bulk items add to their index, by their actions and ids."""
     kinds = [kind.lastindex or 0 if (kind := _KIND.match(item)) else 0 for item in items]
     if not any(kinds):
-        return ItemEffects()
-    return ItemEffects(_ADDS[kinds], _ADDS_WHEN_RESENT[kinds], _IDEMPOTENT.issuperset(kinds))
+        return {}
+    is_idempotent = _IDEMPOTENT.issuperset(kinds)
+    return {"adds": _ADDS[kinds], "adds_when_resent": _ADDS_WHEN_RESENT[kinds], "is_idempotent": is_idempotent}
 
 
 def find_boundary(path: Path, offset: int, has_action_lines: bool) -> int:
@@ -206,16 +196,23 @@ def check_corpus(path: Path, *, has_action_lines: bool | None = None, limit_byte
 def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
     checker = _Checker(path, has_action_lines)
     total = 0
-    for block in split_lines(checker.watch(read_chunks(path)), path):
-        for line in block:
+    unread = itertools.chain.from_iterable(split_lines(checker.watch(read_chunks(path)), path))
+    for line in unread:
+        checker.number += 1
+        if checker.number == 1:
+            checker.check_first(line)
+        try:
             checker.check_line(line)
-            total += len(line) + 1
+        except SpecError:
+            if next(unread, None) is None and not checker.ends_with_feed:
+                incomplete = "is the last one and incomplete: the file is truncated; get the complete one"
+                raise checker.error(incomplete) from None
+            raise
+        total += len(line) + 1
         if total >= limit_bytes or checker.number >= _CHECK_LINES:
-            break
-    else:
-        return checker.finish()
-    _check_last_line(path)
-    return checker.corpus(None)
+            _check_last_line(path)
+            return checker.corpus(None)
+    return checker.finish()
 
 
 class _Checker:
@@ -224,40 +221,43 @@ class _Checker:
     def __init__(self, path: Path, has_action_lines: bool | None) -> None:
         self._path = path
         self.number = 0
+        self.ends_with_feed = True
         self._documents = 0
-        self._failure: SpecError | None = None
         self._needs_document = False
-        self._ends_with_feed = True
         self._has_action_lines = has_action_lines
         self._indices: set[str] = set()
         self._pipelines: set[str] = set()
 
     def watch(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
-            self._ends_with_feed = piece.endswith(b"\n")
+            self.ends_with_feed = piece.endswith(b"\n")
             yield piece
 
     def check_line(self, line: bytes) -> None:
-        if self._failure:
-            raise self._failure
-        self.number += 1
-        if self.number == 1:
-            self._check_first(line)
+        """Count a line as a document or as an action line."""
+        value = self._parse(line)
+        if self._needs_document or self._has_action_lines is False:
+            self._needs_document = False
+            self._documents += 1
+            return
         try:
-            self._count(self._parse(line))
-        except SpecError as error:
-            # The last line gets another message; only the next line shows that this was not the last one.
-            self._failure = error
+            action = parse_action(value)
+        except ValueError as error:
+            raise self.error(str(error)) from None
+        if action is None and self._has_action_lines:
+            raise self.error("is not an action line of a bulk; the line after a document must be one")
+        self._has_action_lines = action is not None
+        self._documents += action is None or action.name == "delete"
+        if action is not None:
+            self._indices.add(action.index_name)
+            self._pipelines.add(action.pipeline)
+            self._needs_document = action.name != "delete"
 
     def finish(self) -> Corpus:
         if not self.number:
             raise SpecError(f"{self._path}: is empty. Give a file with one JSON document per line.")
-        if self._failure and not self._ends_with_feed:
-            raise self._error("is the last one and incomplete: the file is truncated; get the complete one")
-        if self._failure:
-            raise self._failure
-        if self._has_action_lines and self._needs_document:
-            raise self._error("is an action line and the file ends there: its document is missing; get the whole file")
+        if self._needs_document:
+            raise self.error("is an action line and the file ends there: its document is missing; get the whole file")
         return self.corpus(self._documents)
 
     def corpus(self, documents: int | None) -> Corpus:
@@ -270,54 +270,33 @@ class _Checker:
             pipelines=tuple(sorted(self._pipelines - {""})),
         )
 
-    def _count(self, value: dict[str, Any]) -> None:
-        """Count a line as a document or as an action line."""
-        if self._needs_document or self._has_action_lines is False:
-            self._needs_document = False
-            self._documents += 1
-            return
-        try:
-            action = parse_action(value)
-        except ValueError as error:
-            raise self._error(str(error)) from None
-        if self._has_action_lines is None:
-            self._has_action_lines = action is not None
-            self._count(value)
-        elif action is None:
-            raise self._error("is not an action line of a bulk; the line after a document must be one")
-        else:
-            self._indices.add(action.index_name)
-            self._pipelines.add(action.pipeline)
-            self._needs_document = action.name != "delete"
-            self._documents += action.name == "delete"
-
-    def _check_first(self, line: bytes) -> None:
+    def check_first(self, line: bytes) -> None:
         for mark, name in _BYTE_ORDER_MARKS.items():
             if line.startswith(mark):
-                raise self._error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
+                raise self.error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
         if line.lstrip().startswith(b"["):
             raise SpecError(f"{self._path}: is a JSON array. Give one document per line, such as with jq -c '.[]'.")
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         if not line.strip():
-            raise self._error("is empty; remove it")
+            raise self.error("is empty; remove it")
         try:
             value = parse_json(line.decode())
         except UnicodeDecodeError as error:
-            raise self._error(
+            raise self.error(
                 f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}), maybe of mixed encodings; "
                 "convert the file, such as with iconv -f LATIN1 -t UTF-8"
             ) from None
         except RecursionError:
-            raise self._error("is nested too deeply to be parsed; no server accepts such a document") from None
+            raise self.error("is nested too deeply to be parsed; no server accepts such a document") from None
         except ValueError as error:
-            raise self._error(f"is not JSON ({error}); every line must be one complete document") from None
+            raise self.error(f"is not JSON ({error}); every line must be one complete document") from None
         if isinstance(value, dict):
             return value
         problem = "not a JSON object; every line must be one"
-        raise self._error(f"is {line[:20]!r}, {problem}", remote_message=f"is {problem}")
+        raise self.error(f"is {line[:20]!r}, {problem}", remote_message=f"is {problem}")
 
-    def _error(self, text: str, remote_message: str | None = None) -> SpecError:
+    def error(self, text: str, remote_message: str | None = None) -> SpecError:
         where = f"{self._path}: line {self.number} "
         return SpecError(where + text, remote_message=None if remote_message is None else where + remote_message)
 

@@ -2,7 +2,7 @@
 
 A file in the cache under its own name is complete and checked. Until then it is `NAME.part`, which remains when a
 download is interrupted, next to `NAME.from`: the URL and the validator of its source, so that only the same file is
-resumed. Uses only the standard library.
+resumed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from ingest_bench.documents import lines
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -35,9 +35,6 @@ _ATTEMPTS = 5
 _RETRY_S = 1.0
 # Free space to keep in addition to the file, for other writers.
 _SPARE_BYTES = 64 * 1024**2
-
-ShowBytes = Callable[[int, int | None], None]
-"""Called with the downloaded and the total bytes (None: unknown)."""
 
 
 def corpora_folder() -> Path:
@@ -166,185 +163,162 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_Redirects)
 
 
-class _Complete(Exception):
-    """The server has no more bytes than we have."""
-
-
 class _Retriable(Exception):
     """The connection broke, or the server is temporarily unavailable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """The content of a server from a byte on."""
-
-    body: http.client.HTTPResponse
-    start_bytes: int
-    """Start of the content; 0 if the server does not support ranges."""
-    total_bytes: int | None
-    """Size of the complete file; None if the server does not report it."""
-    validator: str
-    """ETag or modification time; empty if the server reports neither."""
-
-
+@dataclass(slots=True)
 class Download:
-    """Download of one file to *part*, which finally has *size_bytes* if that is known."""
+    """Download of one file to *part*."""
 
-    def __init__(
-        self,
-        url: str,
-        part: Path,
-        size_bytes: int | None,
-        show: ShowBytes,
-        sleep: Callable[[float], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._url, self._expected_bytes = url, size_bytes
-        self._part, self._show, self._sleep, self._clock = part, show, sleep, clock
-        self._received_bytes = self._period_bytes = 0
-        self._period_start_s = clock()
+    url: str
+    part: Path
+    expected_bytes: int | None
+    """Size of the file; None: unknown."""
+    show: Callable[[int, int | None], None]
+    """Called with the downloaded and the total bytes (None: unknown)."""
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    _period_bytes: int = 0
+    """Bytes received since the rate was checked last."""
+    _period_start_s: float = 0
 
     def run(self) -> None:
         """Download until the part file is complete; RunFailed keeps the received part."""
         attempts = 0
+        self._period_start_s = self.clock()
         while True:
-            before = file_bytes(self._part)
+            before = file_bytes(self.part)
             try:
                 self._resume()
-            except _Complete:
-                return
             except _Retriable as error:
-                attempts = 1 if file_bytes(self._part) > before else attempts + 1
+                attempts = 1 if file_bytes(self.part) > before else attempts + 1
                 if attempts >= _ATTEMPTS:
                     raise RunFailed(
-                        f"{self._url}: {error}, {_ATTEMPTS} times in a row. {format_bytes(file_bytes(self._part))} are "
+                        f"{self.url}: {error}, {_ATTEMPTS} times in a row. {format_bytes(file_bytes(self.part))} are "
                         "kept; say --download again to resume"
                     ) from None
-                self._sleep(_RETRY_S * 2 ** (attempts - 1))
+                self.sleep(_RETRY_S * 2 ** (attempts - 1))
             else:
                 return
 
     def _resume(self) -> None:
-        present = file_bytes(self._part)
-        if self._expected_bytes is not None and present == self._expected_bytes:
+        """Download what is missing; a part of another file is replaced."""
+        present = file_bytes(self.part)
+        if present == self.expected_bytes:
             return
-        source = _read_text(origin_file(self._part))
-        is_other = not source.startswith(f"{self._url}\n")
-        if is_other or (self._expected_bytes is not None and present > self._expected_bytes):
-            present = 0
-        with self._request(present, source.partition("\n")[2] if present else "") as response:
-            self._refuse_other_size(response)
-            self._refuse_full_disk(response)
-            with self._part.open("r+b" if response.start_bytes else "wb") as file:
-                file.seek(response.start_bytes)
+        is_same, validator = False, ""
+        with contextlib.suppress(FileNotFoundError):
+            url, _, validator = origin_file(self.part).read_text().partition("\n")
+            is_same = url == self.url and (self.expected_bytes is None or present < self.expected_bytes)
+        if not is_same:
+            present, validator = 0, ""
+        response = self._request(present, validator)
+        if response is None:
+            return
+        with response:
+            start, total = _parse_size(response, present)
+            self._check_size(start, total)
+            with self.part.open("r+b" if start else "wb") as file:
+                file.seek(start)
                 file.truncate()
                 # After truncating: a kill in between would otherwise resume with another file's bytes.
-                origin_file(self._part).write_text(f"{self._url}\n{response.validator}")
-                self._copy(response, file)
-        if response.total_bytes is not None and file_bytes(self._part) < response.total_bytes:
+                origin_file(self.part).write_text(f"{self.url}\n{_validator(response)}")
+                self._copy(response, file, start, self.expected_bytes if total is None else total)
+        if total is not None and file_bytes(self.part) < total:
             raise _Retriable("the connection ended in the middle")
 
-    def _copy(self, response: Response, file: IO[bytes]) -> None:
-        present = response.start_bytes
-        total = response.total_bytes if response.total_bytes is not None else self._expected_bytes
+    def _request(self, start_bytes: int, validator: str) -> http.client.HTTPResponse | None:
+        """Request the file from a byte on; None if the server has no more bytes than that."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "ingest-bench"}
+        if start_bytes:
+            headers["Range"] = f"bytes={start_bytes}-"
+            if validator:
+                headers["If-Range"] = validator
+        request = urllib.request.Request(self.url, headers=headers)  # noqa: S310 - `check_urls` allows http and https
+        try:
+            response: http.client.HTTPResponse = _OPENER.open(request, timeout=_RESPONSE_LIMIT_S)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start_bytes}":
+                return None
+            if error.code == 416:
+                self.part.unlink(missing_ok=True)
+                raise _Retriable("the server has less than before") from None
+            if error.code == 429 or error.code >= 500:
+                raise _Retriable(f"was answered {error.code} {error.reason}") from None
+            raise RunFailed(
+                f'{self.url}: was answered {error.code} {error.reason}. Check the track\'s "base-url", or put the file '
+                "into the folder of the track."
+            ) from None
+        except urllib.error.URLError as error:
+            raise _Retriable(f"cannot be reached ({error.reason})") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _Retriable(f"was not answered ({type(error).__name__}: {error})") from None
+        return response
+
+    def _check_size(self, start_bytes: int, total_bytes: int | None) -> None:
+        """Raise RunFailed for another file than the track's, MissingCapability if the disk has no space for it."""
+        if total_bytes is None:
+            return
+        if self.expected_bytes not in (None, total_bytes):
+            raise RunFailed(
+                f"{self.url}: the server has {total_bytes:,} bytes, the track says {self.expected_bytes:,}: "
+                "it is another file. Nothing was downloaded; update the track, or ask its publisher"
+            )
+        needed, free = total_bytes - start_bytes, shutil.disk_usage(self.part.parent).free
+        if needed + _SPARE_BYTES > free:
+            raise MissingCapability(
+                f"{self.url}: {format_bytes(needed)} are still to come, and {format_bytes(free)} are free in "
+                f"{self.part.parent}. Make room, or set INGEST_BENCH_CACHE to another folder"
+            )
+
+    def _copy(self, response: http.client.HTTPResponse, file: IO[bytes], present: int, total: int | None) -> None:
         while True:
             try:
-                piece = response.body.read1(_PIECE_BYTES)
+                piece = response.read1(_PIECE_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 raise _Retriable(f"the connection broke ({type(error).__name__}: {error})") from None
             if not piece:
                 return
             present += len(piece)
             if total is not None and present > total:
-                raise RunFailed(f"{self._url}: the server sent more than its {total:,} bytes. Ask its owner.")
+                raise RunFailed(f"{self.url}: the server sent more than its {total:,} bytes. Ask its owner.")
             file.write(piece)
-            self._show(present, total)
+            self.show(present, total)
             self._refuse_slow_server(len(piece), present)
 
     def _refuse_slow_server(self, new_bytes: int, present_bytes: int) -> None:
         """Raise RunFailed for a server below the minimum rate, over any number of connections."""
-        self._received_bytes += new_bytes
-        elapsed_s = self._clock() - self._period_start_s
+        self._period_bytes += new_bytes
+        now_s = self.clock()
+        elapsed_s = now_s - self._period_start_s
         if elapsed_s <= _MIN_BYTES_PERIOD_S:
             return
-        received = self._received_bytes - self._period_bytes
-        if received < _MIN_BYTES:
+        if self._period_bytes < _MIN_BYTES:
             raise RunFailed(
-                f"{self._url}: only {received:,} bytes came in {elapsed_s:.0f} s. {format_bytes(present_bytes)} are "
-                "kept; say --download again later to resume"
+                f"{self.url}: only {self._period_bytes:,} bytes came in {elapsed_s:.0f} s. "
+                f"{format_bytes(present_bytes)} are kept; say --download again later to resume"
             )
-        self._period_bytes, self._period_start_s = self._received_bytes, self._period_start_s + elapsed_s
-
-    @contextlib.contextmanager
-    def _request(self, start_bytes: int, validator: str) -> Iterator[Response]:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "ingest-bench"}
-        if start_bytes:
-            headers["Range"] = f"bytes={start_bytes}-"
-            if validator:
-                headers["If-Range"] = validator
-        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 - `check_urls` allows http and https
-        try:
-            body = _OPENER.open(request, timeout=_RESPONSE_LIMIT_S)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start_bytes}":
-                    raise _Complete from None
-                self._raise_for_status(error.code, error.reason)
-        except urllib.error.URLError as error:
-            raise _Retriable(f"cannot be reached ({error.reason})") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _Retriable(f"was not answered ({type(error).__name__}: {error})") from None
-        with body:
-            yield _parse_response(body, start_bytes)
-
-    def _raise_for_status(self, status: int, reason: str) -> NoReturn:
-        if status == 416:
-            self._part.unlink(missing_ok=True)
-            raise _Retriable("the server has less than before")
-        if status == 429 or status >= 500:
-            raise _Retriable(f"was answered {status} {reason}")
-        raise RunFailed(
-            f'{self._url}: was answered {status} {reason}. Check the track\'s "base-url", or put the file into the '
-            "folder of the track."
-        )
-
-    def _refuse_other_size(self, response: Response) -> None:
-        if self._expected_bytes is not None and response.total_bytes not in (None, self._expected_bytes):
-            raise RunFailed(
-                f"{self._url}: the server has {response.total_bytes:,} bytes, the track says {self._expected_bytes:,}: "
-                "it is another file. Nothing was downloaded; update the track, or ask its publisher"
-            )
-
-    def _refuse_full_disk(self, response: Response) -> None:
-        if response.total_bytes is None:
-            return
-        needed, free = response.total_bytes - response.start_bytes, shutil.disk_usage(self._part.parent).free
-        if needed + _SPARE_BYTES > free:
-            raise MissingCapability(
-                f"{self._url}: {format_bytes(needed)} are still to come, and {format_bytes(free)} are free in "
-                f"{self._part.parent}. Make room, or set INGEST_BENCH_CACHE to another folder"
-            )
+        self._period_bytes, self._period_start_s = 0, now_s
 
 
-def _parse_response(body: http.client.HTTPResponse, requested_bytes: int) -> Response:
-    length = body.headers.get("Content-Length", "")
-    size = int(length) if length.isascii() and length.isdecimal() else None
-    start = 0
-    if body.status == 206:
-        # bytes FIRST-LAST/ALL
-        unit, _, span = body.headers.get("Content-Range", "").partition(" ")
-        first, total = span.partition("-")[0], span.rpartition("/")[2]
-        if unit != "bytes" or first != str(requested_bytes):
-            raise _Retriable("the server answered with another range than requested")
-        start, size = requested_bytes, int(total) if total.isascii() and total.isdecimal() else None
-    validator = body.headers.get("ETag", "")
-    if not validator or validator.startswith("W/"):
-        validator = body.headers.get("Last-Modified", "")
-    return Response(body=body, start_bytes=start, total_bytes=size, validator=validator)
+def _parse_size(response: http.client.HTTPResponse, requested_bytes: int) -> tuple[int, int | None]:
+    """Return the start of the content (0: the server does not support ranges) and the size of the complete file."""
+    if response.status != 206:
+        return 0, _parse_number(response.headers.get("Content-Length", ""))
+    # bytes FIRST-LAST/ALL
+    unit, _, span = response.headers.get("Content-Range", "").partition(" ")
+    if unit != "bytes" or span.partition("-")[0] != str(requested_bytes):
+        raise _Retriable("the server answered with another range than requested")
+    return requested_bytes, _parse_number(span.rpartition("/")[2])
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (FileNotFoundError, UnicodeDecodeError):
-        return ""
+def _parse_number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _validator(response: http.client.HTTPResponse) -> str:
+    """Return the strong ETag or the modification time; empty if the server reports neither."""
+    etag = response.headers.get("ETag", "")
+    return response.headers.get("Last-Modified", "") if not etag or etag.startswith("W/") else etag

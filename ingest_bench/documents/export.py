@@ -5,10 +5,10 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zstandard
 
@@ -18,10 +18,6 @@ from ingest_bench.documents.synthetic import DocumentGenerator, make_example
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.model.load import DocumentField, Workload
-
-
-class _Writable(Protocol):
-    def write(self, data: bytes, /) -> int: ...
 
 
 def describe_workload(workload: Workload) -> list[tuple[str, str]]:
@@ -37,7 +33,7 @@ def describe_workload(workload: Workload) -> list[tuple[str, str]]:
             f"{workload.published_bytes / 1e9:.2f} GB, {workload.mean_document_bytes:.1f} B per document",
         ),
         ("bulk", f"{workload.bulk_documents} documents, {workload.users} users"),
-        *_field_rows(workload),
+        *((f"field {spec.name}", _describe_field(spec, workload.mapping)) for spec in workload.fields),
         *((f"query {query.name}", f"weight {query.weight}: {json.dumps(query.body)}") for query in workload.queries),
         ("example", make_example(workload)[:2000].decode(errors="replace")),
     ]
@@ -48,8 +44,6 @@ def write_documents(workload: Workload, documents: int, path: Path, seed: int) -
 
     The file is complete or absent. A device or pipe such as `/dev/stdout` is written to directly.
     """
-    if documents < 1:
-        raise SpecError(f"--documents must be at least 1, not {documents}")
     total, part = 0, None
     try:
         target = path
@@ -70,7 +64,7 @@ def write_documents(workload: Workload, documents: int, path: Path, seed: int) -
     return total
 
 
-def _open(path: Path, suffix: str) -> AbstractContextManager[_Writable]:
+def _open(path: Path, suffix: str) -> AbstractContextManager[Any]:
     if suffix == ".gz":
         return gzip.GzipFile(path, "wb", compresslevel=6, mtime=0)
     if suffix == ".bz2":
@@ -80,26 +74,12 @@ def _open(path: Path, suffix: str) -> AbstractContextManager[_Writable]:
     return path.open("wb")
 
 
-def _field_rows(workload: Workload) -> Iterator[tuple[str, str]]:
-    properties = _table(_table(workload.mapping, "mappings"), "properties")
-    for spec in workload.fields:
-        yield f"field {spec.name}", f"{_describe_type(_table(properties, spec.name))}: {_describe_generator(spec)}"
-
-
-def _table(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table under a key; an empty one for anything else: only the server validates a mapping."""
-    table = mapping.get(key)
-    return table if isinstance(table, Mapping) else {}
-
-
-def _describe_type(mapping: Mapping[str, Any]) -> str:
-    fields = _table(mapping, "fields")
-    inner = "".join(f" +{name} {_table(fields, name).get('type')}" for name in fields)
-    analyzer = f" ({mapping['analyzer']})" if "analyzer" in mapping else ""
-    return f"{mapping.get('type', 'object' if 'properties' in mapping else 'unmapped')}{analyzer}{inner}"
-
-
-def _describe_generator(spec: DocumentField) -> str:
+def _describe_field(spec: DocumentField, mapping: Mapping[str, Any]) -> str:
+    """Return the field's mapping and generator. Only the server validates a mapping."""
+    properties: Any = mapping
+    for key in ("mappings", "properties", spec.name):
+        properties = properties.get(key) if isinstance(properties, Mapping) else None
     share = f" in {spec.present:.0%}" if spec.present < 1 else ""
     options = ", ".join(f"{key}={value}" for key, value in spec.options.items() if not isinstance(value, (list, dict)))
-    return f"{spec.kind}{share}{f' ({options})' if options else ''}"
+    generator = f"{spec.kind}{share}{f' ({options})' if options else ''}"
+    return f"{'unmapped' if properties is None else json.dumps(properties)}: {generator}"

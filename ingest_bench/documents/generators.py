@@ -90,11 +90,10 @@ class Rows:
 
 
 class Generator(Protocol):
-    """A kind of field."""
+    """A kind of field: returns a value for each row."""
 
     def __call__(self, rows: Rows) -> Values:
         """Return a value for each row."""
-        ...
 
 
 def format_values(values: list[Any]) -> Values:
@@ -247,13 +246,12 @@ class After:
 
 
 def _parse_date_s(text: str, where: str) -> int:
-    invalid = SpecError(f'{where}: "{text}" is not a date. Write it like 2015-01-31 or 2015-01-31T12:00:00.')
     try:
         date = datetime.fromisoformat(text)
     except ValueError:
-        raise invalid from None
-    if date.tzinfo is not None:
-        raise invalid
+        date = None
+    if date is None or date.tzinfo is not None:
+        raise SpecError(f'{where}: "{text}" is not a date. Write it like 2015-01-31 or 2015-01-31T12:00:00.')
     return int(date.replace(tzinfo=UTC).timestamp())
 
 

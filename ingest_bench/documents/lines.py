@@ -9,12 +9,15 @@ import itertools
 import lzma
 import re
 import shutil
+import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple
 
 import zstandard
 
@@ -116,11 +119,6 @@ def part_range(total: int, part: int, parts: int) -> tuple[int, int]:
     return total * part // parts, total * (part + 1) // parts
 
 
-def part_numbers(total: int, part: int, parts: int) -> range:
-    """Return every *parts*-th number below *total*, from *part* on."""
-    return range(part, total, parts)
-
-
 def decompress_to(path: Path, folder: Path) -> Path:
     """Write a plain copy of a compressed file into the folder, so that several processes can each read a part of it.
 
@@ -143,27 +141,17 @@ def decompress_to(path: Path, folder: Path) -> Path:
     return target
 
 
-def _read_range(file: IO[bytes] | gzip.GzipFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+def _read_range(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[bytes]:
     if start:
         file.seek(start)
-    remaining = CHUNK_BYTES if end is None else end - start
+    remaining = sys.maxsize if end is None else end - start
     while piece := file.read(min(CHUNK_BYTES, remaining)):
         yield piece
-        remaining = CHUNK_BYTES if end is None else remaining - len(piece)
+        remaining -= len(piece)
 
 
-def _read_plain(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from _read_range(file)
-
-
-def _read_gzip(path: Path) -> Iterator[bytes]:
-    with gzip.open(path, "rb") as file:
-        yield from _read_range(file)
-
-
-def _read_bz2(path: Path) -> Iterator[bytes]:
-    with bz2.open(path, "rb") as file:
+def _read_all(open_file: Callable[[Path], Any], path: Path) -> Iterator[bytes]:
+    with open_file(path) as file:
         yield from _read_range(file)
 
 
@@ -214,8 +202,9 @@ def _refuse_nested(head: bytes, path: Path) -> None:
 
 def _read_tar(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
     names: list[str] = []
-    stream = io.BufferedReader(_PieceReader(pieces), CHUNK_BYTES)
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as archive:
+    # tarfile only calls this method.
+    stream: Any = SimpleNamespace(read=lambda _size: next(pieces, b""))
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             if not member.isfile() or _is_mac_metadata(member.name):
                 continue
@@ -228,25 +217,6 @@ def _read_tar(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
                 yield from itertools.chain((head,) if head else (), _read_range(file))
     if len(names) != 1:
         raise _not_one_file(path, names)
-
-
-class _PieceReader(io.RawIOBase):
-    """Readable file over pieces of bytes."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._unread = pieces, memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer from one piece; 0 at the end."""
-        self._unread = self._unread or memoryview(next(self._pieces, b""))
-        count = min(len(buffer), len(self._unread))
-        buffer[:count] = self._unread[:count]
-        self._unread = self._unread[count:]
-        return count
 
 
 def _is_mac_metadata(name: str) -> bool:
@@ -268,8 +238,8 @@ class _Format(NamedTuple):
 # Magic numbers: RFC 1952, bzip2, RFC 8878 (a skippable frame may come first), APPNOTE.TXT and so on. None of them can
 # begin a line of JSON.
 _FORMATS = (
-    _Format(re.compile(rb"\x1f\x8b"), "gzip", _read_gzip),
-    _Format(re.compile(rb"BZh"), "bzip2", _read_bz2),
+    _Format(re.compile(rb"\x1f\x8b"), "gzip", partial(_read_all, gzip.open)),
+    _Format(re.compile(rb"BZh"), "bzip2", partial(_read_all, bz2.open)),
     _Format(re.compile(rb"(\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"), "Zstandard", _read_zstd),
     _Format(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", _read_zip),
     _Format(re.compile(rb"\xfd7zXZ\x00"), "xz"),
@@ -305,4 +275,4 @@ def _opener(path: Path) -> Callable[[Path], Iterator[bytes]] | None:
             f"{path}: {file_format.name} is not supported. Give the documents as plain text, as .gz, .bz2 or .zst, or "
             "alone in a .zip or .tar."
         )
-    return file_format.opener if file_format else _read_plain if _is_tar(head) else None
+    return file_format.opener if file_format else partial(_read_all, io.FileIO) if _is_tar(head) else None

@@ -9,19 +9,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench.documents import corpus as corpora
 from ingest_bench.documents import lines
 from ingest_bench.documents.body import Body, BodyTemplate, IdSequence
-from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.synthetic import DocumentGenerator
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.model.load import TrackFile
 
 if TYPE_CHECKING:
+    from ingest_bench.documents.corpus import Corpus
     from ingest_bench.model.load import Conflicts, LoadOptions, Step, Workload
 
 POOL_BYTES = 64 * 1024**2
@@ -52,78 +54,41 @@ class BodyBuilder(Protocol):
         """Build a body, or a template if users assign ids. The seed decides which documents reuse one."""
         ...
 
-    def for_file(
-        self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False
-    ) -> BodyBuilder:
-        """Return the builder for a file, whose documents may be bulk items already and go to *index*.
-
-        A data stream only takes `create` operations.
-        """
-        ...
-
-
-class Bodies(Protocol):
-    """Bodies that the users of one worker share."""
-
-    def iterate_once(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield the bodies of one user; all users together get each body once."""
-        ...
-
-    def iterate_forever(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield the bodies of one user repeatedly; if there are fewer bodies than users, some users share them."""
-        ...
-
-    def as_resent(self) -> Bodies:
-        """Return these bodies as they count once all were sent before."""
+    def for_file(self, file: TrackFile) -> BodyBuilder:
+        """Return the builder for the documents of a file; SpecError if the protocol cannot send that file."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BodyPool:
-    """Bodies in memory whose ids the server assigns, or that have their own."""
+    """Bodies in memory, or templates if users assign ids: no two users write into the same one."""
 
-    bodies: tuple[Body, ...]
+    bodies: tuple[Body, ...] = ()
+    templates: tuple[BodyTemplate, ...] = ()
 
     def iterate_once(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield every `users`-th body."""
-        del ids
+        """Yield every `users`-th body, with the next ids of this user: all users together get each body once."""
+        if self.templates:
+            return (template.fill(ids) for template in self.templates[user::users])
         return iter(self.bodies[user::users])
 
     def iterate_forever(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield every `users`-th body, then these again as resent ones; a user without own bodies resends all."""
-        del ids
+        """Yield every `users`-th body, then these again as resent ones or with new ids.
+
+        A user without own bodies resends all, or gets copies of all templates.
+        """
+        if self.templates:
+            templates = self.templates[user::users] or tuple(template.copy() for template in self.templates)
+            return (template.fill(ids) for template in itertools.cycle(templates))
         own = self.bodies[user::users]
-        resent = [body.as_resent() for body in own or self.bodies]
-        return itertools.chain(own, itertools.cycle(resent))
+        return itertools.chain(own, itertools.cycle([body.as_resent() for body in own or self.bodies]))
 
     def as_resent(self) -> BodyPool:
-        """Return these bodies as they count once they were sent before."""
-        return BodyPool(tuple(body.as_resent() for body in self.bodies))
+        """Return these bodies as they count once they were sent before; new ids make new documents."""
+        return BodyPool(tuple(body.as_resent() for body in self.bodies), self.templates)
 
 
-@dataclass(frozen=True, slots=True)
-class IdPool:
-    """Bodies in memory into which users write ids. No two users write into the same one."""
-
-    templates: tuple[BodyTemplate, ...]
-
-    def iterate_once(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield every `users`-th body with the next ids of this user."""
-        return (template.fill(ids) for template in self.templates[user::users])
-
-    def iterate_forever(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield every `users`-th body repeatedly, with new ids each time; a user without own ones gets copies."""
-        own = self.templates[user::users] or tuple(template.copy() for template in self.templates)
-        return (template.fill(ids) for template in itertools.cycle(own))
-
-    def as_resent(self) -> IdPool:
-        """Return this pool: new ids make new documents."""
-        return self
-
-
-def build_pool(
-    groups: Iterable[Sequence[bytes]], protocol: BodyBuilder, seed: int, pool_bytes: int
-) -> BodyPool | IdPool:
+def build_pool(groups: Iterable[Sequence[bytes]], protocol: BodyBuilder, seed: int, pool_bytes: int) -> BodyPool:
     """Build a pool of the first groups of documents that together reach *pool_bytes*."""
     total = 0
     bodies: list[Body] = []
@@ -137,7 +102,7 @@ def build_pool(
         total += sum(map(len, documents))
         if total >= pool_bytes:
             break
-    return IdPool(tuple(templates)) if templates else BodyPool(tuple(bodies))
+    return BodyPool(tuple(bodies), tuple(templates))
 
 
 def choose_bulk_size(workload: Workload, options: LoadOptions, protocol: BodyBuilder) -> BulkSize:
@@ -198,29 +163,18 @@ def limit_documents(blocks: Iterable[list[bytes]], documents: int) -> Iterator[l
             return
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReader:
-    """Reads one worker's part of a file, as often as requested."""
-
-    corpus: Corpus
-    protocol: BodyBuilder
-    size: BulkSize
-    seed: int
-    start: int = 0
-    end: int | None = None
-    """The byte range; None: to the end of the file."""
-    limit: int | None = None
-    """Most documents to read."""
-
-    def read_groups(self) -> Iterator[list[bytes]]:
-        """Yield the documents (of bulk bodies: the items) of each bulk."""
-        path = self.corpus.path
-        blocks = lines.split_lines(lines.read_chunks(path, self.start, self.end), path)
-        items = corpora.join_items(blocks, path) if self.corpus.has_action_lines else blocks
-        documents: Iterator[list[bytes]] = (_check_objects(block, path) for block in items)
-        if self.limit is not None:
-            documents = limit_documents(documents, self.limit)
-        return group_documents(documents, self.size, self.protocol.overhead_bytes)
+def _read_groups(
+    file: TrackFile, protocol: BodyBuilder, size: BulkSize, start: int, end: int | None, limit: int | None
+) -> Iterator[list[bytes]]:
+    """Yield the documents (of bulk bodies: the items) of each bulk in a byte range, at most *limit* in total."""
+    path = Path(file.path)
+    documents = lines.split_lines(lines.read_chunks(path, start, end), path)
+    if file.has_action_lines:
+        documents = corpora.join_items(documents, path)
+    documents = (_check_objects(block, path) for block in documents)
+    if limit is not None:
+        documents = limit_documents(documents, limit)
+    return group_documents(documents, size, protocol.overhead_bytes)
 
 
 def _check_objects(block: list[bytes], path: Path) -> list[bytes]:
@@ -238,7 +192,10 @@ def _check_objects(block: list[bytes], path: Path) -> list[bytes]:
 class BodyStream:
     """Bodies of a file that is larger than the pool: read once for all users, each takes the next one."""
 
-    reader: CorpusReader
+    protocol: BodyBuilder
+    seed: int
+    read_groups: Callable[[], Iterator[list[bytes]]]
+    """Starts a pass: yields the documents of each bulk."""
     groups: Iterator[list[bytes]]
     """The unread groups of this pass."""
     passes: int = 0
@@ -248,7 +205,7 @@ class BodyStream:
         """Yield the next bodies that no user of this worker had, until the file ends."""
         del user, users
         for documents in self.groups:
-            built = self.reader.protocol.build_body(documents, self.reader.seed + next(self._numbers))
+            built = self.protocol.build_body(documents, self.seed + next(self._numbers))
             body = built if isinstance(built, Body) else built.fill(ids)
             yield body.as_resent() if self.passes else body
 
@@ -260,15 +217,19 @@ class BodyStream:
             # Another user may have reached the end before.
             if passes == self.passes:
                 self.passes += 1
-                self.groups = self.reader.read_groups()
+                self.groups = self.read_groups()
 
     def as_resent(self) -> BodyStream:
         """Return the stream from its beginning, as sent before."""
-        return BodyStream(self.reader, self.reader.read_groups(), self.passes + 1)
+        return BodyStream(self.protocol, self.seed, self.read_groups, self.read_groups(), self.passes + 1)
+
+
+Bodies = BodyPool | BodyStream
+"""Bodies that the users of one worker share."""
 
 
 def open_corpus(
-    corpus: Corpus,
+    file: TrackFile,
     protocol: BodyBuilder,
     size: BulkSize,
     *,
@@ -276,56 +237,48 @@ def open_corpus(
     pool_bytes: int = POOL_BYTES,
     worker: int = 0,
     workers: int = 1,
-    index: str | None = None,
-    is_data_stream: bool = False,
-    limit: int | None = None,
-    end_bytes: int | None = None,
-) -> BodyPool | IdPool | BodyStream:
+) -> Bodies:
     """Return one worker's bodies of a file: in memory if they fit into the pool, else as a stream.
 
-    Length workers read a byte range each; a compressed file must be decompressed for all of them first
-    (`lines.decompress_to`). *index* names the index in each item. *limit* is how many documents all workers send
-    together: the first ones of the file, which end at *end_bytes* (None: each worker finds that out itself). A worker
-    for which nothing remains gets an empty pool.
+    Several workers read a byte range each; a compressed file must be decompressed for all of them first
+    (`lines.decompress_to`). A worker for which nothing remains gets an empty pool.
     """
-    protocol = protocol.for_file(
-        corpus.path, has_action_lines=corpus.has_action_lines, index=index, is_data_stream=is_data_stream
-    )
-    if workers > 1 and not lines.is_plain(corpus.path):
-        raise SpecError(
-            f"{corpus.path}: {workers} processes cannot share a compressed file. Decompress it, or use one process."
-        )
-    reader = CorpusReader(corpus=corpus, protocol=protocol, size=size, seed=seed, limit=limit)
+    protocol = protocol.for_file(file)
+    start, end, limit = 0, None, file.documents
     if workers > 1:
-        start, end = _byte_range(corpus, worker, workers, limit, end_bytes)
-        reader = dataclasses.replace(reader, start=start, end=end, limit=None)
-    groups = reader.read_groups()
+        if not lines.is_plain(Path(file.path)):
+            raise SpecError(
+                f"{file.path}: {workers} processes cannot share a compressed file. Decompress it, or use one process."
+            )
+        (start, end), limit = _byte_range(file, worker, workers), None
+    read_groups = partial(_read_groups, file, protocol, size, start, end, limit)
+    groups = read_groups()
     buffered: list[list[bytes]] = []
     total = 0
     for documents in groups:
         buffered.append(documents)
         total += sum(map(len, documents))
         if total > pool_bytes:
-            return BodyStream(reader, itertools.chain(buffered, groups))
+            return BodyStream(protocol, seed, read_groups, itertools.chain(buffered, groups))
     return build_pool(buffered, protocol, seed, sys.maxsize)
 
 
-def _byte_range(corpus: Corpus, worker: int, workers: int, limit: int | None, end_bytes: int | None) -> tuple[int, int]:
-    """Return one worker's byte range. All workers together have the file, or its first *limit* documents."""
-    path, has_action_lines = corpus.path, corpus.has_action_lines
-    if limit is None:
+def _byte_range(file: TrackFile, worker: int, workers: int) -> tuple[int, int]:
+    """Return one worker's byte range. All workers together have the file, or its first documents."""
+    path, size = Path(file.path), file.end_bytes
+    if file.documents is None:
         size = path.stat().st_size
-    else:
-        size = corpora.find_end(path, limit, has_action_lines) if end_bytes is None else end_bytes
+    elif size is None:
+        size = corpora.find_end(path, file.documents, file.has_action_lines)
     start, end = (
-        corpora.find_boundary(path, offset, has_action_lines) for offset in lines.part_range(size, worker, workers)
+        corpora.find_boundary(path, offset, file.has_action_lines) for offset in lines.part_range(size, worker, workers)
     )
     return min(start, size), min(end, size)
 
 
 @dataclass(slots=True)
 class Loop:
-    """Length files, sent one after the other repeatedly, by all users of a worker together."""
+    """Several files, sent one after the other repeatedly, by all users of a worker together."""
 
     files: list[Bodies]
     _current: int = field(default=0, init=False)
@@ -349,12 +302,8 @@ class Loop:
 class Source:
     """The bodies of one worker. Each user has bodies of its own, so that none is sent by two."""
 
-    files: tuple[Bodies, ...]
-    """The files of a track step, sent one after the other; otherwise one, sent forever."""
-    sends_once: bool
-    """Each body is sent once."""
-    loop: Loop | None
-    """The files of a step that sends them repeatedly."""
+    iterate: Callable[[int, int, IdSequence], Iterator[Body]]
+    """Yields the bodies of one user of this worker, by its number here and the number of users here."""
     conflicts: Conflicts
     seed: int
     first_id: int
@@ -367,12 +316,7 @@ class Source:
         """Yield the bodies of one user; user numbers are unique across workers."""
         # Ids are counted across all workers and, for a user, across all files, so that none is assigned twice.
         ids = IdSequence(number, self.users, self.conflicts, self.seed, self.first_id)
-        user, users = number // self.workers, len(lines.part_numbers(self.users, self.worker, self.workers))
-        if self.sends_once:
-            return itertools.chain.from_iterable(file.iterate_once(user, users, ids) for file in self.files)
-        if self.loop is not None:
-            return self.loop.bodies_of(user, users, ids)
-        return self.files[0].iterate_forever(user, users, ids)
+        return self.iterate(number // self.workers, len(range(self.worker, self.users, self.workers)), ids)
 
 
 def open_source(
@@ -389,27 +333,29 @@ def open_source(
     workers: int = 1,
 ) -> Source:
     """Return the source of one worker: the files of a track step, the user's file, or generated documents."""
-    files: tuple[Bodies, ...]
+    inputs: tuple[TrackFile, ...] = ()
     if step is not None:
-        files = open_step_files(
-            step, protocol, seed=options.seed, pool_bytes=pool_bytes, worker=worker, workers=workers
-        )
-    elif corpus is not None:
-        size = choose_bulk_size(workload, options, protocol)
-        bodies = open_corpus(
-            corpus, protocol, size, seed=options.seed, pool_bytes=pool_bytes, worker=worker, workers=workers
-        )
-        if bodies == BodyPool(()):
-            raise _no_documents_left(str(corpus.path), worker, workers)
-        files = (bodies,)
+        inputs, size, name = step.files, BulkSize(documents=step.bulk_documents), step.name
     else:
-        pool = build_synthetic_pool(workload, options, protocol, pool_bytes=pool_bytes, worker=worker, workers=workers)
-        files = (pool,)
-    is_looped = step is not None and step.looped
+        size = choose_bulk_size(workload, options, protocol)
+    if corpus is not None:
+        name = str(corpus.path)
+        inputs = (TrackFile(path=name, index="", has_action_lines=corpus.has_action_lines),)
+    files: list[Bodies] = [
+        open_corpus(file, protocol, size, seed=seed, pool_bytes=pool_bytes, worker=worker, workers=workers)
+        for seed, file in enumerate(inputs, options.seed)
+    ]
+    if not inputs:
+        files = [build_synthetic_pool(workload, options, protocol, pool_bytes, worker, workers)]
+    elif all(file == BodyPool() for file in files):
+        raise SpecError(f"{name}: no documents remain for process {worker + 1} of {workers}. Use fewer processes.")
+    iterate = files[0].iterate_forever
+    if step is not None and not step.looped:
+        iterate = partial(_iterate_files, files)
+    elif len(files) > 1:
+        iterate = Loop(files).bodies_of
     return Source(
-        files=files,
-        sends_once=step is not None and not is_looped,
-        loop=Loop(list(files)) if is_looped and len(files) > 1 else None,
+        iterate=iterate,
         conflicts=options.action.conflicts,
         seed=options.seed,
         first_id=first_id,
@@ -419,48 +365,22 @@ def open_source(
     )
 
 
-def _no_documents_left(name: str, worker: int, workers: int) -> SpecError:
-    return SpecError(f"{name}: no documents remain for process {worker + 1} of {workers}. Use fewer processes.")
+def _iterate_files(files: Sequence[Bodies], user: int, users: int, ids: IdSequence) -> Iterator[Body]:
+    return itertools.chain.from_iterable(file.iterate_once(user, users, ids) for file in files)
 
 
 def build_synthetic_pool(
     workload: Workload,
     options: LoadOptions,
     protocol: BodyBuilder,
-    *,
     pool_bytes: int = POOL_BYTES,
     worker: int = 0,
     workers: int = 1,
-) -> BodyPool | IdPool:
+) -> BodyPool:
     """Generate about *pool_bytes* of documents and at least one body; workers get different documents."""
     size = choose_bulk_size(workload, options, protocol)
     blocks = DocumentGenerator(workload, options.seed).blocks(worker, workers)
     return build_pool(group_documents(blocks, size, protocol.overhead_bytes), protocol, options.seed, pool_bytes)
-
-
-def open_step_files(
-    step: Step, protocol: BodyBuilder, *, seed: int, pool_bytes: int = POOL_BYTES, worker: int = 0, workers: int = 1
-) -> tuple[Bodies, ...]:
-    """Return the bodies of each file of a track's bulk step; every item names its index."""
-    files = tuple(
-        open_corpus(
-            Corpus(Path(file.path), file.has_action_lines),
-            protocol,
-            BulkSize(documents=step.bulk_documents),
-            seed=seed + number,
-            pool_bytes=pool_bytes,
-            worker=worker,
-            workers=workers,
-            index=file.index,
-            is_data_stream=file.is_data_stream,
-            limit=file.documents,
-            end_bytes=file.end_bytes,
-        )
-        for number, file in enumerate(step.files)
-    )
-    if all(file == BodyPool(()) for file in files):
-        raise _no_documents_left(step.name, worker, workers)
-    return files
 
 
 def decompress_step_files(step: Step, out_folder: Path) -> Step:

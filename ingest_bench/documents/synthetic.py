@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -23,9 +23,14 @@ from ingest_bench.model.load import DocumentField, Workload
 from ingest_bench.model.values import MIB, Between, Json, Length, Line, Pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Picks = NDArray[np.int64]
+    Column = Callable[[int, Picks], list[bytes]]
+    """One field with its separator and name: returns its text in documents *first*, *first* + 1, … for their random
+    numbers."""
 
 # Documents are generated in blocks, each from its own seed, so that any process can generate any block. A block has
 # this many documents, or fewer if they are large: a block of papers would be 165 MB.
@@ -84,79 +89,67 @@ SPECIAL: Mapping[str, type[Id] | type[Text] | type[Nested]] = {"id": Id, "text":
 KINDS = (*GENERATORS, *SPECIAL)
 
 
-class _Column(Protocol):
-    """One field of many documents: its separator, name and value as text."""
-
-    def take(self, first: int, picks: Picks) -> list[bytes]:
-        """Return the field's text in documents *first*, *first* + 1, …; *picks* are their random numbers."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Formatted texts; the random number of a document selects one."""
-
-    texts: NDArray[np.object_]
-
-    def take(self, first: int, picks: Picks) -> list[bytes]:  # noqa: ARG002 - as `_Column`
-        rows: list[bytes] = self.texts[picks % len(self.texts)].tolist()
-        return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbered:
-    """The number of the document, in a Python format such as `PMC{:07d}`."""
-
-    prefix: bytes
-    template: str
-    suffix: bytes
-    start: int
-
-    def take(self, first: int, picks: Picks) -> list[bytes]:
-        start, template = self.start + first, self.template
-        return [
-            b"".join((self.prefix, template.format(number).encode(), self.suffix))
-            for number in range(start, start + len(picks))
-        ]
-
-
-@dataclass(frozen=True)
-class _Slices:
-    """Long texts: slices of one long prose, cut at spaces, with lengths from a table."""
-
-    build_prose: Callable[[], bytes]
-    """Takes half a second, so it is called for the first document only."""
-    lengths: Sequence[int]
-    prefix: bytes
-    suffix: bytes
-
-    @functools.cached_property
-    def prose(self) -> tuple[bytes, Picks]:
-        """The prose and the offsets at which a slice may begin; SpecError if the longest slice does not fit."""
-        prose = self.build_prose()
-        spaces = np.flatnonzero(np.frombuffer(prose, dtype=np.uint8) == ord(" "))
-        starts = spaces[spaces < len(prose) - max(self.lengths) - 1] + 1
-        if not len(starts):
-            raise SpecError(f"a text of {max(self.lengths)} bytes is longer than the prose that it is cut from")
-        return prose, starts
-
-    def take(self, first: int, picks: Picks) -> list[bytes]:
-        """Return a slice for each document: its number selects the length, its random number the offset."""
-        prose, starts = self.prose
-        texts = []
-        for number, start in enumerate(starts[picks % len(starts)].tolist(), start=first):
-            end = prose.rfind(b" ", start, start + self.lengths[number % len(self.lengths)] + 1)
-            texts.append(b"".join((self.prefix, prose[start : max(start, end)], self.suffix)))
-        return texts
-
-
-def _build_table(texts: Sequence[str], prefix: str, is_present: NDArray[np.bool_] | None = None) -> _Table:
-    """Build a table of texts after a prefix; a row that is not present is empty."""
+def _take_rows(texts: Sequence[str], prefix: str, is_present: NDArray[np.bool_] | None = None) -> Column:
+    """Return a column of texts after a prefix, one per row of a table; a row that is not present is empty."""
     rows = np.empty(len(texts), dtype=object)
     rows[:] = [f"{prefix}{text}".encode() for text in texts]
     if is_present is not None:
         rows[~is_present] = b""
-    return _Table(rows)
+
+    def take(_first: int, picks: Picks) -> list[bytes]:
+        taken: list[bytes] = rows[picks % len(rows)].tolist()
+        return taken
+
+    return take
+
+
+def _take_numbers(prefix: str, options: Id) -> Column:
+    """Return a column of document numbers."""
+    quote = '"' if options.format else ""
+    template, before, after = options.format or "{}", f"{prefix}{quote}".encode(), quote.encode()
+
+    def take(first: int, picks: Picks) -> list[bytes]:
+        start = options.start + first
+        return [
+            b"".join((before, template.format(number).encode(), after)) for number in range(start, start + len(picks))
+        ]
+
+    return take
+
+
+def _take_slices(prefix: str, options: Text, seed: int) -> Column:
+    """Return a column of long texts: slices of one long prose, cut at spaces, with lengths from a table."""
+    random = np.random.default_rng([seed, 3])
+    # Draws are scaled to the mean, which makes it exact, and sorted only to be shuffled again.
+    spread = np.exp(options.sigma * np.sort(random.normal(size=LENGTHS)))
+    sizes = np.maximum(MIN_TEXT_BYTES, spread / spread.mean() * options.mean_bytes).astype(int)
+    lengths: list[int] = random.permutation(sizes).tolist()
+    longest, before = max(lengths), f'{prefix}"{options.lead}'.encode()
+
+    @functools.cache
+    def find_starts() -> tuple[bytes, Picks]:
+        """Return the prose and the offsets at which a slice may begin; SpecError if the longest slice does not fit."""
+        prose = words.prose(seed, PROSE_BYTES, options.vocabulary)
+        spaces = np.flatnonzero(np.frombuffer(prose, dtype=np.uint8) == ord(" "))
+        starts = spaces[spaces < len(prose) - longest - 1] + 1
+        if not len(starts):
+            raise SpecError(f"a text of {longest} bytes is longer than the prose that it is cut from")
+        return prose, starts
+
+    def take(first: int, picks: Picks) -> list[bytes]:
+        """Return a slice for each document: its number selects the length, its random number the offset."""
+        prose, starts = find_starts()
+        texts = []
+        for number, start in enumerate(starts[picks % len(starts)].tolist(), start=first):
+            end = prose.rfind(b" ", start, start + lengths[number % LENGTHS] + 1)
+            texts.append(b"".join((before, prose[start : max(start, end)], b'"')))
+        return texts
+
+    if longest > PROSE_BYTES // 4:
+        # Prose takes half a second, so it is made for the first document. This text may not fit: prose of short words
+        # has a third of that size.
+        find_starts()
+    return take
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +200,7 @@ class DocumentGenerator:
             key = row or str(position)
             if key not in picks:
                 picks[key] = random.integers(0, 2**62, self.size)
-            parts.append(column.take(number * self.size, picks[key]))
+            parts.append(column(number * self.size, picks[key]))
         return [b"".join(pieces) for pieces in zip(*parts, strict=True)]
 
     def blocks(self, worker: int = 0, workers: int = 1) -> Iterator[list[bytes]]:
@@ -243,7 +236,7 @@ def _longest_list(value: Any) -> int:
 
 def _build_columns(
     fields: tuple[DocumentField, ...], build: _Build, path: str, opening: str, closing: str
-) -> Iterator[tuple[str, _Column]]:
+) -> Iterator[tuple[str, Column]]:
     names: set[str] = set()
     for number, spec in enumerate(fields):
         if spec.name in names:
@@ -251,10 +244,10 @@ def _build_columns(
         names.add(spec.name)
         prefix = (", " if number else opening) + f'"{spec.name}": '
         yield from _build_column(spec, build, f"{path}{spec.name}", prefix)
-    yield "", _build_table([closing], "")
+    yield "", _take_rows([closing], "")
 
 
-def _build_column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Iterator[tuple[str, _Column]]:
+def _build_column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Iterator[tuple[str, Column]]:
     """Yield the columns of a field, each with the name of its row."""
     where = f"{build.where}: {path}"
     if spec.kind not in SPECIAL:
@@ -263,31 +256,16 @@ def _build_column(spec: DocumentField, build: _Build, path: str, prefix: str) ->
         rows.fields[spec.name] = values
         absent = round(rows.size * (1 - spec.present))
         is_present = rows.random.permutation(rows.size) >= absent if absent else None
-        yield spec.row, _build_table(values.texts, prefix, is_present)
+        yield spec.row, _take_rows(values.texts, prefix, is_present)
         return
     if spec.present < 1:
         raise SpecError(f'{where}: a field of kind "{spec.kind}" is in every document. Remove "present".')
     options = records.from_toml(SPECIAL[spec.kind], spec.options, where)
     if isinstance(options, Id):
-        quote = '"' if options.format else ""
-        yield "", _Numbered(f"{prefix}{quote}".encode(), options.format or "{}", quote.encode(), options.start)
+        yield "", _take_numbers(prefix, options)
     elif isinstance(options, Text):
-        yield "", _build_slices(options, build.seed, prefix)
+        yield "", _take_slices(prefix, options, build.seed)
     else:
         tables = catalog.group_field_options(list(options.fields), where)
         inner = tuple(records.from_toml(DocumentField, table, where) for table in tables)
         yield from _build_columns(inner, build, f"{path}.", prefix + "{", "}")
-
-
-def _build_slices(text: Text, seed: int, prefix: str) -> _Slices:
-    random = np.random.default_rng([seed, 3])
-    # Draws are scaled to the mean, which makes it exact, and sorted only to be shuffled again.
-    spread = np.exp(text.sigma * np.sort(random.normal(size=LENGTHS)))
-    lengths = np.maximum(MIN_TEXT_BYTES, spread / spread.mean() * text.mean_bytes).astype(int)
-    order: list[int] = random.permutation(lengths).tolist()
-    build_prose = functools.partial(words.prose, seed, PROSE_BYTES, text.vocabulary)
-    slices = _Slices(build_prose, order, f'{prefix}"{text.lead}'.encode(), b'"')
-    if max(order) > PROSE_BYTES // 4:
-        # It may not fit: prose of short words has a third of that size. Accessing it checks this.
-        _ = slices.prose
-    return slices

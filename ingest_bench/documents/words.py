@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,53 +13,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The most frequent words of English prose, by rank.
-_COMMON = (
-    "the of and in to a with for was is were that as by from on at are this be or we not an which these it have"
-    " between has been also had than can their more other using both used may after all two our but however no"
-    " during there most study results data analysis patients cells based different observed significant showed"
-    " treatment group high compared found associated levels time increased among model method effect cell each"
-    " three only higher one those such its into when they expression number control studies total first protein"
-    " table figure values lower over disease rate reported however within low mean samples type could test due"
-    " respectively shown similar well sample years previous age genes population activity factors following"
-)
-COMMON = tuple(_COMMON.split())
-# Parts of scientific words.
-_FRONTS = tuple(
-    str.split(
-        "anti bi cardio chemo co cyto de di epi ex gluco hetero homo hydro hyper hypo immuno in inter intra iso"
-        " macro meta micro mono multi myo neo neuro non osteo para patho peri phospho photo poly pre pro pseudo re"
-        " sub super thermo trans tri un vaso"
-    )
-)
-_ROOTS = tuple(
-    str.split(
-        "act bact bol cell chrom clon corr crypt cycl cyt derm dict duct dyn fer fil flam form fract fus gen glyc"
-        " graph gress hist kin lat lig lipid log lymph lys mar medi metr morph mut nephr neur not nucle op osm oxid"
-        " path phen phil plas pol port prote rad rel rept ruct sect sens sequ sist solv som spect stat stim stru"
-        " synth tact tec tens termin tox tract troph vas vect ven vert vir vis"
-    )
-)
-_ENDINGS = tuple(
-    str.split(
-        "s ed ing ion ions al ic ate ated ates ity ive ous ment able ase ases ism ly ically osis ology er ent ance"
-        " in ine ide"
-    )
-)
-# Parts of place names.
-_HEADS = tuple(
-    str.split(
-        "al an ba bar bel ber bor bra bu ca car cha co da del do dor el er fa fer ga gor gra ha hal he ho is ja ka"
-        " kal kar ko kra la lan le li lo lu ma mar me mo mu na ne ni no o ol or pa par pe po ra re ri ro ru sa san"
-        " se si so ta tar te to tra u va ve vi vo wa we wi ya za"
-    )
-)
-_TAILS = tuple(
-    str.split(
-        "berg bo burg by da dorf feld ford gan ham heim ino ka lia lo na nagar ne no ov pur ra ria ro sk stad stan"
-        " ta ton ville wa wiler"
-    )
-)
+_PARTS = {
+    name: tuple(text.split())
+    for name, text in tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="ascii")).items()
+}
 _CLOSINGS = (".", ".", ".", " [{}].", ".", ".\\n", ".", " ({}).")
 
 Style = Literal["papers", "places"]
@@ -68,7 +27,7 @@ def vocabulary(size: int, seed: int, style: Style = "papers") -> tuple[str, ...]
     """Return *size* different words by falling frequency: of papers (English function words first) or place names."""
     numbers = _random_numbers(np.random.default_rng([seed, 1]))
     build = _scientific_word if style == "papers" else _place_name
-    words = dict.fromkeys(COMMON if style == "papers" else ())
+    words = dict.fromkeys(_PARTS["common"] if style == "papers" else ())
     while len(words) < size:
         # The rarer a word, the longer it is.
         words.setdefault(build(numbers, len(words)))
@@ -121,11 +80,13 @@ def _random_numbers(random: np.random.Generator) -> Iterator[int]:
 
 def _scientific_word(numbers: Iterator[int], rank: int) -> str:
     fronts = next(numbers) % (1 + (rank > 1000) + (rank > 12000))
-    parts = [*(_FRONTS,) * fronts, _ROOTS, *(() if next(numbers) % 8 == 0 else (_ENDINGS,))]
-    return "".join(part[next(numbers) % len(part)] for part in parts)
+    return _join_parts(numbers, [*["fronts"] * fronts, "roots", *([] if next(numbers) % 8 == 0 else ["endings"])])
 
 
 def _place_name(numbers: Iterator[int], rank: int) -> str:
     heads = 1 + min(2, next(numbers) % (2 + rank // 8000))
-    parts = [*(_HEADS,) * heads, _TAILS]
-    return "".join(part[next(numbers) % len(part)] for part in parts)
+    return _join_parts(numbers, [*["heads"] * heads, "tails"])
+
+
+def _join_parts(numbers: Iterator[int], names: list[str]) -> str:
+    return "".join(_PARTS[name][next(numbers) % len(_PARTS[name])] for name in names)

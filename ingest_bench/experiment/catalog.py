@@ -16,7 +16,7 @@ from typing import Any
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment.contradictions import check_profile
 from ingest_bench.inputs import files, records
-from ingest_bench.model.experiment import Cell, Plan
+from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import DocumentField, Workload
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import CustomTarget
@@ -38,8 +38,12 @@ _MAX_FINGERPRINTS = 1000
 # Keys whose files decide what is sent, what happens, and what is measured. Other values may be paths too: settings of a
 # server, such as "/".
 _FILE_KEYS = frozenset({"documents", "workload", "profile", "trace", "file", "jar", "source", "classpath"})
-# Keys whose values are always paths; the others may be the name of a shipped file.
-_PATH_KEYS = _FILE_KEYS - {"workload", "profile"}
+# Keys whose values may be the name of a shipped file (`find_file`); those of the others are always paths.
+_SHIPPED_OR_PATHS = frozenset({"workload", "profile"})
+# Fields of a cell that are always paths.
+_CELL_PATHS = frozenset({"file", "ca_file", "client_cert", "client_key", "documents", "path", "trace"})
+# Fields of a cell with records that have such fields. Paths of a custom target are relative to its folder.
+_WITH_PATHS = frozenset({"target", "load", "track", "arrivals", "query_arrivals", "faults"})
 
 
 def find_file(folder: str, name: str, what: str) -> Path:
@@ -134,7 +138,6 @@ def group_field_options(tables: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _format_overrides(overrides: Mapping[str, Any], parent: str = "") -> Iterator[str]:
-    """Yield each overridden key with its value."""
     for key, value in overrides.items():
         if isinstance(value, Mapping):
             yield from _format_overrides(value, f"{parent}{key}.")
@@ -151,50 +154,24 @@ def merge_tables(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, A
     return result
 
 
-def with_absolute_paths(cell: Cell) -> Cell:
-    """Return the cell with absolute paths, so that its runs can be resumed from another folder."""
-    target, load, track = cell.target, cell.load, cell.load.track
-    return dataclasses.replace(
-        cell,
-        target=dataclasses.replace(
-            target,
-            file=_absolute_if_set(target.file),
-            ca_file=_absolute_if_set(target.ca_file),
-            client_cert=_absolute_if_set(target.client_cert),
-            client_key=_absolute_if_set(target.client_key),
-        ),
-        load=dataclasses.replace(
-            load,
-            workload=_absolute_if_file(load.workload),
-            documents=_absolute_if_set(load.documents),
-            track=dataclasses.replace(track, path=absolute_path(track.path)) if track else None,
-            arrivals=dataclasses.replace(load.arrivals, file=_absolute_if_set(load.arrivals.file)),
-            query_arrivals=dataclasses.replace(load.query_arrivals, file=_absolute_if_set(load.query_arrivals.file)),
-        ),
-        faults=tuple(
-            dataclasses.replace(
-                fault,
-                profile=fault.profile and _absolute_if_file(fault.profile),
-                trace=_absolute_if_set(fault.trace),
-            )
-            for fault in cell.faults
-        ),
-    )
+def with_absolute_paths(record: Any) -> Any:
+    """Return a cell, or a record in it, with absolute paths, so that its runs can be resumed from another folder."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, str):
+            if field.name in _CELL_PATHS or (field.name in _SHIPPED_OR_PATHS and value.endswith(".toml")):
+                changes[field.name] = absolute_path(value)
+        elif field.name in _WITH_PATHS and value is not None:
+            is_list = isinstance(value, tuple)
+            changes[field.name] = tuple(map(with_absolute_paths, value)) if is_list else with_absolute_paths(value)
+    return dataclasses.replace(record, **changes)
 
 
 def absolute_path(path: str | Path) -> str:
     """Return the absolute path; a tilde that the shell left, as in `--track=~/geonames`, is the home folder."""
     # Path.expanduser raises for an unknown user, whose name with the tilde may be a folder's.
     return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111
-
-
-def _absolute_if_set(path: str | None) -> str | None:
-    return None if path is None else absolute_path(path)
-
-
-def _absolute_if_file(name: str) -> str:
-    """Return the absolute path of the user's own file; a shipped name stays (`find_file`)."""
-    return absolute_path(name) if name.endswith(".toml") else name
 
 
 def compute_fingerprints(plan: Plan) -> dict[str, str]:
@@ -226,22 +203,19 @@ def check_fingerprints(recorded: Mapping[str, str], plan: Plan) -> None:
 def _iter_paths(value: Any, key: str = "") -> Iterator[Path]:
     """Yield the values of file keys, and the `path` of a track."""
     if isinstance(value, str):
-        if key in _FILE_KEYS and (key in _PATH_KEYS or os.sep in value or value.endswith(".toml")):
+        if key in _FILE_KEYS and (key not in _SHIPPED_OR_PATHS or os.sep in value or value.endswith(".toml")):
             yield Path(value)
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if (key, name) == ("track", "path"):
-                yield from _iter_track_paths(Path(item))
+                # For a track in one file, each file that it may read.
+                is_file = Path(item).is_file()
+                yield from sorted(files.find_track_files(Path(item)))[:_MAX_FINGERPRINTS] if is_file else [Path(item)]
             else:
                 yield from _iter_paths(item, name)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _iter_paths(item, key)
-
-
-def _iter_track_paths(path: Path) -> Iterator[Path]:
-    """Yield the folder of a track; for a track in one file, each file that it may read."""
-    return iter(sorted(files.find_track_files(path))[:_MAX_FINGERPRINTS]) if path.is_file() else iter((path,))
 
 
 def _iter_files(path: Path) -> Iterator[Path]:
@@ -251,8 +225,7 @@ def _iter_files(path: Path) -> Iterator[Path]:
         elif _is_readable(path):
             yield path
     except OSError:
-        # A value that is not a path: too long, or below a folder that cannot be read.
-        return
+        return  # A value that is not a path: too long, or below a folder that cannot be read.
 
 
 def _is_readable(path: Path) -> bool:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ingest_bench.model.experiment import Cell, Fault
-    from ingest_bench.model.load import LoadOptions
     from ingest_bench.model.network import Profile
 
 # The maximum of veth (drivers/net/veth.c); only lo has one byte more.
@@ -47,41 +46,24 @@ _REQUIRED = {
 def check_profile(profile: Profile, where: str) -> Profile:
     """Return the profile; SpecError if its keys contradict each other."""
     if profile.medium == "veth" and profile.mtu_bytes > _VETH_MTU_BYTES:
-        raise SpecError(
-            f"{where}: mtu: {profile.mtu_bytes} is possible on lo only; a veth takes at most {_VETH_MTU_BYTES}"
-        )
+        reason = f"{profile.mtu_bytes} is possible on lo only; a veth takes at most {_VETH_MTU_BYTES}"
+        raise SpecError(f"{where}: mtu: {reason}")
     for key, impairment in (("to_server", profile.to_server), ("to_client", profile.to_client)):
         for contradiction in _find_contradictions(impairment, profile):
             raise SpecError(f"{where}: {key}: {contradiction}")
     return profile
 
 
-def check_load(options: LoadOptions, where: str) -> None:
-    """Raise SpecError if keys of the load contradict each other."""
-    if options.bulk_documents is not None and options.bulk_bytes is not None:
-        raise SpecError(f"{where}: bulk conflicts with bulk_documents. Remove one of them.")
-
-
-# Keys of a target that runs already.
-_RUNNING_KEYS = (
-    "file",
-    "custom",
-    "url",
-    "more_urls",
-    "attach",
-    "attached_process_start",
-    "interface",
-    "ca_file",
-    "client_cert",
-    "client_key",
-)
+# Keys of a target that runs already; the first ones require its URL.
+_URL_KEYS = ("more_urls", "interface", "ca_file", "client_cert", "client_key")
+_RUNNING_KEYS = (*_URL_KEYS, "file", "custom", "url", "attach", "attached_process_start")
 _REMEDY = "Remove it, or give no experiment: there is one for servers that run already."
 
 
 def check_running_target(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
     """Raise SpecError for keys of launched servers if the target runs already."""
     target = tables["target"]
-    for key in ("more_urls", "interface", "ca_file", "client_cert", "client_key"):
+    for key in _URL_KEYS:
         if target.get(key) and "url" not in target:
             raise SpecError(f"{where}: target.{key} requires target.url, a server that runs already")
     if bool(target.get("client_cert")) != bool(target.get("client_key")):
@@ -135,7 +117,6 @@ def check_nodes(cell: Cell, where: str) -> None:
 
 
 def _find_contradictions(impairment: Impairment, profile: Profile) -> Iterator[str]:
-    """Yield the contradictions of one direction."""
     if profile.medium == "loopback" and impairment != Impairment():
         yield 'loopback has one device for both directions and shapes neither. Use medium = "veth".'
     for key in _PER_PACKET:
@@ -144,7 +125,11 @@ def _find_contradictions(impairment: Impairment, profile: Profile) -> Iterator[s
     models = [key for key in _LOSS_MODELS if getattr(impairment, f"{key}_ppm")]
     if len(models) > 1:
         yield f"{' and '.join(models)}: netem supports one loss model at a time. Remove the others."
-    yield from _find_state_contradictions(impairment.loss_state_ppm)
+    p13, p31, p32, _, p14 = [*impairment.loss_state_ppm, *[0] * (5 - len(impairment.loss_state_ppm))]
+    for total_ppm, states in ((p13 + p14, "p13 and p14"), (p31 + p32, "p31 and p32")):
+        # A state is left with a probability of at most 1.
+        if total_ppm > 10**6:
+            yield f"loss_state: {states} are {units.format_ppm(total_ppm)} together; at most 100% is possible"
     names = records.fields_by_key(Impairment)
     for key, needed in _REQUIRED.items():
         if getattr(impairment, names[key]) and not any(getattr(impairment, names[need]) for need in needed):
@@ -159,16 +144,7 @@ def _find_contradictions(impairment: Impairment, profile: Profile) -> Iterator[s
         yield "slot_max is less than slot_min"
 
 
-def _find_state_contradictions(transitions_ppm: Sequence[int]) -> Iterator[str]:
-    """Yield the contradictions of the 4-state loss model: a state is left with a probability of at most 1."""
-    p13, p31, p32, _, p14 = [*transitions_ppm, *[0] * (5 - len(transitions_ppm))]
-    for total_ppm, names in ((p13 + p14, "p13 and p14"), (p31 + p32, "p31 and p32")):
-        if total_ppm > 10**6:
-            yield f"loss_state: {names} are {units.format_ppm(total_ppm)} together; at most 100% is possible"
-
-
 def _find_queue_contradictions(impairment: Impairment, profile: Profile) -> Iterator[str]:
-    """Yield the contradictions of an active queue (AQM)."""
     queue, limit, frame_bytes = impairment.queue, impairment.limit_packets, profile.mtu_bytes + _ETHERNET_HEADER_BYTES
     if queue == "fifo":
         return
@@ -190,7 +166,6 @@ def _find_queue_contradictions(impairment: Impairment, profile: Profile) -> Iter
 
 
 def _find_bucket_contradictions(impairment: Impairment, frame_bytes: int) -> Iterator[str]:
-    """Yield the contradictions of a token bucket for frames of that size."""
     if impairment.rate_bps is None:
         return
     if impairment.limit_packets is not None and impairment.limit_packets * frame_bytes > _TBF_BYTES:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,24 @@ def load_experiment(
     *fixed* holds values that have an option of their own, such as {"measure": "20s"}; None keeps the value of the file.
     *running* is a target that runs already: it replaces the target and the network of the file.
     """
-    path = catalog.find_file(catalog.EXPERIMENTS, name, "experiment")
-    table = catalog.read_table(path)
-    where = str(path)
+    experiment = _read_experiment(catalog.find_file(catalog.EXPERIMENTS, name, "experiment"))
+    if running is not None:
+        experiment = _replace_target(experiment, running)
+    chosen = _check_options(fixed or {})
+    for key, value in chosen.items():
+        tables = key_paths.set_value(experiment.tables, key_paths.resolve_key(key), value)
+        experiment = replace(experiment, tables=tables)
+    options = {key_paths.resolve_key(key): _OPTIONS.get(key, f"--{key}") for key in chosen}
+    experiment = _apply_overrides(experiment, overrides, options)
+    if replicates is not None:
+        checked = records.read_key(Experiment, ("replicates",), replicates, "--replicates")
+        experiment = replace(experiment, replicates=checked)
+    build_cells(experiment)
+    return experiment
+
+
+def _read_experiment(path: Path) -> Experiment:
+    table, where = catalog.read_table(path), str(path)
     for key in table:
         if key == _INCLUDES:
             raise SpecError(f"{where}: this file only includes other experiments. Run one of them, or all by its name.")
@@ -75,37 +90,32 @@ def load_experiment(
     tables = {name: dict(_get(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
     if isinstance(settings := tables["target"].get("setting"), dict):
         tables["target"]["setting"] = key_paths.flatten_table(settings, f"{where}: target.setting")
+    settings_by_target = _get(table, "settings", dict, {}, "a table", where)
+    for target, values in settings_by_target.items():
+        key_paths.check_value(("target", "name"), target, f"{where}: settings")
+        records.read_key(TargetOptions, ("setting",), values, f"{where}: settings.{target}")
     for steps, value in key_paths.iter_leaves(tables):
         key_paths.check_value(steps, value, f"{where}: {'.'.join(map(quote_name, steps))}")
         tables = key_paths.set_value(tables, steps, key_paths.convert_value(steps, value))
-    experiment = Experiment(
+    return Experiment(
         name=catalog.file_stem(path),
         **head,
         tables=tables,
-        settings=_settings(_get(table, "settings", dict, {}, "a table", where), where),
+        settings=settings_by_target,
         factors=_factors(_get(table, "factors", dict, {}, "a table", where), where),
         faults=tuple(records.from_toml(Fault, fault, f"{where}: fault") for fault in faults),
     )
-    if running is not None:
-        if any(experiment.tables[name] for name in ("target", *key_paths.LINKS)):
-            # What the file says about its server and its link does not apply.
-            description = f"{catalog.file_stem(path)}, on a server that runs already, as it is"
-            experiment = dataclasses.replace(experiment, description=description)
-        network = experiment.tables["network"] if running.get("interface") is not None else {}
-        kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "custom")}
-        tables = {**experiment.tables, "target": kept | _check_options(running), "network": network, "peers": {}}
-        experiment = dataclasses.replace(experiment, tables=tables)
-    chosen = _check_options(fixed or {})
-    for key, value in chosen.items():
-        tables = key_paths.set_value(experiment.tables, key_paths.resolve_key(key), value)
-        experiment = dataclasses.replace(experiment, tables=tables)
-    options = {key_paths.resolve_key(key): _OPTIONS.get(key, f"--{key}") for key in chosen}
-    experiment = _apply_overrides(experiment, overrides, options)
-    if replicates is not None:
-        checked = records.read_key(Experiment, ("replicates",), replicates, "--replicates")
-        experiment = dataclasses.replace(experiment, replicates=checked)
-    build_cells(experiment)
-    return experiment
+
+
+def _replace_target(experiment: Experiment, running: Mapping[str, Any]) -> Experiment:
+    if any(experiment.tables[name] for name in ("target", *key_paths.LINKS)):
+        # What the file says about its server and its link does not apply.
+        description = f"{experiment.name}, on a server that runs already, as it is"
+        experiment = replace(experiment, description=description)
+    network = experiment.tables["network"] if running.get("interface") is not None else {}
+    kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "custom")}
+    tables = {**experiment.tables, "target": kept | _check_options(running), "network": network, "peers": {}}
+    return replace(experiment, tables=tables)
 
 
 def parse_profile_overrides(settings: Sequence[str]) -> dict[str, Any]:
@@ -226,7 +236,8 @@ def _build_cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     contradictions.check_running_target(tables, faults, where)
     target = build_target(tables["target"], f"{where}: target")
     options = records.from_toml(LoadOptions, tables["load"], f"{where}: load")
-    contradictions.check_load(options, f"{where}: load")
+    if options.bulk_documents is not None and options.bulk_bytes is not None:
+        raise SpecError(f"{where}: load: bulk conflicts with bulk_documents. Remove one of them.")
     default_profile = "unshaped" if target.nodes > 1 else "loopback"
     cell = Cell(
         name=cell_name(levels),
@@ -242,14 +253,13 @@ def _build_cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
         probes=experiment.probes,
     )
     contradictions.check_nodes(cell, where)
-    return catalog.with_absolute_paths(cell)
+    absolute: Cell = catalog.with_absolute_paths(cell)
+    return absolute
 
 
 def _load_profile(table: Mapping[str, Any], default: str) -> Profile:
-    """Load the profile that a table names, with the table's overrides."""
-    return catalog.load_profile(
-        str(table.get("profile", default)), {key: value for key, value in table.items() if key != "profile"}
-    )
+    overrides = {key: value for key, value in table.items() if key != "profile"}
+    return catalog.load_profile(str(table.get("profile", default)), overrides)
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,14 +268,6 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in chosen.items():
         key_paths.check_value(key_paths.resolve_key(key), value, _OPTIONS.get(key, f"--{key.replace('_', '-')}"))
     return chosen
-
-
-def _settings(table: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Return the settings by the name of their target, `[settings.forwarder]`."""
-    for target, settings in table.items():
-        key_paths.check_value(("target", "name"), target, f"{where}: settings")
-        records.read_key(TargetOptions, ("setting",), settings, f"{where}: settings.{target}")
-    return dict(table)
 
 
 def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
@@ -311,7 +313,7 @@ def _apply_overrides(
             (index for index, factor in enumerate(factors) if key_paths.resolve_key(factor.key) == path), len(factors)
         )
         factors[place : place + 1] = [_factor(key, value.split(","), sources[path])]
-    return dataclasses.replace(experiment, factors=tuple(factors))
+    return replace(experiment, factors=tuple(factors))
 
 
 def _level_text(level: Any, where: str) -> str:
@@ -346,7 +348,12 @@ def build_plan(experiment: Experiment) -> Plan:
     for replicate in range(1, experiment.replicates + 1):
         block = [Run(id=f"{cell.name}/{replicate}", cell=cell, replicate=replicate) for cell in cells]
         if experiment.costly_probes:
-            block += [_instrument(cell, replicate, experiment.costly_probes) for cell in cells]
+            probed = [replace(cell, probes=(*cell.probes, *experiment.costly_probes)) for cell in cells]
+            names = [f"{cell.name}/{replicate}-instrumented" for cell in cells]
+            block += [
+                Run(id=name, cell=cell, replicate=replicate, instrumented=True)
+                for name, cell in zip(names, probed, strict=True)
+            ]
         random.Random(f"{experiment.seed}/{replicate}").shuffle(block)  # noqa: S311 - an order, not a secret
         runs += block
     return Plan(
@@ -356,11 +363,6 @@ def build_plan(experiment: Experiment) -> Plan:
         factors=experiment.factors,
         runs=tuple(runs),
     )
-
-
-def _instrument(cell: Cell, replicate: int, costly_probes: tuple[str, ...]) -> Run:
-    probed = dataclasses.replace(cell, probes=(*cell.probes, *costly_probes))
-    return Run(id=f"{cell.name}/{replicate}-instrumented", cell=probed, replicate=replicate, instrumented=True)
 
 
 def pair_runs(plan: Plan) -> Plan:
@@ -373,11 +375,8 @@ def pair_runs(plan: Plan) -> Plan:
     for run in plan.runs:
         sides = list(SIDES)
         random.Random(f"{plan.seed}/{run.id}").shuffle(sides)  # noqa: S311 - an order, not a secret
-        runs += [_assign_side(run, side) for side in sides]
-    return dataclasses.replace(plan, factors=(*plan.factors, Factor(key="side", levels=SIDES)), runs=tuple(runs))
-
-
-def _assign_side(run: Run, side: str) -> Run:
-    levels = {**run.cell.levels, "side": side}
-    cell = dataclasses.replace(run.cell, name=cell_name(levels), levels=levels)
-    return dataclasses.replace(run, id=cell.name + run.id.removeprefix(run.cell.name), cell=cell)
+        for side in sides:
+            levels = {**run.cell.levels, "side": side}
+            cell = replace(run.cell, name=cell_name(levels), levels=levels)
+            runs.append(replace(run, id=cell.name + run.id.removeprefix(run.cell.name), cell=cell))
+    return replace(plan, factors=(*plan.factors, Factor(key="side", levels=SIDES)), runs=tuple(runs))

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.faults.blackhole import BLACKHOLE, PARTITION
 from ingest_bench.faults.cpu import CPU
-from ingest_bench.faults.disk import FULL_DISK, SLOW_DISK
+from ingest_bench.faults.disk import FULL_DISK, SLOW_DISK, SLOW_FSYNC
 from ingest_bench.faults.dns_failure import DNS_FAILURE
 from ingest_bench.faults.exhausted_ports import EXHAUSTED_PORTS
 from ingest_bench.faults.fragmented_memory import FRAGMENTED_MEMORY
@@ -45,7 +45,6 @@ from ingest_bench.faults.misbehaving import MISBEHAVING_CLIENTS
 from ingest_bench.faults.mtu_blackhole import MTU_BLACKHOLE
 from ingest_bench.faults.processes import FILE_DESCRIPTORS, FLUSH, GC, HEAP_DUMP, KILL, PAUSE
 from ingest_bench.faults.reset import RESET
-from ingest_bench.faults.slow_fsync import SLOW_FSYNC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 
-from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.faults.kind import Act, ActiveFault, ChangeProfile, Node, Stage, hold_effect
+from ingest_bench.errors import RunFailed, SpecError, undo_on_error
+from ingest_bench.faults.kind import ActiveFault, ChangeProfile, Node, Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.network.act.link import Link
@@ -40,10 +39,10 @@ def select_directions(fault: Fault, name: LinkName) -> tuple[Direction, ...]:
 def begin_on_links(
     fault: Fault,
     stage: Stage,
-    apply: Callable[[Link, tuple[Direction, ...]], AbstractContextManager[object]],
+    begin: Callable[[ExitStack, Link, tuple[Direction, ...]], object],
     verify: Callable[[Link, tuple[Direction, ...]], str],
 ) -> ActiveFault:
-    """Enter `apply(link, directions)` for each selected link; if one fails, exit all.
+    """Call `begin(stack, link, directions)` for each selected link; *stack* ends it. If one fails, all end.
 
     *verify* returns what the kernel shows of the effect, and raises RunFailed if it is missing. It is called at the
     begin and before the end.
@@ -61,18 +60,14 @@ def begin_on_links(
 
     with ExitStack() as stack:
         for _, link, directions in selected:
-            stack.enter_context(apply(link, directions))
-        effect, applied = verify_all(), stack.pop_all()
+            begin(stack, link, directions)
+        effect, active = verify_all(), stack.pop_all()
 
     def end() -> None:
-        try:
+        # After an error the undo may fail as well, because its object is gone.
+        with undo_on_error(active.close):
             verify_all()
-        except RunFailed:
-            # The undo may fail as well, because its object is gone.
-            with contextlib.suppress(RunFailed):
-                applied.close()
-            raise
-        applied.close()
+        active.close()
 
     return ActiveFault(effect, end)
 
@@ -82,19 +77,11 @@ def begin_profile_change(fault: Fault, stage: Stage, change: ChangeProfile) -> A
     return begin_on_links(
         fault,
         stage,
-        lambda link, directions: override_profile(link, lambda profile: change(profile, fault, directions)),
+        lambda stack, link, directions: stack.enter_context(
+            override_profile(link, lambda profile: change(profile, fault, directions))
+        ),
         lambda link, _: check.describe_state(link),
     )
-
-
-@contextmanager
-def hold_on_link(link: Link, effect: tuple[str, Direction], begin: Act, end: Act) -> Iterator[None]:
-    """Hold an effect on a link that several faults may share: it begins with the first and ends with the last."""
-    release = hold_effect(link.active_faults, effect, begin, end)
-    try:
-        yield
-    finally:
-        release()
 
 
 @contextmanager
@@ -141,45 +128,29 @@ def begin_on_nodes(
     active: dict[str, ActiveFault] = {}
 
     def end() -> str:
-        texts: dict[str, str] = {}
+        with ThreadPoolExecutor(max(1, len(active)) if ends_in_parallel else 1) as pool:
+            ends = {name: pool.submit(fault.end) for name, fault in active.items()}
+        return _join_texts({name: future.result() for name, future in ends.items()})
 
-        def end_on_node(name: str) -> None:
-            texts[name] = active[name].end()
-
-        if ends_in_parallel:
-            with ThreadPoolExecutor(max(1, len(active))) as pool:
-                for future in [pool.submit(end_on_node, name) for name in active]:
-                    future.result()
-        else:
-            with ExitStack() as stack:
-                for name in active:
-                    stack.callback(end_on_node, name)
-        return _join_texts(texts)
-
-    try:
+    # An end this early may fail because the fault had no effect yet, which is not the cause.
+    with undo_on_error(end):
         for node in select_nodes(fault, stage):
             active[node.name] = begin(node)
-    except BaseException:
-        # An end this early may fail because the fault had no effect yet, which is not the cause.
-        with contextlib.suppress(RunFailed):
-            end()
-        raise
     return ActiveFault(_join_texts({name: fault.effect for name, fault in active.items()}), end)
 
 
-def _join_texts(texts: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {text}" for name, text in sorted(texts.items()) if text)
+def _join_texts(texts: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {text}" for name, text in texts.items() if text)
 
 
 def act_on_nodes(fault: Fault, stage: Stage, act: Callable[[Node], str]) -> ActiveFault:
     """Call *act* for each selected node that runs, one after the other; it returns its effect."""
-    return ActiveFault("; ".join(f"{node.name}: {_act_unless_down(node, act)}" for node in select_nodes(fault, stage)))
-
-
-def _act_unless_down(node: Node, act: Callable[[Node], str]) -> str:
-    try:
-        return "skipped: it is down" if node.is_down else act(node)
-    except RunFailed:
-        if node.is_down:
-            return "skipped: it was killed meanwhile"
-        raise
+    texts: dict[str, str] = {}
+    for node in select_nodes(fault, stage):
+        try:
+            texts[node.name] = "skipped: it is down" if node.is_down else act(node)
+        except RunFailed:
+            if not node.is_down:
+                raise
+            texts[node.name] = "skipped: it was killed meanwhile"
+    return ActiveFault(_join_texts(texts))

@@ -10,14 +10,14 @@ BPF, which an ordinary user may load, and which works in a kernel without cls_ma
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Literal
 
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.faults.apply import begin_on_links, hold_on_link
-from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage
-from ingest_bench.model.experiment import Fault
+from ingest_bench.faults.apply import begin_on_links
+from ingest_bench.faults.kind import FaultKind, hold_effect
 from ingest_bench.network import classic_bpf as bpf
 from ingest_bench.network.act.link import End, Link
 from ingest_bench.network.measure import check
@@ -66,18 +66,14 @@ def build_filter(address: str, dropped: Dropped, *, match_result: int = _SHOT, o
     return bpf.format_for_tc(bpf.assemble({"": steps, **ends}))
 
 
-@contextmanager
-def drop_packets(link: Link, directions: Sequence[Direction], dropped: Dropped) -> Iterator[None]:
-    """Drop packets of these directions at the receiver for the block."""
-    with ExitStack() as stack:
-        for direction in directions:
-            stack.enter_context(_drop_in_direction(link, direction, dropped))
-        yield
+def drop_packets(stack: ExitStack, link: Link, directions: Sequence[Direction], dropped: Dropped) -> None:
+    """Drop packets of these directions at the receiver until *stack* is closed."""
+    for direction in directions:
+        _drop_in_direction(stack, link, direction, dropped)
 
 
-@contextmanager
-def _drop_in_direction(link: Link, direction: Direction, dropped: Dropped) -> Iterator[None]:
-    receiver = _find_receiver(link, direction)
+def _drop_in_direction(stack: ExitStack, link: Link, direction: Direction, dropped: Dropped) -> None:
+    _, receiver = order_ends(link, direction)
     device, namespace, preference = receiver.device, receiver.namespace, _choose_preference(direction, dropped)
 
     def add_filter() -> None:
@@ -98,14 +94,13 @@ def _drop_in_direction(link: Link, direction: Direction, dropped: Dropped) -> It
         if not namespace.run(("tc", "filter", "show", "dev", device, "ingress")).strip():
             namespace.run(("tc", "qdisc", "del", "dev", device, "clsact"))
 
-    with hold_on_link(link, (f"drop {dropped}", direction), add_filter, remove_filter):
-        yield
+    stack.callback(hold_effect(link.active_faults, (f"drop {dropped}", direction), add_filter, remove_filter))
 
 
 def verify_drops(link: Link, directions: Sequence[Direction], dropped: Dropped) -> str:
     """Return a text about the filters of these directions; raise RunFailed if the kernel does not show them."""
     for direction in directions:
-        receiver = _find_receiver(link, direction)
+        _, receiver = order_ends(link, direction)
         output = receiver.namespace.run(("tc", "filter", "show", "dev", receiver.device, "ingress"))
         if f" pref {_choose_preference(direction, dropped)} bpf " not in f"{output} ":
             raise RunFailed(f"{direction}: the filter that drops packets is gone; another program removed it")
@@ -113,8 +108,10 @@ def verify_drops(link: Link, directions: Sequence[Direction], dropped: Dropped) 
     return f"{packets} {' and '.join(directions)} are dropped at the receiver"
 
 
-def _find_receiver(link: Link, direction: Direction) -> End:
-    return link.ends[1 if direction == "to-server" else 0]
+def order_ends(link: Link, direction: Direction) -> tuple[End, End]:
+    """Return sender and receiver."""
+    client, server = link.ends
+    return (client, server) if direction == "to-server" else (server, client)
 
 
 def _choose_preference(direction: Direction, dropped: Dropped) -> int:
@@ -123,34 +120,26 @@ def _choose_preference(direction: Direction, dropped: Dropped) -> int:
     return 1 + 2 * int(order) + DIRECTIONS.index(direction)
 
 
-def _begin_blackhole(fault: Fault, stage: Stage) -> ActiveFault:
-    return begin_on_links(
+BLACKHOLE = FaultKind(
+    scope="link",
+    begin=lambda fault, stage: begin_on_links(
         fault,
         stage,
-        lambda link, directions: drop_packets(link, directions, "data"),
+        lambda stack, link, directions: drop_packets(stack, link, directions, "data"),
         lambda link, directions: verify_drops(link, directions, "data"),
-    )
+    ),
+    keys=frozenset({"direction"}),
+)
 
 
-BLACKHOLE = FaultKind(scope="link", begin=_begin_blackhole, has_duration=True, keys=frozenset({"direction"}))
-
-
-@contextmanager
-def partition(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
+def partition(stack: ExitStack, link: Link, directions: Sequence[Direction]) -> None:
     """Lose all packets of these directions: by a wrong receiver address, or on a loopback link by a filter."""
-    with ExitStack() as stack:
-        for direction in directions:
-            if link.profile.medium == "loopback":
-                stack.enter_context(_drop_in_direction(link, direction, "all"))
-            else:
-                stack.enter_context(_cut(link, direction))
-        yield
-
-
-@contextmanager
-def _cut(link: Link, direction: Direction) -> Iterator[None]:
-    with hold_on_link(link, ("cut", direction), lambda: link.cut(direction), lambda: link.restore(direction)):
-        yield
+    if link.profile.medium == "loopback":
+        drop_packets(stack, link, directions, "all")
+        return
+    for direction in directions:
+        cut, restore = partial(link.cut, direction), partial(link.restore, direction)
+        stack.callback(hold_effect(link.active_faults, ("cut", direction), cut, restore))
 
 
 def _verify_partition(link: Link, directions: Sequence[Direction]) -> str:
@@ -165,6 +154,5 @@ def _verify_partition(link: Link, directions: Sequence[Direction]) -> str:
 PARTITION = FaultKind(
     scope="link",
     begin=lambda fault, stage: begin_on_links(fault, stage, partition, _verify_partition),
-    has_duration=True,
     keys=frozenset({"direction"}),
 )

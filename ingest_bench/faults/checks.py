@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Set
 from random import Random
@@ -10,26 +11,10 @@ from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
 from ingest_bench.faults.apply import select_directions, selects_link
 from ingest_bench.host.node_resources import Need
+from ingest_bench.inputs.records import toml_key
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 
-# Fields of a fault that only some kinds use, with their TOML keys.
-_KEYS = {
-    "direction": "direction",
-    "profile": "profile",
-    "rate_bps": "rate",
-    "iops": "iops",
-    "delay_ns": "delay",
-    "mtu_bytes": "mtu",
-    "icmp": "icmp",
-    "trace": "trace",
-    "cores": "cores",
-    "neighbours": "neighbours",
-    "headroom_bytes": "headroom",
-    "share_ppm": "share",
-    "connections": "connections",
-    "resolver": "resolver",
-}
 # A fault begins by a few commands or signals, of some milliseconds each.
 _MIN_GAP_NS = 10 * 10**6
 # Each restart is a process that waits from the start of the server on.
@@ -97,20 +82,14 @@ def iterate_begin_times(fault: Fault, number: int, seed: int) -> Iterator[int]:
 
 
 def count_restarts(cell: Cell, node: int) -> int:
-    """Return how often a node is restarted."""
-    return sum(
-        _count_turns(cell, number)
-        for number, fault in enumerate(cell.faults)
-        if fault.kind == "kill" and fault.node in (None, node)
-    )
-
-
-def _count_turns(cell: Cell, number: int) -> int:
-    """Return how often the fault of that index may happen in a measurement of known duration."""
-    fault = cell.faults[number]
-    last_ns = cell.load.measure_ns - max(1, fault.for_ns)
-    begins = iterate_begin_times(fault, number, cell.load.seed)
-    return sum(1 for _ in itertools.takewhile(lambda at_ns: at_ns <= last_ns, begins))
+    """Return how often a node is restarted in a measurement of known duration."""
+    count = 0
+    for number, fault in enumerate(cell.faults):
+        if fault.kind == "kill" and fault.node in (None, node):
+            begin_times = iterate_begin_times(fault, number, cell.load.seed)
+            while next(begin_times, cell.load.measure_ns) + max(1, fault.for_ns) <= cell.load.measure_ns:
+                count += 1
+    return count
 
 
 def list_needs(cell: Cell) -> frozenset[Need]:
@@ -165,6 +144,7 @@ def _find_key_errors(fault: Fault) -> Iterator[str]:
         yield "it does not act on links. Remove link."
     if kind.scope == "server" and fault.node is not None:
         yield "it acts on all nodes at the same time. Remove node."
-    for name, key in _KEYS.items():
-        if name not in kind.keys and getattr(fault, name) != getattr(defaults, name):
-            yield f"it does not use {key}. Remove {key}."
+    unused = frozenset[str]().union(*(other.keys for other in FAULTS.values())) - kind.keys
+    for name in (field.name for field in dataclasses.fields(Fault)):
+        if name in unused and getattr(fault, name) != getattr(defaults, name):
+            yield f"it does not use {toml_key(name)}. Remove {toml_key(name)}."

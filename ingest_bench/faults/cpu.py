@@ -23,23 +23,19 @@ _PERIOD_US = 100_000
 
 def _find_error(cell: Cell, fault: Fault) -> str:
     del cell
-    if fault.cores is None and fault.neighbours is None:
-        return "requires cores = 0.5, or neighbours = 2"
-    if fault.cores is not None and fault.neighbours is not None:
-        return "cores cannot be combined with neighbours. Let two faults overlap."
-    return ""
+    if fault.cores is None:
+        return "requires cores = 0.5, or neighbours = 2" if fault.neighbours is None else ""
+    return "" if fault.neighbours is None else "cores cannot be combined with neighbours. Let two faults overlap."
 
 
 def _begin(fault: Fault, stage: Stage) -> ActiveFault:
-    if fault.neighbours is not None:
-        count = fault.neighbours
-        return begin_on_nodes(fault, stage, lambda node: _add_neighbours(node, count))
-    assert fault.cores is not None  # noqa: S101 - `_find_error` refused it
+    begin = _limit_cores if fault.neighbours is None else _add_neighbours
+    return begin_on_nodes(fault, stage, lambda node: begin(fault, node))
+
+
+def _limit_cores(fault: Fault, node: Node) -> ActiveFault:
     cores = fault.cores
-    return begin_on_nodes(fault, stage, lambda node: _limit_cores(node, cores))
-
-
-def _limit_cores(node: Node, cores: float) -> ActiveFault:
+    assert cores is not None  # noqa: S101 - `_find_error` refused it
     assert node.resources.cgroups is not None, node.name  # noqa: S101 - see `needs` below
     stat = node.resources.cgroups.by_controller["cpu"].folder / "cpu.stat"
     before, start_s = cgroups.read_counters(stat), time.monotonic()
@@ -54,16 +50,13 @@ def _limit_cores(node: Node, cores: float) -> ActiveFault:
                 f"cpu: {node.name} never wanted more than {cores:g} cores within {time.monotonic() - start_s:.1f} s. "
                 "Give it fewer cores, or more load."
             )
-        throttled_s = _read_throttled_s(after) - _read_throttled_s(before)
+        # Version 1 counts nanoseconds, version 2 microseconds.
+        name, per_s = ("throttled_time", 1e9) if "throttled_time" in after else ("throttled_usec", 1e6)
+        throttled_s = (after[name] - before[name]) / per_s
         periods = after["nr_periods"] - before["nr_periods"]
         return f"throttled in {throttled_periods} of {periods} periods of 100 ms, its CPUs {throttled_s:.2f} s in total"
 
     return ActiveFault(end_fault=end)
-
-
-def _read_throttled_s(counters: dict[str, int]) -> float:
-    """Return the throttled seconds: version 1 counts nanoseconds, version 2 microseconds."""
-    return counters["throttled_time"] / 1e9 if "throttled_time" in counters else counters["throttled_usec"] / 1e6
 
 
 def _write_quota(cgroup: cgroups.Cgroup, cores: float | None) -> None:
@@ -76,7 +69,9 @@ def _write_quota(cgroup: cgroups.Cgroup, cores: float | None) -> None:
         cgroups.write_file(cgroup.folder / "cpu.max", f"{'max' if quota_us is None else quota_us} {_PERIOD_US}")
 
 
-def _add_neighbours(node: Node, count: int) -> ActiveFault:
+def _add_neighbours(fault: Fault, node: Node) -> ActiveFault:
+    count = fault.neighbours
+    assert count is not None  # noqa: S101 - see `_begin`
     # A node that is down will be restarted on our CPUs.
     pid = None if node.is_down else node.process.jvm_pid
     with ExitStack() as stack:
@@ -109,7 +104,6 @@ def _add_neighbours(node: Node, count: int) -> ActiveFault:
 CPU = FaultKind(
     scope="node",
     begin=_begin,
-    has_duration=True,
     keys=frozenset({"cores", "neighbours"}),
     find_error=_find_error,
     needs=lambda fault: frozenset({"cpu"} if fault.cores is not None else ()),

@@ -82,4 +82,4 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault("", end)
 
 
-DNS_FAILURE = FaultKind(scope="server", begin=_begin, has_duration=True, keys=frozenset({"resolver"}), needs_names=True)
+DNS_FAILURE = FaultKind(scope="server", begin=_begin, keys=frozenset({"resolver"}), needs_names=True)

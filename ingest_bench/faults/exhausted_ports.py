@@ -37,4 +37,4 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault(f"none of {last - first + 1} ports left", release)
 
 
-EXHAUSTED_PORTS = FaultKind(scope="server", begin=_begin, has_duration=True)
+EXHAUSTED_PORTS = FaultKind(scope="server", begin=_begin)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import select
 import signal
-import subprocess
+from contextlib import ExitStack
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
@@ -28,40 +28,39 @@ _POLL_S = 0.05
 
 def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     share_ppm = DEFAULT_SHARE_PPM if fault.share_ppm is None else fault.share_ppm
-    # It dies with the thread that begins this fault, which also ends it.
-    child = system.start(
-        system.build_script_argv(fragments.__file__, str(share_ppm), str(MIN_FREE_BYTES)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        effect = _judge(_read_result(child, stage))
-    except BaseException:
-        child.kill()
-        child.communicate()
-        raise
-    return ActiveFault(effect, lambda: _end(child))
+    argv = system.build_script_argv(fragments.__file__, str(share_ppm), str(MIN_FREE_BYTES))
+    with ExitStack() as stack:
+        # It dies with the thread that begins this fault, which also ends it.
+        child = stack.enter_context(system.Child(argv, name="fragmented-memory: its process"))
+        poll = select.poll()
+        poll.register(child.stdout, select.POLLIN)
+        while not poll.poll(_POLL_S * 1000):
+            if stage.load_ended.is_set():
+                raise RunFailed(
+                    "fragmented-memory: the load ended before memory was split. Measure longer, or take a smaller "
+                    "share."
+                )
+        try:
+            line = child.read_line()
+        except RunFailed:
+            _check_not_killed(child)
+            raise
+        effect, applied = _judge(json.loads(line)), stack.pop_all()
+
+    def end() -> None:
+        with applied:
+            child.read_until_exit(_END_TIMEOUT_S)
+            _check_not_killed(child)
+            if (exit_text := child.describe_exit()) != "exited with code 0":
+                raise RunFailed(f"{child.name} {exit_text}")
+
+    return ActiveFault(effect, end)
 
 
-def _read_result(child: subprocess.Popen[bytes], stage: Stage) -> dict[str, float]:
-    """Return the child's result once memory is split; raise RunFailed if it fails or the load ends before."""
-    assert child.stdout is not None  # noqa: S101 - it is a pipe
-    poll = select.poll()
-    poll.register(child.stdout, select.POLLIN)
-    while not poll.poll(_POLL_S * 1000):
-        if stage.load_ended.is_set():
-            raise RunFailed(
-                "fragmented-memory: the load ended before memory was split. Measure longer, or take a smaller share."
-            )
-    line = child.stdout.readline()
-    try:
-        result: dict[str, float] = json.loads(line)
-    except ValueError:
-        if not line.endswith(b"\n"):
-            _check_exit(child)
-        output = line.decode(errors="replace")[-500:]
-        raise RunFailed(f"fragmented-memory: its process failed. Its output: {output}") from None
-    return result
+def _check_not_killed(child: system.Child) -> None:
+    """Raise RunFailed if the kernel killed the child: then no memory is split any more."""
+    if child.describe_exit() == f"was killed by signal {signal.SIGKILL}":
+        raise RunFailed(f"{child.name} was killed, as the first one when memory runs out. Take a smaller share.")
 
 
 def _judge(result: dict[str, float]) -> str:
@@ -85,26 +84,4 @@ def _judge(result: dict[str, float]) -> str:
     return f"{effect}; every second page of {taken_mb:,.0f} MB is held"
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    try:
-        child.communicate(timeout=_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
-        raise RunFailed(f"fragmented-memory: its process did not exit within {_END_TIMEOUT_S:g} s") from None
-    _check_exit(child)
-
-
-def _check_exit(child: subprocess.Popen[bytes]) -> None:
-    """Raise RunFailed if the child failed, such as when the kernel killed it: then no memory is split any more."""
-    if child.wait() == -signal.SIGKILL:
-        raise RunFailed(
-            "fragmented-memory: its process was killed, as the first one when memory runs out. Take a smaller share."
-        )
-    if child.returncode:
-        raise RunFailed(f"fragmented-memory: its process exited with status {child.returncode}")
-
-
-FRAGMENTED_MEMORY = FaultKind(
-    scope="server", begin=_begin, has_duration=True, is_slow_to_begin=True, keys=frozenset({"share_ppm"})
-)
+FRAGMENTED_MEMORY = FaultKind(scope="server", begin=_begin, is_slow_to_begin=True, keys=frozenset({"share_ppm"}))

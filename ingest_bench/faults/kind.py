@@ -52,7 +52,7 @@ class FaultKind:
     scope: Literal["link", "node", "server"]
     begin: Callable[[Fault, Stage], ActiveFault]
     """Raises RunFailed if the fault has no effect or cannot begin."""
-    has_duration: bool = False
+    has_duration: bool = True
     """True: it requires the key `for`. False: it is over when it has begun."""
     keys: frozenset[str] = frozenset()
     """Fields of `Fault` that it uses of those that not every fault has: see `checks`."""

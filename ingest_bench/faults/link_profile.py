@@ -17,10 +17,12 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ingest_bench import units
 from ingest_bench.errors import SpecError
@@ -57,22 +59,27 @@ def _find_profile_error(cell: Cell, fault: Fault) -> str:
 PROFILE = FaultKind(
     scope="link",
     begin=lambda fault, stage: begin_profile_change(fault, stage, _replace_profile),
-    has_duration=True,
     keys=frozenset({"profile"}),
     find_error=_find_profile_error,
     change_profile=_replace_profile,
 )
 
 
-def _throttle(profile: Profile, fault: Fault, _directions: Sequence[Direction]) -> Profile:
-    def throttle(impairment: Impairment) -> Impairment:
-        if fault.rate_bps is not None:
-            impairment = dataclasses.replace(impairment, rate_bps=fault.rate_bps, burst_bytes=None)
-        return impairment if fault.delay_ns is None else dataclasses.replace(impairment, delay_ns=fault.delay_ns)
+def _change_impairments(profile: Profile, directions: Iterable[Direction], **changes: Any) -> Profile:
+    """Return the profile with other values of its impairments in these directions."""
+    impairments: dict[str, Any] = {
+        direction.replace("-", "_"): dataclasses.replace(impairment_of(profile, direction), **changes)
+        for direction in directions
+    }
+    return dataclasses.replace(profile, **impairments)
 
-    throttled = dataclasses.replace(
-        profile, to_server=throttle(profile.to_server), to_client=throttle(profile.to_client)
-    )
+
+def _throttle(profile: Profile, fault: Fault, _directions: Sequence[Direction]) -> Profile:
+    throttled = profile
+    if fault.rate_bps is not None:
+        throttled = set_rate(throttled, fault.rate_bps, DIRECTIONS)
+    if fault.delay_ns is not None:
+        throttled = _change_impairments(throttled, DIRECTIONS, delay_ns=fault.delay_ns)
     return check_profile(throttled, f'fault {fault.kind} of a link of profile "{profile.name}"')
 
 
@@ -85,7 +92,6 @@ def _find_throttle_error(cell: Cell, fault: Fault) -> str:
 THROTTLE = FaultKind(
     scope="link",
     begin=lambda fault, stage: begin_profile_change(fault, stage, _throttle),
-    has_duration=True,
     keys=frozenset({"rate_bps", "delay_ns"}),
     find_error=_find_throttle_error,
     change_profile=_throttle,
@@ -204,87 +210,61 @@ def _find_trace_error(cell: Cell, fault: Fault) -> str:
     return ""
 
 
-def set_rate(profile: Profile, rate_bps: int, directions: Sequence[Direction]) -> Profile:
+def set_rate(profile: Profile, rate_bps: int, directions: Iterable[Direction]) -> Profile:
     """Return the profile with another rate in these directions."""
-
-    def change(direction: Direction) -> Impairment:
-        impairment = impairment_of(profile, direction)
-        if direction not in directions:
-            return impairment
-        return dataclasses.replace(impairment, rate_bps=rate_bps, burst_bytes=None)
-
-    return dataclasses.replace(profile, to_server=change("to-server"), to_client=change("to-client"))
-
-
-class Replay:
-    """Replays a trace on a link in a thread of its own."""
-
-    def __init__(self, changes: Sequence[RateChange], duration_ns: int, directions: Sequence[Direction]) -> None:
-        self.rate_bps = changes[0].rate_bps
-        self.change_count = 0
-        self._directions = directions
-        self._changes = repeat_trace(changes, duration_ns)
-        self._stopped = threading.Event()
-        self._error: Exception | None = None
-
-    def change_profile(self, profile: Profile) -> Profile:
-        """Return the profile with the present rate."""
-        return set_rate(profile, self.rate_bps, self._directions)
-
-    def run(self, apply_rate: Callable[[], None]) -> None:
-        """Change the rate at each moment until `stop`. A moment that is missed is skipped."""
-        start_ns = time.monotonic_ns()
-        try:
-            for change in self._changes:
-                left_ns = start_ns + change.at_ns - time.monotonic_ns()
-                if left_ns < -_STEP_NS:
-                    continue
-                if self._stopped.wait(max(0, left_ns) / 1e9):
-                    return
-                self.rate_bps = change.rate_bps
-                apply_rate()
-                self.change_count += 1
-        except Exception as error:  # noqa: BLE001 - `stop` raises it in another thread
-            self._error = error
-
-    def stop(self, thread: threading.Thread) -> None:
-        """Stop the thread; raise its error if it failed."""
-        self._stopped.set()
-        thread.join()
-        if self._error is not None:
-            raise self._error
+    return _change_impairments(profile, directions, rate_bps=rate_bps, burst_bytes=None)
 
 
 @contextmanager
 def replay_trace(
-    link: Link, changes: Sequence[RateChange], duration_ns: int, directions: Sequence[Direction]
-) -> Iterator[Replay]:
-    """Replay a trace on a link for the block."""
-    replay = Replay(changes, duration_ns, directions)
-    with override_profile(link, replay.change_profile) as apply_rate:
-        thread = threading.Thread(target=replay.run, args=(apply_rate,), name="trace", daemon=True)
-        thread.start()
+    link: Link, changes: Sequence[RateChange], duration_ns: int, directions: Sequence[Direction], counts: list[int]
+) -> Iterator[None]:
+    """Replay a trace on a link for the block, in a thread; then append the number of rate changes to *counts*."""
+    present_bps = changes[0].rate_bps
+    stopped = threading.Event()
+
+    def run(apply_rate: Callable[[], None]) -> int:
+        """Change the rate at each moment until the end. A moment that is missed is skipped."""
+        nonlocal present_bps
+        count, start_ns = 0, time.monotonic_ns()
+        for change in repeat_trace(changes, duration_ns):
+            left_ns = start_ns + change.at_ns - time.monotonic_ns()
+            if left_ns < -_STEP_NS:
+                continue
+            if stopped.wait(max(0, left_ns) / 1e9):
+                break
+            present_bps = change.rate_bps
+            apply_rate()
+            count += 1
+        return count
+
+    with (
+        override_profile(link, lambda profile: set_rate(profile, present_bps, directions)) as apply_rate,
+        ThreadPoolExecutor(1, thread_name_prefix="trace") as pool,
+    ):
+        replay = pool.submit(run, apply_rate)
         try:
-            yield replay
+            yield
         finally:
-            replay.stop(thread)
+            stopped.set()
+        counts.append(replay.result())
 
 
 def _begin_trace(fault: Fault, stage: Stage) -> ActiveFault:
     changes, duration_ns = _read_trace(fault.trace)
-    replays: list[Replay] = []
-
-    @contextmanager
-    def apply(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
-        with replay_trace(link, changes, duration_ns, directions) as replay:
-            replays.append(replay)
-            yield
-
-    active = begin_on_links(fault, stage, apply, lambda link, _: check.describe_state(link))
+    counts: list[int] = []
+    active = begin_on_links(
+        fault,
+        stage,
+        lambda stack, link, directions: stack.enter_context(
+            replay_trace(link, changes, duration_ns, directions, counts)
+        ),
+        lambda link, _: check.describe_state(link),
+    )
 
     def end() -> str:
         active.end()
-        return f"{min(replay.change_count for replay in replays)} changes of the rate"
+        return f"{min(counts)} changes of the rate"
 
     return ActiveFault(f"at first {active.effect}", end)
 
@@ -298,7 +278,6 @@ def _set_slowest_rate(profile: Profile, fault: Fault, directions: Sequence[Direc
 TRACE = FaultKind(
     scope="link",
     begin=_begin_trace,
-    has_duration=True,
     keys=frozenset({"trace", "direction"}),
     find_error=_find_trace_error,
     change_profile=_set_slowest_rate,

@@ -6,11 +6,12 @@ that needs more waits until the end: none of its processes is killed. If several
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults.apply import begin_on_nodes
-from ingest_bench.faults.kind import ActiveFault, FaultKind, Node, Stage
+from ingest_bench.faults.kind import ActiveFault, FaultKind, Node
 from ingest_bench.host import cgroups
 from ingest_bench.model.experiment import Fault
 from ingest_bench.units import format_bytes
@@ -20,12 +21,8 @@ _TRIES = 16
 _STEP_BYTES = 8 << 20
 
 
-def _begin(fault: Fault, stage: Stage) -> ActiveFault:
+def _limit_memory(fault: Fault, node: Node) -> ActiveFault:
     headroom_bytes = DEFAULT_HEADROOM_BYTES if fault.headroom_bytes is None else fault.headroom_bytes
-    return begin_on_nodes(fault, stage, lambda node: _limit_memory(node, headroom_bytes))
-
-
-def _limit_memory(node: Node, headroom_bytes: int) -> ActiveFault:
     assert node.resources.cgroups is not None, node.name  # noqa: S101 - see `needs` below
     cgroup = node.resources.cgroups.by_controller["memory"]
     used_bytes, cache_bytes = _read_usage(cgroup)
@@ -93,8 +90,7 @@ def _write_version_1_limit(path: Path, max_bytes: int) -> None:
 
 MEMORY = FaultKind(
     scope="node",
-    begin=_begin,
-    has_duration=True,
+    begin=lambda fault, stage: begin_on_nodes(fault, stage, partial(_limit_memory, fault)),
     keys=frozenset({"headroom_bytes"}),
     needs=lambda _: frozenset({"memory"}),
 )

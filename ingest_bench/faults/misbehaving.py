@@ -91,7 +91,6 @@ MISBEHAVING_CLIENTS: Mapping[str, FaultKind] = {
     name: FaultKind(
         scope="node",
         begin=_begin,
-        has_duration=True,
         keys=frozenset({"connections"}),
         needs_http=name not in _FOR_ANY_PROTOCOL,
     )

@@ -66,6 +66,9 @@ class Connection:
     receive_buffer_bytes: int | None = None
     connect_timeout_s = 2.0
     is_window_closed = False
+    first = b""
+    """Sent at the begin."""
+    per_turn = b""
 
     def __init__(self, server: tuple[str, int], counters: Counters, generator: random.Random) -> None:
         self.counters = counters
@@ -89,9 +92,11 @@ class Connection:
 
     def begin(self) -> None:
         """Send the first bytes."""
+        self.send(self.first)
 
     def take_turn(self) -> None:
         """Act once; raise EOFError if the connection must be replaced."""
+        self.send(self.per_turn)
         self.receive()
 
     def receive(self) -> None:
@@ -107,7 +112,7 @@ class Connection:
     def send(self, data: bytes) -> int:
         """Return how many of the bytes the kernel took."""
         try:
-            return self.socket.send(data)
+            return self.socket.send(data) if data else 0
         except BlockingIOError:
             return 0
 
@@ -117,50 +122,39 @@ class Connection:
         self.socket.close()
 
 
-class SlowBody(Connection):
+class _SlowBody(Connection):
     """A request whose body is sent one byte at a time (slowloris, with a body)."""
 
-    def begin(self) -> None:
-        """Send the head."""
-        self.send(_HEAD % _SLOW_BODY_BYTES)
-
-    def take_turn(self) -> None:
-        """Send one byte."""
-        self.send(b"{")
-        self.receive()
+    first = _HEAD % _SLOW_BODY_BYTES
+    per_turn = b"{"
 
 
-class Garbage(Connection):
+class _Garbage(Connection):
     """Bytes that are not a request of any protocol, on a new connection each turn."""
 
     def begin(self) -> None:
-        """Send all of them."""
         self.send(self.generator.randbytes(_GARBAGE_BYTES))
 
     def take_turn(self) -> None:
-        """Replace the connection."""
         self.receive()
         raise EOFError
 
 
-class Flood(Connection):
+class _Flood(Connection):
     """A connection that is closed a turn later."""
 
     def take_turn(self) -> None:
-        """Replace the connection."""
         raise EOFError
 
 
-class Oversized(Connection):
+class _Oversized(Connection):
     """A request above the limit of any server, sent until the server responds."""
 
-    def begin(self) -> None:
-        """Send the head, which has the length."""
-        self.send(_HEAD % _OVERSIZED_BYTES)
+    first = _HEAD % _OVERSIZED_BYTES
 
     def take_turn(self) -> None:
-        """Send at most 1 MiB of the body."""
         responses_before = self.counters.responses.total()
+        # At most 1 MiB of the body.
         for _ in range(16):
             if not self.send(_BLOCK):
                 break
@@ -169,17 +163,17 @@ class Oversized(Connection):
             raise EOFError
 
 
-class ZeroWindow(Connection):
-    """Requests whose responses are not read: the window closes, and the server keeps what it cannot send."""
+class _ZeroWindow(Connection):
+    """Requests whose responses are not read: the window closes, and the server keeps what it cannot send.
+
+    The window is closed if the buffer is half full and no more responses arrive. Closed windows had 4,096 to 5,700
+    unread bytes (Linux 6.18, responses of 10 B to 64 KiB).
+    """
 
     receive_buffer_bytes = 4096
     unread_bytes = 0
 
     def take_turn(self) -> None:
-        """Send more requests. The window is closed if the buffer is half full and no more responses arrive.
-
-        Closed windows had 4,096 to 5,700 unread bytes (Linux 6.18, responses of 10 B to 64 KiB).
-        """
         self.send(_PIPELINED_GETS)
         before = self.unread_bytes
         (self.unread_bytes,) = struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, bytes(4)))
@@ -192,13 +186,13 @@ def drop_incoming(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
 
 
-class Vanished(Connection):
+class _Vanished(Connection):
     """A client that has vanished: it answers no packet, not even by a reset."""
 
     ports = itertools.cycle(OWN_PORTS)
 
     def connect(self, server: tuple[str, int]) -> None:
-        """Connect from a port that the load does not use."""
+        # From a port that the load does not use.
         for port in itertools.islice(self.ports, len(OWN_PORTS)):
             with contextlib.suppress(OSError):
                 self.socket.bind(("", port))
@@ -208,49 +202,46 @@ class Vanished(Connection):
         super().connect(server)
 
     def close(self) -> None:
-        """Close the connection by a reset, which reaches the server."""
+        # The reset must reach the server.
         with contextlib.suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
         super().close()
 
 
-class HalfOpen(Vanished):
+class _HalfOpen(_Vanished):
     """A connection whose client has vanished: the server is not notified, and keeps it."""
 
     def begin(self) -> None:
-        """Vanish at once."""
         drop_incoming(self.socket)
 
     def take_turn(self) -> None:
-        """Do nothing."""
+        pass
 
 
-class SynFlood(Vanished):
+class _SynFlood(_Vanished):
     """A handshake without its last segment: it stays in the server's queue of pending handshakes."""
 
     connect_timeout_s = 0.0
 
     def connect(self, server: tuple[str, int]) -> None:
-        """Send a SYN and drop the server's answer."""
         self.start_s = time.monotonic()
         drop_incoming(self.socket)
         with contextlib.suppress(BlockingIOError):
             super().connect(server)
 
     def take_turn(self) -> None:
-        """Replace the handshake before the server forgets it."""
         if time.monotonic() - self.start_s > _HANDSHAKE_S:
             raise EOFError
 
 
 KINDS: dict[str, type[Connection]] = {
-    "slow-bodies": SlowBody,
-    "garbage": Garbage,
-    "connection-flood": Flood,
-    "oversized": Oversized,
-    "zero-window": ZeroWindow,
-    "half-open": HalfOpen,
-    "syn-flood": SynFlood,
+    "slow-bodies": _SlowBody,
+    "garbage": _Garbage,
+    "connection-flood": _Flood,
+    "oversized": _Oversized,
+    "zero-window": _ZeroWindow,
+    "half-open": _HalfOpen,
+    "syn-flood": _SynFlood,
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ingest_bench.faults.apply import begin_on_links
-from ingest_bench.faults.blackhole import build_filter, drop_packets, verify_drops
+from ingest_bench.faults.blackhole import build_filter, drop_packets, order_ends, verify_drops
 from ingest_bench.faults.forgers import Forgers
 from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage
 from ingest_bench.model.experiment import Cell, Fault
@@ -46,23 +46,19 @@ def _find_error(cell: Cell, fault: Fault) -> str:
     return ""
 
 
-@contextmanager
 def answer_by_icmp(
-    link: Link, directions: Sequence[Direction], mtu_bytes: int, effects: list[str], forgers: Forgers
-) -> Iterator[None]:
+    stack: ExitStack,
+    link: Link,
+    directions: Sequence[Direction],
+    mtu_bytes: int,
+    effects: list[str],
+    forgers: Forgers,
+) -> None:
     """Let a router send ICMP to the senders of these directions; at the end append its effect to *effects*."""
-    with ExitStack() as stack:
-        for direction in directions:
-            sender, receiver = _order_ends(link, direction)
-            forger = stack.enter_context(forgers.take(receiver))
-            stack.enter_context(_run_router(forger, sender, receiver, mtu_bytes, effects, direction))
-        yield
-
-
-def _order_ends(link: Link, direction: Direction) -> tuple[End, End]:
-    """Return sender and receiver."""
-    client, server = link.ends
-    return (client, server) if direction == "to-server" else (server, client)
+    for direction in directions:
+        sender, receiver = order_ends(link, direction)
+        forger = stack.enter_context(forgers.take(receiver))
+        stack.enter_context(_run_router(forger, sender, receiver, mtu_bytes, effects, direction))
 
 
 @contextmanager
@@ -90,13 +86,10 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     mtu_bytes = fault.mtu_bytes
     effects: list[str] = []
 
-    @contextmanager
-    def lower_mtu(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
-        with ExitStack() as stack:
-            if fault.icmp == "sent":
-                stack.enter_context(answer_by_icmp(link, directions, mtu_bytes, effects, stage.forgers))
-            stack.enter_context(drop_packets(link, directions, mtu_bytes))
-            yield
+    def lower_mtu(stack: ExitStack, link: Link, directions: Sequence[Direction]) -> None:
+        if fault.icmp == "sent":
+            answer_by_icmp(stack, link, directions, mtu_bytes, effects, stage.forgers)
+        drop_packets(stack, link, directions, mtu_bytes)
 
     active = begin_on_links(fault, stage, lower_mtu, lambda link, directions: verify_drops(link, directions, mtu_bytes))
 
@@ -107,17 +100,12 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault(active.effect, end)
 
 
-def _find_forging_ends(fault: Fault, link: Link, directions: Sequence[Direction]) -> tuple[End, ...]:
-    if fault.icmp != "sent":
-        return ()
-    return tuple(_order_ends(link, direction)[1] for direction in directions)
-
-
 MTU_BLACKHOLE = FaultKind(
     scope="link",
     begin=_begin,
-    has_duration=True,
     keys=frozenset({"direction", "mtu_bytes", "icmp"}),
     find_error=_find_error,
-    find_forging_ends=_find_forging_ends,
+    find_forging_ends=lambda fault, link, directions: (
+        tuple(order_ends(link, direction)[1] for direction in directions) if fault.icmp == "sent" else ()
+    ),
 )

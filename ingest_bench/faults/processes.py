@@ -9,7 +9,6 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Set
 from pathlib import Path
 
 from ingest_bench import system
@@ -25,12 +24,10 @@ FREE_DESCRIPTORS = 4
 _GC_COUNT = re.compile(r"GC invocations=(\d+)")
 
 
-def _begin_pause(fault: Fault, stage: Stage) -> ActiveFault:
-    def pause(node: Node) -> ActiveFault:
-        release = node.hold("pause", lambda: _stop(node.process.jvm_pid), lambda: _continue(node.process.jvm_pid))
-        return ActiveFault(end_fault=release)
-
-    return begin_on_nodes(fault, stage, pause)
+def _pause(node: Node) -> ActiveFault:
+    return ActiveFault(
+        end_fault=node.hold("pause", lambda: _stop(node.process.jvm_pid), lambda: _continue(node.process.jvm_pid))
+    )
 
 
 def _stop(pid: int) -> None:
@@ -57,7 +54,7 @@ def _count_running_threads(pid: int) -> int:
     return count
 
 
-PAUSE = FaultKind(scope="node", begin=_begin_pause, has_duration=True)
+PAUSE = FaultKind(scope="node", begin=lambda fault, stage: begin_on_nodes(fault, stage, _pause))
 
 
 def _find_kill_error(cell: Cell, fault: Fault) -> str:
@@ -69,16 +66,11 @@ def _find_kill_error(cell: Cell, fault: Fault) -> str:
     return ""
 
 
-def _begin_kill(fault: Fault, stage: Stage) -> ActiveFault:
-    """Kill nodes by SIGKILL, so that they write nothing more, and restart them on their files at the end.
+def _kill(node: Node, stage: Stage) -> ActiveFault:
+    """Kill a node by SIGKILL, so that it writes nothing more, and restart it on its files at the end.
 
     `lost_documents` of the run counts acknowledged documents that are missing afterwards.
     """
-    # In parallel: a node may need the others to become ready.
-    return begin_on_nodes(fault, stage, lambda node: _kill(node, stage), ends_in_parallel=True)
-
-
-def _kill(node: Node, stage: Stage) -> ActiveFault:
     with node.starting, node.lock:
         if stage.load_ended.is_set():
             return ActiveFault(end_fault=lambda: "skipped: the load had ended")
@@ -104,8 +96,13 @@ def _kill(node: Node, stage: Stage) -> ActiveFault:
     return ActiveFault(end_fault=restart)
 
 
-# Its begin waits for a node that is still starting.
-KILL = FaultKind(scope="node", begin=_begin_kill, has_duration=True, is_slow_to_begin=True, find_error=_find_kill_error)
+# Its begin waits for a node that is still starting. A node may need the others to become ready.
+KILL = FaultKind(
+    scope="node",
+    begin=lambda fault, stage: begin_on_nodes(fault, stage, lambda node: _kill(node, stage), ends_in_parallel=True),
+    is_slow_to_begin=True,
+    find_error=_find_kill_error,
+)
 
 
 def _collect_garbage(node: Node) -> str:
@@ -124,7 +121,9 @@ def _count_collections(node: Node) -> int:
     return max(map(int, _GC_COUNT.findall(node.run_jcmd("VM.info"))), default=0)
 
 
-GC = FaultKind(scope="node", begin=lambda fault, stage: act_on_nodes(fault, stage, _collect_garbage))
+GC = FaultKind(
+    scope="node", has_duration=False, begin=lambda fault, stage: act_on_nodes(fault, stage, _collect_garbage)
+)
 
 
 def _dump_heap(node: Node) -> str:
@@ -142,7 +141,9 @@ def _dump_heap(node: Node) -> str:
         path.unlink(missing_ok=True)
 
 
-HEAP_DUMP = FaultKind(scope="node", begin=lambda fault, stage: act_on_nodes(fault, stage, _dump_heap))
+HEAP_DUMP = FaultKind(
+    scope="node", has_duration=False, begin=lambda fault, stage: act_on_nodes(fault, stage, _dump_heap)
+)
 
 
 def _limit_descriptors(node: Node) -> ActiveFault:
@@ -154,7 +155,10 @@ def _limit_descriptors(node: Node) -> ActiveFault:
         pid = node.process.jvm_pid
         old_limits[pid] = _read_descriptor_limit(pid)
         used = _list_descriptors(pid)
-        _set_descriptor_limit(pid, str(_compute_limit(used, FREE_DESCRIPTORS)))
+        # The limit is one of numbers, and the lowest free one is next (open(2)).
+        unused = (number for number in itertools.count() if number not in used)
+        last = next(itertools.islice(unused, FREE_DESCRIPTORS - 1, None))
+        _set_descriptor_limit(pid, str(last + 1))
         effects.append(f"{FREE_DESCRIPTORS} free next to {len(used)} open descriptors")
 
     def end() -> None:
@@ -170,12 +174,6 @@ def _limit_descriptors(node: Node) -> ActiveFault:
 
 def _list_descriptors(pid: int) -> set[int]:
     return {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-
-
-def _compute_limit(used: Set[int], free: int) -> int:
-    """Return the limit that leaves *free* descriptors: it limits numbers, and the lowest free one is next (open(2))."""
-    unused = (number for number in itertools.count() if number not in used)
-    return next(itertools.islice(unused, free - 1, None)) + 1
 
 
 def _read_descriptor_limit(pid: int) -> str:
@@ -195,9 +193,7 @@ def _set_descriptor_limit(pid: int, soft: str) -> None:
         raise RunFailed(f"file-descriptors: the limit of process {pid} was set to {soft}, but is {actual}")
 
 
-FILE_DESCRIPTORS = FaultKind(
-    scope="node", begin=lambda fault, stage: begin_on_nodes(fault, stage, _limit_descriptors), has_duration=True
-)
+FILE_DESCRIPTORS = FaultKind(scope="node", begin=lambda fault, stage: begin_on_nodes(fault, stage, _limit_descriptors))
 
 
 def _flush(_: Fault, stage: Stage) -> ActiveFault:
@@ -210,4 +206,4 @@ def _flush(_: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault()
 
 
-FLUSH = FaultKind(scope="server", begin=_flush)
+FLUSH = FaultKind(scope="server", has_duration=False, begin=_flush)

@@ -52,4 +52,6 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault(f"{count} connections")
 
 
-RESET = FaultKind(scope="link", begin=_begin, find_forging_ends=lambda _fault, link, _directions: link.ends)
+RESET = FaultKind(
+    scope="link", has_duration=False, begin=_begin, find_forging_ends=lambda _fault, link, _directions: link.ends
+)

@@ -50,7 +50,9 @@ def run_faults(
         thread.join()
     errors = [str(error) if isinstance(error, OSError) else describe_error(error) for error in runner.errors]
     # A load that failed ended early: faults that had not begun by then are not failures.
-    if failure is None and measure_ns is not None and (missed := [fault.kind for fault in runner.list_missed()]):
+    # A random fault need not happen.
+    missed = [fault.kind for number, fault in enumerate(faults) if number not in runner.begun and not fault.random]
+    if failure is None and measure_ns is not None and missed:
         errors.append(
             f"{' and '.join(missed)} had not begun when the load ended: another fault took too long before, "
             "or the machine is too slow. Give them other times, or measure longer."
@@ -86,7 +88,8 @@ class FaultRunner:
         heapq.heapify(self._events)
         self._active: dict[int, tuple[ActiveFault, int]] = {}
         self._threads: dict[int, threading.Thread] = {}
-        self._begun: set[int] = set()
+        self.begun: set[int] = set()
+        """Indices of the faults that have begun at least once, or failed to begin."""
         self._failed: set[int] = set()
         self._lock = threading.Lock()
 
@@ -120,10 +123,6 @@ class FaultRunner:
             for thread in self._threads.values():
                 thread.join()
 
-    def list_missed(self) -> list[Fault]:
-        """Return the faults that have not begun, without random ones, which need not happen."""
-        return [fault for number, fault in enumerate(self._faults) if number not in self._begun and not fault.random]
-
     def _is_too_late(self, fault: Fault, begin_ns: int) -> bool:
         """Return True if a repeated fault would not end within the measurement."""
         if not fault.every_ns or self._measure_ns is None:
@@ -139,29 +138,25 @@ class FaultRunner:
         return None if self._stage.load_ended.wait(max(0, -late_ns) / 1e9) else max(0, late_ns)
 
     def _begin(self, number: int, fault: Fault) -> None:
-        self._begun.add(number)
+        self.begun.add(number)
         if not fault.for_ns or FAULTS[fault.kind].is_slow_to_begin:
             self._run_in_thread(number, lambda: self._run_from_begin_to_end(fault))
         else:
-            self._catch_error(number, lambda: self._begin_until_end_event(number, fault))
-
-    def _begin_until_end_event(self, number: int, fault: Fault) -> None:
-        start_ns = time.time_ns()
-        active = begin_fault(fault, self._stage)
-        self._active[number] = (active, self._add_record(fault, start_ns))
+            self._catch_error(number, lambda: self._active.update({number: self._begin_and_record(fault)}))
 
     def _run_from_begin_to_end(self, fault: Fault) -> None:
-        start_ns = time.time_ns()
-        active = begin_fault(fault, self._stage)
-        # The duration of a fault that is slow to begin counts from here.
-        index = self._add_record(fault, time.time_ns() if fault.for_ns else start_ns)
+        active, index = self._begin_and_record(fault)
         if fault.for_ns:
             self._stage.load_ended.wait(fault.for_ns / 1e9)
         self._end_and_record(active, index)
 
-    def _add_record(self, fault: Fault, start_ns: int) -> int:
-        """Add the record of a fault that has begun, and return its index."""
-        kind = FAULTS[fault.kind]
+    def _begin_and_record(self, fault: Fault) -> tuple[ActiveFault, int]:
+        """Begin a fault, add its record, and return the record's index too."""
+        kind, start_ns = FAULTS[fault.kind], time.time_ns()
+        active = begin_fault(fault, self._stage)
+        if kind.is_slow_to_begin:
+            # Its duration counts from here.
+            start_ns = time.time_ns()
         record = FaultRecord(
             kind=fault.kind,
             start_ns=start_ns,
@@ -171,20 +166,15 @@ class FaultRunner:
         )
         with self._lock:
             self.records.append(record)
-            return len(self.records) - 1
+            return active, len(self.records) - 1
 
     def _end(self, number: int) -> None:
-        if number not in self._active:
-            return
-        active, index = self._active.pop(number)
-        if FAULTS[self._faults[number].kind].is_slow_to_end:
-            self._run_in_thread(number, lambda: self._end_and_record(active, index))
-        else:
-            self._catch_error(number, lambda: self._end_and_record(active, index))
+        if active := self._active.pop(number, None):
+            run = self._run_in_thread if FAULTS[self._faults[number].kind].is_slow_to_end else self._catch_error
+            run(number, lambda: self._end_and_record(*active))
 
     def _end_and_record(self, active: ActiveFault, index: int) -> None:
-        end_effect = active.end()
-        effect = "; ".join(filter(None, (active.effect, end_effect)))
+        effect = "; ".join(filter(None, (active.effect, active.end())))
         self.records[index] = dataclasses.replace(self.records[index], end_ns=time.time_ns(), effect=effect)
 
     def _run_in_thread(self, number: int, act: Callable[[], None]) -> None:

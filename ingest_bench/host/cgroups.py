@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, undo_on_error
@@ -35,6 +35,7 @@ from ingest_bench.ledger.watchdog import open_session
 from ingest_bench.model.experiment import Capability
 from ingest_bench.model.load import MAX_LOAD_S
 
+T = TypeVar("T")
 Controller = Literal["cpu", "memory", "io"]
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
 # A file that exists only if the controller accepts limits in version 1. There is no such file for io: see `IoThrottle`.
@@ -53,12 +54,13 @@ done
 """
 
 IoLimit = Literal["bytes", "operations"]
-# For reads and for writes (block/blk-throttle.c).
-_IO_FILES_1: Mapping[IoLimit, tuple[str, str]] = {
-    "bytes": ("blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device"),
-    "operations": ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"),
-}
-_IO_KEYS_2: Mapping[IoLimit, tuple[str, str]] = {"bytes": ("rbps", "wbps"), "operations": ("riops", "wiops")}
+# For reads and for writes (block/blk-throttle.c): the file of version 1, and the key of io.max of version 2.
+_IO_LIMITS: tuple[tuple[IoLimit, str, str], ...] = (
+    ("bytes", "blkio.throttle.read_bps_device", "rbps"),
+    ("bytes", "blkio.throttle.write_bps_device", "wbps"),
+    ("operations", "blkio.throttle.read_iops_device", "riops"),
+    ("operations", "blkio.throttle.write_iops_device", "wiops"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,20 @@ class Cgroup:
     version: Literal[1, 2]
     own_folder: Path
     """This process's own cgroup. In version 2 it differs from a parent of cgroups, which has no processes itself."""
+
+
+def add_limit(lock: threading.RLock, active: list[T], limit: T, apply: Callable[[], None]) -> Callable[[], None]:
+    """Add a limit to the active ones and call `apply`; return the function that ends it and calls `apply` again."""
+
+    def end() -> None:
+        with lock:
+            active.remove(limit)
+            apply()
+
+    with lock, undo_on_error(end):
+        active.append(limit)
+        apply()
+    return end
 
 
 @dataclass(slots=True)
@@ -88,16 +104,7 @@ class NodeCgroups:
     ) -> Callable[[], None]:
         """Add a limit and return the function that ends it. `write(cgroup, None)` must remove the limit."""
         active, cgroup = self.limits.setdefault(controller, []), self.by_controller[controller]
-
-        def end() -> None:
-            with self.lock:
-                active.remove(maximum)
-                write(cgroup, min(active, default=None))
-
-        with self.lock, undo_on_error(end):
-            active.append(maximum)
-            write(cgroup, min(active))
-        return end
+        return add_limit(self.lock, active, maximum, lambda: write(cgroup, min(active, default=None)))
 
 
 def wrap_in_cgroups(folders: Sequence[Path], argv: Sequence[str]) -> tuple[str, ...]:
@@ -143,13 +150,12 @@ def create_node_cgroups(controllers: Set[Controller], nodes: int) -> Iterator[tu
     with open_session(
         f"cgroups-{name}", "cgroups of a run", time_limit_s=MAX_LOAD_S, namespace_kinds=("mnt",)
     ) as session:
-        session.apply([_make_create_step(str(folder), str(own_folder)) for folder, own_folder in own_folders.items()])
+        for folder, own_folder in own_folders.items():
+            path = str(folder)
+            remove = Action(argv=("sh", "-c", _REMOVE, "sh", path, str(own_folder)))
+            undo = Undo(action=remove, existing_path=path)
+            session.apply((Step(name=path, action=Action(argv=("mkdir", path)), undo=(undo,)),))
         yield tuple(cgroups)
-
-
-def _make_create_step(path: str, own_folder: str) -> Step:
-    undo = Undo(action=Action(argv=("sh", "-c", _REMOVE, "sh", path, own_folder)), existing_path=path)
-    return Step(name=path, action=Action(argv=("mkdir", path)), undo=(undo,))
 
 
 def find_parents(controllers: Set[Controller]) -> dict[Controller, Cgroup]:
@@ -217,7 +223,7 @@ class IoThrottle:
     device: str
     """As the kernel writes it: "7:0"."""
     cgroup: Cgroup
-    active: dict[IoLimit, list[int]] = field(default_factory=lambda: {limit: [] for limit in _IO_FILES_1})
+    active: list[Mapping[IoLimit, int]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def wrap(self, argv: Sequence[str]) -> tuple[str, ...]:
@@ -226,27 +232,17 @@ class IoThrottle:
 
     def limit(self, max_per_s: Mapping[IoLimit, int]) -> Callable[[], None]:
         """Limit the reads per second, and also the writes; return the function that ends it."""
-
-        def end() -> None:
-            with self.lock:
-                for limit, maximum in max_per_s.items():
-                    self.active[limit].remove(maximum)
-                self._write()
-
-        with self.lock, undo_on_error(end):
-            for limit, maximum in max_per_s.items():
-                self.active[limit].append(maximum)
-            self._write()
-        return end
+        return add_limit(self.lock, self.active, max_per_s, self._write)
 
     def _write(self) -> None:
-        max_per_s = {limit: min(active, default=None) for limit, active in self.active.items()}
-        if self.cgroup.version == 1:
-            for limit, files in _IO_FILES_1.items():
-                for name in files:
-                    write_file(self.cgroup.folder / name, f"{self.device} {max_per_s[limit] or 0}")
-            return
-        write_file(self.cgroup.folder / "io.max", f"{self.device} {_format_io_max(max_per_s)}")
+        lowest: dict[IoLimit, int] = {}
+        for limit, maximum in (item for active in self.active for item in active.items()):
+            lowest[limit] = min(maximum, lowest.get(limit, maximum))
+        if self.cgroup.version == 2:
+            write_file(self.cgroup.folder / "io.max", f"{self.device} {_format_io_max(lowest)}")
+        else:
+            for limit, name, _ in _IO_LIMITS:
+                write_file(self.cgroup.folder / name, f"{self.device} {lowest.get(limit, 0)}")
 
 
 def create_io_throttle(volume: Volume, cgroups: NodeCgroups | None) -> IoThrottle:
@@ -254,40 +250,34 @@ def create_io_throttle(volume: Volume, cgroups: NodeCgroups | None) -> IoThrottl
     if cgroups is not None and "io" in cgroups.by_controller:
         # Limits vanish with their cgroup, but requests that wait because of them do not (Linux 6.1).
         cgroup = cgroups.by_controller["io"]
-        path, unlimited = cgroup.folder / "io.max", _format_io_max(dict.fromkeys(_IO_KEYS_2))
+        path, unlimited = cgroup.folder / "io.max", _format_io_max({})
         steps = [_make_limit_step(volume.device, path, unlimited, unlimited, existing_path=path)]
     else:
         # Another program may have a limit for a device of that number: it is restored at the end.
         cgroup = _find_blkio_root()
         device = Path(f"/sys/dev/block/{volume.device}")
-        paths = [cgroup.folder / name for files in _IO_FILES_1.values() for name in files]
-        steps = [
-            _make_limit_step(volume.device, path, "0", _read_limit(volume.device, path), existing_path=device)
-            for path in paths
-        ]
+        steps = []
+        for path in [cgroup.folder / name for _, name, _ in _IO_LIMITS]:
+            limits = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
+            old_value = limits.get(volume.device, "0")
+            steps.append(_make_limit_step(volume.device, path, "0", old_value, existing_path=device))
     volume.session.apply(steps)
     return IoThrottle(volume.device, cgroup)
 
 
 def _make_limit_step(device: str, path: Path, value: str, old_value: str, *, existing_path: Path) -> Step:
-    undo = Undo(action=_make_write_action(device, old_value, path), existing_path=str(existing_path))
-    return Step(name=f"{path.name} of {device}", action=_make_write_action(device, value, path), undo=(undo,))
+    """Return a step of commands, not of a file's value: other programs write limits of other devices to the file."""
+    write, undo_write = (
+        Action(argv=("sh", "-c", 'echo "$1" > "$2"', "sh", f"{device} {text}", str(path)))
+        for text in (value, old_value)
+    )
+    undo = Undo(action=undo_write, existing_path=str(existing_path))
+    return Step(name=f"{path.name} of {device}", action=write, undo=(undo,))
 
 
-def _make_write_action(device: str, value: str, path: Path) -> Action:
-    """Return a command, not a file's value: other programs may write limits of other devices to the same file."""
-    return Action(argv=("sh", "-c", 'echo "$1" > "$2"', "sh", f"{device} {value}", str(path)))
-
-
-def _read_limit(device: str, path: Path) -> str:
-    """Return the limit in a file of version 1 for a device; "0": none."""
-    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-    return next((value for name, value in lines if name == device), "0")
-
-
-def _format_io_max(max_per_s: Mapping[IoLimit, int | None]) -> str:
+def _format_io_max(max_per_s: Mapping[IoLimit, int]) -> str:
     """Return the limits as version 2 writes them, without the device."""
-    return " ".join(f"{key}={max_per_s[limit] or 'max'}" for limit, keys in _IO_KEYS_2.items() for key in keys)
+    return " ".join(f"{key}={max_per_s.get(limit, 'max')}" for limit, _, key in _IO_LIMITS)
 
 
 def io_controllers() -> frozenset[Controller]:
@@ -298,13 +288,14 @@ def io_controllers() -> frozenset[Controller]:
     return frozenset() if _is_blkio_version_1() else frozenset({"io", "memory"})
 
 
-def require_io_throttle() -> None:
-    """Raise MissingCapability unless reads and writes can be limited here; nothing is changed."""
+def require_io_throttle() -> str:
+    """Return how reads and writes are limited here; MissingCapability if they cannot be. Nothing is changed."""
     volumes.require_volume()
     if _is_blkio_version_1():
         _find_blkio_root()
-    else:
-        find_parents(io_controllers())
+        return "limits of blkio, version 1"
+    find_parents(io_controllers())
+    return "limits of io, version 2"
 
 
 def _is_blkio_version_1() -> bool:
@@ -322,10 +313,9 @@ def _find_blkio_root() -> Cgroup:
             f"throttle: {root.folder} is not the root of the controller blkio, as in a container. Only limits in the "
             "root apply to writeback."
         )
-    for files in _IO_FILES_1.values():
-        for name in files:
-            if not os.access(root.folder / name, os.W_OK):
-                raise MissingCapability(f"throttle: {root.folder / name} is missing or read-only")
+    for _, name, _ in _IO_LIMITS:
+        if not os.access(root.folder / name, os.W_OK):
+            raise MissingCapability(f"throttle: {root.folder / name} is missing or read-only")
     return root
 
 
@@ -336,19 +326,14 @@ def check_cgroups() -> Capability:
         parents = find_parents(frozenset({"cpu", "memory"}))
         return ", ".join(f"{name} of version {cgroup.version}" for name, cgroup in parents.items())
 
-    return run_check(
-        CapabilityCheck(name="cgroups", attempt=attempt, remedy="Only the faults cpu and memory require it.")
-    )
+    remedy = "Only the faults cpu and memory require it."
+    return run_check(CapabilityCheck(name="cgroups", attempt=attempt, remedy=remedy))
 
 
 def check_io_throttle() -> Capability:
     """Check whether the reads and writes of a volume can be limited."""
-
-    def attempt() -> str:
-        require_io_throttle()
-        return f"limits of {'blkio, version 1' if _is_blkio_version_1() else 'io, version 2'}"
-
-    return run_check(CapabilityCheck(name="throttle", attempt=attempt, remedy="Only the fault slow-disk requires it."))
+    remedy = "Only the fault slow-disk requires it."
+    return run_check(CapabilityCheck(name="throttle", attempt=require_io_throttle, remedy=remedy))
 
 
 def _read(path: str | Path) -> str:

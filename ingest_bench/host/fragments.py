@@ -22,19 +22,13 @@ STEP_BYTES = 64 << 20
 _PPM = 10**6
 
 
-def read_available_bytes() -> int:
-    """Return the memory that the kernel can provide without swapping (man 5 proc, MemAvailable)."""
-    return _read_meminfo("MemAvailable:")
+def read_memory_bytes(name: str) -> int:
+    """Return a value of /proc/meminfo (man 5 proc).
 
-
-def read_free_bytes() -> int:
-    """Return the memory that is unused, also by pages of files (man 5 proc, MemFree)."""
-    return _read_meminfo("MemFree:")
-
-
-def _read_meminfo(name: str) -> int:
+    MemAvailable: what the kernel can provide without swapping. MemFree: unused, also by pages of files.
+    """
     text = Path("/proc/meminfo").read_text(encoding="ascii")
-    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name))
+    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}:"))
 
 
 def parse_watermark_bytes(zoneinfo: str, page_bytes: int) -> int:
@@ -62,14 +56,14 @@ def main(share_ppm: int, min_free_bytes: int) -> None:
     """Run the program. The kernel kills it first if memory runs out."""
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     start_s, before_bytes = time.monotonic(), _read_huge_block_bytes()
-    max_bytes = read_available_bytes() * share_ppm // _PPM // STEP_BYTES * STEP_BYTES
+    max_bytes = read_memory_bytes("MemAvailable") * share_ppm // _PPM // STEP_BYTES * STEP_BYTES
     taken_bytes, page_bytes = 0, mmap.PAGESIZE
-    initial_free_bytes = read_free_bytes()
+    initial_free_bytes = read_memory_bytes("MemFree")
     zoneinfo = Path("/proc/zoneinfo").read_text(encoding="ascii")
     min_free_bytes = max(min_free_bytes, parse_watermark_bytes(zoneinfo, page_bytes))
     libc = ctypes.CDLL(None, use_errno=True)
     pieces = []
-    while taken_bytes < max_bytes and read_free_bytes() - STEP_BYTES > min_free_bytes:
+    while taken_bytes < max_bytes and read_memory_bytes("MemFree") - STEP_BYTES > min_free_bytes:
         piece = mmap.mmap(-1, STEP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         piece.madvise(mmap.MADV_NOHUGEPAGE)
         address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(piece)))

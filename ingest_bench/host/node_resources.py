@@ -63,7 +63,7 @@ def create_resources(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[
                 if "throttle" in needs:
                     node.io_throttle = cgroups.create_io_throttle(node.volume, node.cgroups)
             if "syncs" in needs:
-                node.sync_supervisor = stack.enter_context(sync_supervisor.supervise_syncs(home))
+                node.sync_supervisor = stack.enter_context(SyncSupervisor(home).serve())
         yield nodes
 
 

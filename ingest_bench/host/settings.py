@@ -69,13 +69,18 @@ SETTINGS: Mapping[str, Setting] = {
 
 def format_settings(settings: HostSettings) -> dict[str, str]:
     """Return the text to write for each key that the experiment sets. Pure."""
+
+    def format_value(value: bool | int | str | tuple[int, ...]) -> str:
+        numbers = value if isinstance(value, tuple) else (int(value) if isinstance(value, bool) else value,)
+        return " ".join(map(str, numbers))
+
     values = {key: getattr(settings, name) for key, name in records.fields_by_key(type(settings)).items()}
-    return {key: _format_value(value) for key, value in values.items() if value is not None}
+    return {key: format_value(value) for key, value in values.items() if value is not None}
 
 
 def read_settings() -> dict[str, str]:
     """Return the machine-wide settings that this kernel has."""
-    values = {key: _read_value(setting) for key, setting in SETTINGS.items() if not setting.is_per_namespace}
+    values = {key: _read_value(setting.path) for key, setting in SETTINGS.items() if not setting.is_per_namespace}
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -129,7 +134,7 @@ def apply_in_namespace(settings: HostSettings, run: Callable[[Sequence[str]], st
     for key, value in values.items():
         name = ".".join(SETTINGS[key].path.relative_to("/proc/sys").parts)
         run(("sysctl", "-q", "-w", f"{name}={value}"))
-        actual = _normalize(run(("sysctl", "-n", name)))
+        actual = " ".join(run(("sysctl", "-n", name)).split())
         if actual != value:
             raise RunFailed(f"host.{key}: {value} was written, but the namespace has {actual}")
     return values
@@ -138,7 +143,7 @@ def apply_in_namespace(settings: HostSettings, run: Callable[[Sequence[str]], st
 def make_step(setting: Setting, value: str) -> Step:
     """Return the step that sets the value, and whose undo restores the value that applies now."""
     step = make_setting_step(setting.path, value)
-    if setting.alternative is not None and _read_value(setting) == "0":
+    if setting.alternative is not None and _read_value(setting.path) == "0":
         # The old value 0 cannot be written. Writing the alternative's old value sets this one to 0.
         step = dataclasses.replace(step, undo=make_setting_step(setting.alternative, value).undo)
     return step
@@ -176,31 +181,19 @@ def _apply_setting(key: str, value: str) -> Iterator[None]:
         resources=files,
         namespace_kinds=namespace_kinds,
     ) as session:
-        if _read_value(setting) != value:
+        if _read_value(setting.path) != value:
             session.apply((make_step(setting, value),))
-        if (actual := _read_value(setting)) != value:
+        if (actual := _read_value(setting.path)) != value:
             raise RunFailed(f"host.{key}: {value} was written to {setting.path}, but it reads {actual}")
         yield
-        if (actual := _read_value(setting)) != value:
+        if (actual := _read_value(setting.path)) != value:
             raise InvalidRun(f"host.{key}: another program set {setting.path} to {actual} during the run, not {value}")
 
 
-def _read_value(setting: Setting) -> str | None:
-    try:
-        return _normalize(parse_setting(setting.path.read_text(encoding="ascii")))
-    except OSError:
-        return None
-
-
-def _normalize(text: str) -> str:
-    """Separate numbers by one blank; the kernel writes tabs."""
-    return " ".join(text.split())
-
-
-def _format_value(value: bool | int | str | tuple[int, ...]) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _read_value(path: Path) -> str | None:
+    """Return a setting's value, with one blank between numbers (the kernel writes tabs); None if it has no file."""
+    text = _read_text(path)
+    return None if text is None else " ".join(parse_setting(text).split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +214,11 @@ class MachineFacts:
 def read_machine_facts() -> MachineFacts:
     """Return the facts of this machine, for a process that we start."""
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    hugepages = _read_text(_THP / "enabled")
     governors = {
         _read_text(path) or "" for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     }
     return MachineFacts(
-        transparent_hugepages=None if hugepages is None else parse_setting(hugepages),
+        transparent_hugepages=_read_value(_THP / "enabled"),
         is_numad_running=any(process.info["name"] == "numad" for process in psutil.process_iter(["name"])),
         swap_bytes=psutil.swap_memory().total,
         swappiness=_read_number(_VM / "swappiness"),
@@ -288,7 +280,10 @@ RECOMMENDATIONS = (
     ),
     Recommendation(
         name="vm.swappiness",
-        describe=lambda machine: f"{_format_number(machine.swappiness)}, {_format_swap(machine.swap_bytes)}",
+        describe=lambda machine: (
+            f"{_format_number(machine.swappiness)}, "
+            + (f"with {format_bytes(machine.swap_bytes)} of swap" if machine.swap_bytes else "without swap")
+        ),
         is_harmful=lambda machine: machine.swap_bytes > 0 and (machine.swappiness or 0) > 1,
         recommended="no swap (swapoff -a), or 1",
         source='Elasticsearch, "Disable swapping"; DataStax, "Recommended production settings" (Cassandra)',
@@ -319,7 +314,3 @@ RECOMMENDATIONS = (
 
 def _format_number(value: int | None) -> str:
     return "not supported by this kernel" if value is None else str(value)
-
-
-def _format_swap(swap_bytes: int) -> str:
-    return f"with {format_bytes(swap_bytes)} of swap" if swap_bytes else "without swap"

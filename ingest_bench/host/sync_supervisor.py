@@ -23,6 +23,7 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.host import supervised
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.host.cgroups import add_limit
 from ingest_bench.model.experiment import Capability
 
 _SOCKET = ".syncs"
@@ -40,7 +41,7 @@ class SyncSupervisor:
         self._calls = self._waited_ns = 0
         self._path = folder / _SOCKET
         self._delays_ns: list[int] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Start of the wait, listener, notification id; the longest wait first.
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._wake_read, self._wake_write = os.pipe()
@@ -57,15 +58,7 @@ class SyncSupervisor:
 
         At the end, waiting calls continue at once, or when the longest remaining delay is over.
         """
-        with self._lock:
-            self._delays_ns.append(delay_ns)
-
-        def end() -> None:
-            with self._lock:
-                self._delays_ns.remove(delay_ns)
-            os.write(self._wake_write, b"!")
-
-        return end
+        return add_limit(self._lock, self._delays_ns, delay_ns, self._wake)
 
     def delayed_calls(self) -> tuple[int, int]:
         """Return the number of delayed calls and the nanoseconds they waited; raise RunFailed if the thread failed."""
@@ -75,8 +68,8 @@ class SyncSupervisor:
             return self._calls, self._waited_ns + sum(now_ns - since_ns for since_ns, _, _ in self._waiting)
 
     @contextmanager
-    def serve(self) -> Iterator[None]:
-        """Answer sync calls for the block."""
+    def serve(self) -> Iterator[SyncSupervisor]:
+        """Answer sync calls for the block; leave nothing behind in the folder."""
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as self._socket:
@@ -84,16 +77,19 @@ class SyncSupervisor:
                 self._socket.listen()
                 self._thread.start()
                 try:
-                    yield
+                    yield self
                 finally:
                     self._stopping = True
-                    os.write(self._wake_write, b"!")
+                    self._wake()
                     self._thread.join()
                     self._path.unlink(missing_ok=True)
                 self._raise_error()
         finally:
             for descriptor in (folder, self._wake_read, self._wake_write):
                 os.close(descriptor)
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"!")
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -184,28 +180,17 @@ class SyncSupervisor:
             fcntl.ioctl(listener, _SEND, bytearray(struct.pack("=QqiI", number, 0, 0, _CONTINUE)))
 
 
-@contextmanager
-def supervise_syncs(folder: Path) -> Iterator[SyncSupervisor]:
-    """Run the supervisor of the node that has this folder; leave nothing behind there."""
-    supervisor = SyncSupervisor(folder)
-    with supervisor.serve():
-        yield supervisor
-
-
-def require_sync_supervisor() -> None:
-    """Raise MissingCapability unless sync calls can be trapped here; nothing is changed."""
+def require_sync_supervisor() -> str:
+    """Return how sync calls are trapped here; MissingCapability if they cannot be. Nothing is changed."""
     if os.uname().machine not in supervised.MACHINES:
         raise MissingCapability(f"syncs: the system call numbers of {os.uname().machine} are not in the table")
     actions = Path("/proc/sys/kernel/seccomp/actions_avail")
     if not actions.exists() or "user_notif" not in actions.read_text(encoding="ascii").split():
         raise MissingCapability("syncs: this kernel has no seccomp user notification (user_notif, Linux 5.0)")
+    return "seccomp traps fsync, fdatasync, msync and syncfs"
 
 
 def check_sync_supervisor() -> Capability:
     """Check whether a node's sync calls can be delayed."""
-
-    def attempt() -> str:
-        require_sync_supervisor()
-        return "seccomp traps fsync, fdatasync, msync and syncfs"
-
-    return run_check(CapabilityCheck(name="syncs", attempt=attempt, remedy="Only the fault slow-fsync requires it."))
+    remedy = "Only the fault slow-fsync requires it."
+    return run_check(CapabilityCheck(name="syncs", attempt=require_sync_supervisor, remedy=remedy))

@@ -81,10 +81,18 @@ def create_volume(home: Path) -> Iterator[Volume]:
         size_bytes = min(_MAX_BYTES, space.f_bavail * space.f_frsize)
         if size_bytes < _MIN_BYTES:
             raise MissingCapability(f"{home}: a file system of its own needs 256 MiB; {size_bytes:,} bytes are free")
-        image = home / _IMAGE
+        image = str(home / _IMAGE)
+        make = Step(
+            name=f"make {image}",
+            action=Action(argv=(*_MKFS, image, f"{size_bytes >> 10}k")),
+            undo=(Undo(action=Action(argv=("rm", "--force", image))),),
+        )
+        # Lazy: a process that still uses it, such as a dying server, does not block the unmount.
+        unmount = Undo(action=Action(argv=("umount", "--lazy", str(home))), mount_point=str(home))
+        mount = Step(name=f"mount {home}", action=Action(argv=(*_MOUNT, image, str(home))), undo=(unmount,))
         key = f"disk-{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
         with open_session(key, f"file system of {home}", time_limit_s=MAX_LOAD_S, namespace_kinds=("mnt",)) as session:
-            session.apply((_make_mkfs_step(image, size_bytes), _make_mount_step(image, home)))
+            session.apply((make, mount))
             os.unlink(_IMAGE, dir_fd=below)
             # The server would take it for a folder of its own.
             (home / "lost+found").rmdir()
@@ -94,22 +102,8 @@ def create_volume(home: Path) -> Iterator[Volume]:
         os.close(below)
 
 
-def _make_mkfs_step(image: Path, size_bytes: int) -> Step:
-    return Step(
-        name=f"make {image}",
-        action=Action(argv=(*_MKFS, str(image), f"{size_bytes >> 10}k")),
-        undo=(Undo(action=Action(argv=("rm", "--force", str(image)))),),
-    )
-
-
-def _make_mount_step(image: Path, home: Path) -> Step:
-    # Lazy: a process that still uses it, such as a dying server, does not block the unmount.
-    undo = Undo(action=Action(argv=("umount", "--lazy", str(home))), mount_point=str(home))
-    return Step(name=f"mount {home}", action=Action(argv=(*_MOUNT, str(image), str(home))), undo=(undo,))
-
-
-def require_volume() -> None:
-    """Raise MissingCapability unless a file system can be made and mounted here."""
+def require_volume() -> str:
+    """Return what a volume is made of; MissingCapability if a file system cannot be made and mounted here."""
     if not system.is_root():
         raise MissingCapability("disk: only root can give a server its own file system. Run as root.")
     if missing := [name for name in _PACKAGES if system.which(name) is None]:
@@ -119,18 +113,13 @@ def require_volume() -> None:
         raise MissingCapability(f"disk: {_LOOP_CONTROL} cannot be used: there are no loop devices, as in a container")
     if "ext4" not in Path("/proc/filesystems").read_text(encoding="ascii").split():
         raise MissingCapability("disk: this kernel has no ext4")
+    return "ext4 on a loop device"
 
 
 def check_volume() -> Capability:
     """Check whether a node's home can be a file system of its own."""
-
-    def attempt() -> str:
-        require_volume()
-        return "ext4 on a loop device"
-
-    return run_check(
-        CapabilityCheck(name="disk", attempt=attempt, remedy="Only the faults full-disk and slow-disk require it.")
-    )
+    remedy = "Only the faults full-disk and slow-disk require it."
+    return run_check(CapabilityCheck(name="disk", attempt=require_volume, remedy=remedy))
 
 
 class DiskFiller:
@@ -164,7 +153,14 @@ class DiskFiller:
         if self._thread is not None:
             self._thread.join()
         if self._descriptor is not None:
-            self._release_blocks(self._descriptor)
+            self._path.unlink()
+            os.close(self._descriptor)
+            # Blocks are free only when the journal has them.
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         if self._error is not None:
             raise RunFailed(f"full-disk: {self._path}: {self._error.strerror}")
 
@@ -193,13 +189,3 @@ class DiskFiller:
                 if error.errno != errno.ENOSPC:
                     raise
                 piece_bytes = piece_bytes // 2 // space.f_frsize * space.f_frsize
-
-    def _release_blocks(self, descriptor: int) -> None:
-        """Remove the file and wait by fsync: blocks are free only when the journal has them."""
-        self._path.unlink()
-        os.close(descriptor)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -49,12 +49,9 @@ def data_files(name: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted(data_folder(name).glob("*.toml"))}
 
 
-def why_not_plain(path: Path) -> str:
-    """Return which special file is at a path; empty for a plain file or a folder."""
-    return _describe_special(path.stat().st_mode)
-
-
-def _describe_special(mode: int) -> str:
+def why_not_plain(file: Path | int) -> str:
+    """Return which special file is at a path or open as a descriptor; empty for a plain file or a folder."""
+    mode = os.stat(file).st_mode  # noqa: PTH116 - also of a descriptor
     return next((description for is_kind, description in _SPECIAL_FILES if is_kind(mode)), "")
 
 
@@ -73,11 +70,7 @@ def resolve_links(path: Path) -> Path:
 
 def check_plain(path: Path) -> None:
     """Raise OSError unless a plain file is at a path. Call it before opening: an open may wait, or act."""
-    _check_mode(path.stat().st_mode, path)
-
-
-def _check_mode(mode: int, path: Path) -> None:
-    if problem := _describe_special(mode):
+    if problem := why_not_plain(path):
         raise OSError(errno.EINVAL, problem, str(path))
 
 
@@ -85,11 +78,9 @@ def open_plain(path: Path) -> io.BufferedReader:
     """Open a plain file for reading; OSError for anything else, also if it is replaced meanwhile."""
     check_plain(path)
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    try:
-        _check_mode(os.fstat(file.fileno()).st_mode, path)
-    except OSError:
+    if problem := why_not_plain(file.fileno()):
         file.close()
-        raise
+        raise OSError(errno.EINVAL, problem, str(path))
     return file
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ingest_bench import units
 from ingest_bench.model.load import (
@@ -20,7 +20,7 @@ from ingest_bench.units import quote_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ingest_bench.model.load import AbortMetric, RateUnit
+    from ingest_bench.model.load import AbortMetric, ArrivalShape, RateUnit
 
 _RATE = re.compile(r"\s*(?P<number>[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*/\s*(?P<time>s|min|h)\s*")
 _COUNT_UNITS: Mapping[str, RateUnit] = {
@@ -71,18 +71,19 @@ def parse_arrivals(text: str) -> Arrivals:
         if words or not shape[:1].isdigit():
             raise ValueError(f"{quote_value(text)} is not an arrival shape: use {', '.join(_SHAPES)}, or a rate alone")
         shape, words = "constant", [shape]
-    parse, example, _ = _SHAPES[shape]
-    try:
-        arrivals = parse(words)
-    except (IndexError, TypeError):
-        raise ValueError(f"{quote_value(text)}: write it like {example!r}") from None
+    example, parsers = _SHAPES[shape]
+    values = _split_fields(shape, " ".join(words))
+    if len(values) != len(parsers):
+        raise ValueError(f"{quote_value(text)}: write it like {example!r}")
+    fields: dict[str, Any] = {name: parse(value) for (name, parse), value in zip(parsers.items(), values, strict=True)}
+    arrivals = Arrivals(shape=cast("ArrivalShape", shape), **fields)
     check_arrivals(arrivals)
     return arrivals
 
 
 def check_arrivals(arrivals: Arrivals) -> None:
     """Raise ValueError if fields of a shape are missing or contradict each other."""
-    _, example, required = _SHAPES[arrivals.shape]
+    example, required = _SHAPES[arrivals.shape]
     default = Arrivals(shape=arrivals.shape)
     for name in ("rate", "end_rate", "rates", "period_ns", "amplitude_ppm", "file"):
         key = name.removesuffix("_ns").removesuffix("_ppm")
@@ -102,61 +103,34 @@ def check_arrivals(arrivals: Arrivals) -> None:
         raise ValueError("an amplitude of 100% or more would stop a sine; give less")
 
 
-def _parse_closed(words: list[str]) -> Arrivals:
-    _expect_count(words, 0)
-    return Arrivals()
+def _split_fields(shape: str, text: str) -> list[str]:
+    if shape == "ramp":
+        start, _, end = text.partition("..")
+        return [start, *end.split()]
+    if shape == "steps":
+        return [*text.rpartition(" ")[::2]] if text else []
+    return [text] if shape == "recorded" else text.split()
 
 
-def _parse_constant(words: list[str]) -> Arrivals:
-    (rate,) = _expect_count(words, 1)
-    return Arrivals(shape="constant", rate=parse_rate(rate))
+def _parse_rates(text: str) -> tuple[Rate, ...]:
+    return tuple(map(parse_rate, text.split()))
 
 
-def _parse_poisson(words: list[str]) -> Arrivals:
-    (rate,) = _expect_count(words, 1)
-    return Arrivals(shape="poisson", rate=parse_rate(rate))
-
-
-def _parse_ramp(words: list[str]) -> Arrivals:
-    rates, period = _expect_count(words, 2)
-    start, end = map(parse_rate, _expect_count(rates.split(".."), 2))
-    return Arrivals(shape="ramp", rate=start, end_rate=end, period_ns=units.parse_time_ns(period))
-
-
-def _parse_steps(words: list[str]) -> Arrivals:
-    rates = tuple(map(parse_rate, words[:-1]))
-    return Arrivals(shape="steps", rates=rates, period_ns=units.parse_time_ns(words[-1]))
-
-
-def _parse_sine(words: list[str]) -> Arrivals:
-    rate, amplitude, period = _expect_count(words, 3)
-    return Arrivals(
-        shape="sine",
-        rate=parse_rate(rate),
-        amplitude_ppm=units.parse_ppm(amplitude),
-        period_ns=units.parse_time_ns(period),
-    )
-
-
-def _parse_recorded(words: list[str]) -> Arrivals:
-    return Arrivals(shape="recorded", file=" ".join(words) or None)
-
-
-def _expect_count(words: list[str], count: int) -> list[str]:
-    if len(words) != count:
-        raise TypeError
-    return words
-
-
-# Of each shape: the parser of the words after its name, an example, and the fields that it requires.
-_SHAPES: Mapping[str, tuple[Callable[[list[str]], Arrivals], str, tuple[str, ...]]] = {
-    "closed": (_parse_closed, "closed", ()),
-    "constant": (_parse_constant, "2000/s", ("rate",)),
-    "poisson": (_parse_poisson, "poisson 2000/s", ("rate",)),
-    "ramp": (_parse_ramp, "ramp 100/s..2000/s 30s", ("rate", "end_rate", "period_ns")),
-    "steps": (_parse_steps, "steps 100/s 200/s 400/s 10s", ("rates", "period_ns")),
-    "sine": (_parse_sine, "sine 1000/s 50% 60s", ("rate", "amplitude_ppm", "period_ns")),
-    "recorded": (_parse_recorded, "recorded FILE", ("file",)),
+# Of each shape: an example, and the parsers of the fields that it requires.
+_SHAPES: Mapping[str, tuple[str, Mapping[str, Callable[[str], Any]]]] = {
+    "closed": ("closed", {}),
+    "constant": ("2000/s", {"rate": parse_rate}),
+    "poisson": ("poisson 2000/s", {"rate": parse_rate}),
+    "ramp": (
+        "ramp 100/s..2000/s 30s",
+        {"rate": parse_rate, "end_rate": parse_rate, "period_ns": units.parse_time_ns},
+    ),
+    "steps": ("steps 100/s 200/s 400/s 10s", {"rates": _parse_rates, "period_ns": units.parse_time_ns}),
+    "sine": (
+        "sine 1000/s 50% 60s",
+        {"rate": parse_rate, "amplitude_ppm": units.parse_ppm, "period_ns": units.parse_time_ns},
+    ),
+    "recorded": ("recorded FILE", {"file": lambda path: path or None}),
 }
 
 

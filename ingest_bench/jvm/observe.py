@@ -32,7 +32,6 @@ _STOP_LIMIT_S = 600
 _EXTRA_DURATION_S = 60
 _SUCCESS = "Command executed successfully"
 RECORDING = "recording.jfr"
-_SETTINGS = "settings.jfc"
 
 
 @contextmanager
@@ -53,8 +52,11 @@ def observe(
     with watchdog.open_session(
         f"jvm-{jvm.pid}", title, time_limit_s=limit_s, namespace_kinds=("mnt", "pid")
     ) as session:
-        session.apply((_make_folder(top),))
-        own_settings = top / _SETTINGS
+        # mkdir fails if another user has taken the name.
+        remove = Action(argv=("rm", "-r", "--", str(top)))
+        make = Action(argv=("mkdir", "-m", "711", str(top)))
+        session.apply((Step(name=str(top), action=make, undo=(Undo(action=remove, existing_path=str(top)),)),))
+        own_settings = top / "settings.jfc"
         if settings is not None:
             shutil.copyfile(settings, own_settings)
             own_settings.chmod(0o644)
@@ -78,13 +80,6 @@ def observe(
                     if jvm.is_alive():
                         system.run(jvm.jcmd_argv(*log.disable_command(folder)), check=False)
                 _keep_files(folder, into)
-
-
-def _make_folder(folder: Path) -> Step:
-    """Return the step that makes a folder. mkdir fails if another user has taken the name."""
-    remove = Action(argv=("rm", "-r", "--", str(folder)))
-    undo = Undo(action=remove, existing_path=str(folder))
-    return Step(name=str(folder), action=Action(argv=("mkdir", "-m", "711", str(folder))), undo=(undo,))
 
 
 def _start_recording(jvm: AttachedJvm, name: str, settings: Path, file: Path, duration_s: int) -> Step:

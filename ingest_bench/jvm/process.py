@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ingest_bench.inputs import untrusted
 from ingest_bench.jvm import cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.model.target import Endpoint, LaunchPlan
 
@@ -76,19 +76,14 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True)
 class ServerProcess:
-    """A server that is ready."""
+    """A server that was started. `serve` yields those that are ready."""
 
     launch: Launch
     popen: subprocess.Popen[bytes]
-    jvm_pid: int
-    """The JVM, which is not the started process if the server has a launcher."""
-    standbys: list[subprocess.Popen[bytes]]
+    jvm_pid: int = 0
+    """The JVM, which is not the started process if the server has a launcher; 0 until the server is ready."""
+    standbys: list[subprocess.Popen[bytes]] = field(default_factory=list)
     """Waiting processes that become the server at its restarts."""
-
-    @property
-    def log(self) -> Path:
-        """Return the file with its output."""
-        return self.launch.log
 
     @property
     def listen(self) -> Endpoint:
@@ -105,17 +100,8 @@ class ServerProcess:
         assert self.popen.stdin is not None  # noqa: S101 - for the type checker: it was opened as a pipe
         self.popen.stdin.write(b"\n")
         self.popen.stdin.close()
-        started = _Started(self.launch, self.popen)
-        _wait_until_ready([started], timeout_s)
-        self.jvm_pid = _find_jvm_pid(started)
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A server that was started, ready or not."""
-
-    launch: Launch
-    popen: subprocess.Popen[bytes]
+        _wait_until_ready([self], timeout_s)
+        self.jvm_pid = _find_jvm_pid(self)
 
 
 @contextmanager
@@ -127,27 +113,24 @@ def serve(
     All are started before one is waited for: a node may need the others to be ready. If one exits or is not ready in
     time, RunFailed has the last lines of its log. `meanwhile` is called repeatedly during the wait.
     """
-    started: list[_Started] = []
-    ready: list[ServerProcess] = []
-    standbys: list[subprocess.Popen[bytes]] = []
+    servers: list[ServerProcess] = []
     grace_s = _SHORT_GRACE_S
     try:
         for launch in launches:
             for folder in launch.plan.writable:
                 folder.mkdir(parents=True, exist_ok=True)
-                give_folder(folder)
-            started.append(_Started(launch, _start(launch)))
-        _wait_until_ready(started, timeout_s, meanwhile)
+                if system.is_root():
+                    untrusted.give_ownership(folder, SERVER_UID)
+            servers.append(ServerProcess(launch=launch, popen=_start(launch)))
+        _wait_until_ready(servers, timeout_s, meanwhile)
         grace_s = _GRACE_S
-        for server in started:
-            launch = server.launch
-            own_standbys = [_start(launch, _STANDBY, stdin=subprocess.PIPE) for _ in range(launch.restarts)]
-            standbys += own_standbys
-            jvm_pid = _find_jvm_pid(server)
-            ready.append(ServerProcess(launch=launch, popen=server.popen, jvm_pid=jvm_pid, standbys=own_standbys))
-        yield tuple(ready)
+        for server in servers:
+            for _ in range(server.launch.restarts):
+                server.standbys.append(_start(server.launch, _STANDBY, stdin=subprocess.PIPE))
+            server.jvm_pid = _find_jvm_pid(server)
+        yield tuple(servers)
     finally:
-        _end(*(server.popen for server in started), *standbys, grace_s=grace_s)
+        _end(*(popen for server in servers for popen in (server.popen, *server.standbys)), grace_s=grace_s)
 
 
 def _start(launch: Launch, prefix: Sequence[str] = (), stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
@@ -199,12 +182,6 @@ def _may_enter(folder: Path) -> bool:
     return bool(state.st_mode & 0o001) or (state.st_uid == SERVER_UID and bool(state.st_mode & 0o100))
 
 
-def give_folder(folder: Path) -> None:
-    """Give a folder and its content to the server's user. An ordinary user's server runs as that user anyway."""
-    if system.is_root():
-        untrusted.give_ownership(folder, SERVER_UID)
-
-
 def read_last_lines(log: Path) -> str:
     """Return the end of a log for an error, with only the first frame of each stack, so that its message is shown."""
     with suppress(OSError):
@@ -223,7 +200,7 @@ def _is_stack_frame(line: str) -> bool:
 
 
 def _wait_until_ready(
-    started: Sequence[_Started], timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+    started: Sequence[ServerProcess], timeout_s: float, meanwhile: Callable[[], None] = lambda: None
 ) -> None:
     deadline = time.monotonic() + timeout_s
     reasons = {server.launch.name: "it was not asked yet" for server in started}
@@ -232,8 +209,12 @@ def _wait_until_ready(
         for server in started:
             name = server.launch.name
             if (remaining_s := deadline - time.monotonic()) <= 0:
-                missing = [server for server in started if server.launch.name in reasons]
-                raise RunFailed(_describe_timeout(missing, reasons, timeout_s))
+                first = next(server.launch for server in started if server.launch.name in reasons)
+                others = "".join(f"; {other}: {text}" for other, text in reasons.items() if other != first.name)
+                raise RunFailed(
+                    f"{first.name}: not ready after {timeout_s:g} s ({reasons[first.name]}{others}). "
+                    f"{_quote_log(first.log)}"
+                )
             is_ready = False
             try:
                 is_ready = name not in reasons or server.launch.is_ready(remaining_s)
@@ -243,36 +224,23 @@ def _wait_until_ready(
                     reasons[name] = "it responds that it is not ready"
             except RunFailed as error:
                 reasons[name] = str(error)
-            _require_running(server, is_ready=is_ready)
+            status = server.popen.poll()
+            if status is not None:
+                when = "as soon as" if is_ready else "before"
+                # 128 + N is the status of a process that signal N killed.
+                number = -status if status < 0 else status - 128
+                is_signal = number in signal.valid_signals()
+                end = f"killed by {signal.Signals(number).name}" if is_signal else f"exit {status}"
+                raise RunFailed(f"{name}: it exited {when} it was ready ({end}). {_quote_log(server.launch.log)}")
         if reasons:
             time.sleep(_POLL_S)
-
-
-def _require_running(server: _Started, *, is_ready: bool) -> None:
-    status = server.popen.poll()
-    if status is not None:
-        when = "as soon as" if is_ready else "before"
-        name, log = server.launch.name, server.launch.log
-        raise RunFailed(f"{name}: it exited {when} it was ready ({_describe_status(status)}). {_quote_log(log)}")
-
-
-def _describe_timeout(missing: Sequence[_Started], reasons: Mapping[str, str], timeout_s: float) -> str:
-    first, *others = (server.launch.name for server in missing)
-    also = "".join(f"; {name}: {reasons[name]}" for name in others)
-    return f"{first}: not ready after {timeout_s:g} s ({reasons[first]}{also}). {_quote_log(missing[0].launch.log)}"
 
 
 def _quote_log(log: Path) -> str:
     return f"{log} ends:\n{read_last_lines(log)}"
 
 
-def _describe_status(status: int) -> str:
-    """Return an exit status in words; 128 + N is that of a process that signal N killed."""
-    number = -status if status < 0 else status - 128
-    return f"killed by {signal.Signals(number).name}" if number in signal.valid_signals() else f"exit {status}"
-
-
-def _find_jvm_pid(server: _Started) -> int:
+def _find_jvm_pid(server: ServerProcess) -> int:
     """Return the pid of the JVM outside its namespace; RunFailed if it has exited."""
     pids: list[int] = []
     with suppress(psutil.NoSuchProcess):

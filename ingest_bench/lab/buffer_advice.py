@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ingest_bench.analysis.buffers import receive_buffers
-from ingest_bench.analysis.buffers.netty import Buffers, Fixed
+from ingest_bench.analysis.buffers.netty import Buffers
 from ingest_bench.analysis.buffers.receive_buffers import (
     CANDIDATES,
     MAX_SHARE,
@@ -122,21 +120,9 @@ def _load_recordings(
         # Without a sum of bytes the recording is incomplete, and missing reads would look like another buffer.
         if summary.values.get("bytes_read") is None or not len(reads):
             continue
-        connections = receive_buffers.reads_by_connection(reads)
-        buffers = receive_buffers.configured_buffers(run.cell.target) or Fixed(
-            receive_buffers.infer_buffer_size(connections)
-        )
-        available = [receive_buffers.available_bytes(sequence, buffers) for sequence in connections]
+        buffers = receive_buffers.configured_buffers(run.cell.target)
         recordings.append(
-            Recording(
-                run=summary.run,
-                costs=receive_buffers.predict_costs(reads, buffers, candidates=candidates, limits=limits),
-                available_bytes=np.concatenate(available),
-                largest_bytes=buffers.largest_bytes,
-                filled=sum(int((sequence >= buffers.largest_bytes).sum()) for sequence in connections),
-                reads=len(reads),
-                length_s=int(reads["end_ns"].max() - reads["end_ns"].min()) / 1e9,
-            )
+            receive_buffers.analyse_reads(reads, buffers, run=summary.run, candidates=candidates, limits=limits)
         )
     return recordings
 

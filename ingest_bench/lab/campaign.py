@@ -22,8 +22,8 @@ from ingest_bench.host import cpu, node_resources, settings
 from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as DownloadProgress
 from ingest_bench.jvm.attach import find_reader
-from ingest_bench.lab import evaluation, link_watch, planning, runner
-from ingest_bench.lab.procedure import Procedure
+from ingest_bench.lab import evaluation, find_max, link_watch, planning, runner
+from ingest_bench.lab.planning import Procedure
 from ingest_bench.lab.server import borrowed, reach, running_server
 from ingest_bench.load.supervisor import Progress
 from ingest_bench.model.experiment import Cell, Plan, Run, RunState, SkippedCell
@@ -35,7 +35,7 @@ from ingest_bench.results.facts import memory_bytes
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes
 
-DONE_STATES: frozenset[RunState] = frozenset({"measured", "oom", "aborted", "invalid"})
+_DONE_STATES: frozenset[RunState] = frozenset({"measured", "oom", "aborted", "invalid"})
 
 
 class ProgressListener(Protocol):
@@ -114,7 +114,7 @@ def check_netem(results: Results, remaining: Plan, netem: str) -> None:
 
 
 def _done(results: Results) -> dict[str, RunRecord]:
-    return {run: record for run, record in results.read_records().items() if record.state in DONE_STATES}
+    return {run: record for run, record in results.read_records().items() if record.state in _DONE_STATES}
 
 
 def _check_running_server(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def drop_inapplicable_cells(plan: Plan) -> Plan:
 
 
 def _inapplicable(cell: Cell, procedure: Procedure) -> str:
-    protocols = {load.plan.wire.protocol for load in procedure.loads}
+    protocols = {plan.wire.protocol for plan in procedure.plans}
     target = targets.resolve(cell.target)
     return checks.find_unsupported_fault(
         cell, protocols, is_persistent=target.is_persistent, can_flush=target.flush is not None
@@ -231,16 +231,24 @@ def lock_results(results: Results) -> Iterator[None]:
 
 def run_missing(results: Results, options: runner.RunOptions, listener: ProgressListener) -> list[Summary]:
     """Execute all runs that are not done; return the summaries of all runs. Tables are updated after each run."""
-    plan = results.plan
-    done = _done(results)
+    plan, done = results.plan, set(_done(results))
     # Skip repeated runs: they may have left incomplete files.
-    summaries = {summary.run: summary for summary in evaluation.summarise_runs(results, options.java_home, DONE_STATES)}
-    missing = [(number, run) for number, run in enumerate(plan.runs, 1) if run.id not in done]
-    for index, (number, planned) in enumerate(missing):
-        listener.begin_run(number, planned.id, remaining=len(missing) - index)
+    finished = evaluation.summarise_runs(results, options.java_home, _DONE_STATES)
+    summaries = {summary.run: summary for summary in finished}
+
+    def next_run() -> Run | None:
+        if plan.search is not None:
+            return find_max.next_run(results, summaries, done)
+        return next((run for run in plan.runs if run.id not in done), None)
+
+    while planned := next_run():
+        title = f"{planned.id} ({planned.step})" if planned.step else planned.id
+        listener.begin_run(len(done) + 1, title, remaining=find_max.max_runs(plan) - len(done))
         summaries[planned.id] = run_once(results, planned, options, listener)
+        # A failed run counts as done until --resume repeats it.
+        done.add(planned.id)
         evaluation.write_tables(results, list(summaries.values()))
-    return cells.in_factor_order(summaries.values(), plan.factors)
+    return cells.in_factor_order(summaries.values(), results.plan.factors)
 
 
 def run_once(results: Results, planned: Run, options: runner.RunOptions, listener: ProgressListener) -> Summary:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from ingest_bench import probes
 from ingest_bench.analysis import search
-from ingest_bench.analysis.compare import cells, changes
+from ingest_bench.analysis.compare import cells, changes, trend
 from ingest_bench.analysis.run import delivery, nodes, steady, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
@@ -93,8 +95,8 @@ def summarise_run(
         experiment=plan.experiment,
         queries=folder.queries(),
         changed_files=folder.describe_changes(record.files),
-        cpu=folder.read_cpu_marks(),
-        loop_stalls=folder.loop_stalls(),
+        cpu=folder.read_load_records("cpu"),
+        loop_stalls=folder.read_load_records("loop_stalls"),
         reads=np.concatenate([node.read_socket_reads() for node in folder.nodes(cell.target.nodes)]),
         nodes=_node_columns(cell, folder, record, report, outputs),
         delivered=_delivered_columns(cell, folder) if record.state == "measured" and report is not None else None,
@@ -118,34 +120,26 @@ def summarise_runs(
         for run in plan.runs
         if run.id in records and (states is None or records[run.id].state in states)
     ]
-    return cells.in_factor_order([*rows, *summarise_left_out(plan)], plan.factors)
+    skipped = [
+        _unexecuted(
+            "inapplicable",
+            cell.reason,
+            run=f"{cell.cell}/1",
+            cell=cell.cell,
+            replicate=1,
+            levels=cell.levels,
+            experiment=plan.experiment,
+        )
+        for cell in plan.skipped_cells
+    ]
+    return cells.in_factor_order([*rows, *skipped], plan.factors)
 
 
 def require_summaries(results: Results) -> list[Summary]:
     """Return all rows; SpecError if no run was executed yet."""
-    rows = summarise_runs(results)
-    if not rows:
-        raise SpecError(f"{results.path}: no run was executed yet. Execute them: `run --resume {results.path}`.")
-    return rows
-
-
-def summarise_left_out(plan: Plan) -> list[Summary]:
-    """Return a row for each skipped cell of the plan, with its reason."""
-    return [
-        escaping.escape_summary(
-            Summary(
-                run=f"{skipped.cell}/1",
-                cell=skipped.cell,
-                replicate=1,
-                levels=skipped.levels,
-                state="inapplicable",
-                reason=skipped.reason,
-                values={},
-                experiment=plan.experiment,
-            )
-        )
-        for skipped in plan.skipped_cells
-    ]
+    if rows := summarise_runs(results):
+        return rows
+    raise SpecError(f"{results.path}: no run was executed yet. Execute them: `run --resume {results.path}`.")
 
 
 def read_summaries(path: Path) -> list[Summary]:
@@ -164,9 +158,20 @@ def read_summaries(path: Path) -> list[Summary]:
         return rows
     plan = layout.open_results(path).plan
     known_runs = {row.run for row in rows}
-    return cells.in_factor_order(
-        [*rows, *(_planned(run) for run in plan.runs if run.id not in known_runs)], plan.factors
-    )
+    missing = [
+        _unexecuted(
+            "planned",
+            "not executed",
+            run=run.id,
+            cell=run.cell.name,
+            replicate=run.replicate,
+            levels=run.cell.levels,
+            instrumented=run.instrumented,
+        )
+        for run in plan.runs
+        if run.id not in known_runs
+    ]
+    return cells.in_factor_order([*rows, *missing], plan.factors)
 
 
 def read_comparable(path: Path) -> changes.Results:
@@ -180,18 +185,8 @@ def _summary_file(path: Path) -> Path:
     return path / layout.SUMMARY if path.is_dir() else path
 
 
-def _planned(run: Run) -> Summary:
-    planned = Summary(
-        run=run.id,
-        cell=run.cell.name,
-        replicate=run.replicate,
-        levels=run.cell.levels,
-        instrumented=run.instrumented,
-        state="planned",
-        reason="not executed",
-        values={},
-    )
-    return escaping.escape_summary(planned)
+def _unexecuted(state: RunState, reason: str, **identity: Any) -> Summary:
+    return escaping.escape_summary(Summary(state=state, reason=reason, values={}, **identity))
 
 
 def write_tables(results: Results, summaries: list[Summary]) -> None:
@@ -231,7 +226,6 @@ def prediction_table(results: Results, summaries: list[Summary]) -> list[list[st
 def _read_probes(
     planned: Run, node: NodeFolder, load: WorkerReport | None, record: RunRecord, java_home: Path | None
 ) -> list[ProbeOutput]:
-    selected = probes.select_probes(planned.cell.probes)
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
     context = context_module.ReadContext(
@@ -241,12 +235,13 @@ def _read_probes(
         ports=frozenset(load.local_ports),
         reader=lambda: recording.reader_command(_find_java(node, record, java_home)),
     )
-    outputs = observer.OBSERVERS[planned.cell.target.observer].read(selected, context)
-    tcp = (
+    selected = probes.select_probes(planned.cell.probes)
+    return [
+        *observer.OBSERVERS[planned.cell.target.observer].read(selected, context),
+        *wire.read_frame_sizes(node.raw),
         *waits_module.find_losses(node.raw, load.local_ports),
         *waits_module.find_full_buffers(node.raw, load.local_ports),
-    )
-    return [*outputs, *wire.read_frame_sizes(node.raw), *tcp]
+    ]
 
 
 def _node_columns(
@@ -302,9 +297,62 @@ def _check_times(folder: RunFolder, record: RunRecord) -> None:
 
 
 def _find_java(folder: NodeFolder, record: RunRecord, java_home: Path | None) -> Java:
-    """Return the Java that reads the run's recordings."""
     try:
         recorded = from_json(Java, record.server.get("runtime"))
     except ValueError as error:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: server: runtime: {error}") from None
     return find_recorded(recorded, java_home)
+
+
+# --- Histories: the results below a folder, the input of a trend
+
+# Folder names by `layout.create`; a second folder in the same second gets a number.
+_START = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}-[0-9]{2}Z(-[0-9]+)?")
+
+
+def load_history(folder: Path) -> tuple[list[trend.DatedResult], list[str]]:
+    """Return every result below the folder, and a message for each that is left out.
+
+    Links to folders are not followed: "latest" would be a duplicate. SpecError if there is no result.
+    """
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder. Give the one with the results of many dates.")
+    history: list[trend.DatedResult] = []
+    left_out: list[str] = []
+    for path, folders, names in os.walk(folder):
+        folders.sort()
+        if layout.PLAN in names:
+            folders.clear()
+            try:
+                history.append(_load_result(Path(path)))
+            except SpecError as error:
+                left_out.append(f"left out: {error}")
+    if not history:
+        reason = "; ".join(left_out) or f"no folder with a {layout.PLAN} is in it"
+        raise SpecError(f"{folder}: there are no results below it: {reason}")
+    return history, left_out
+
+
+def _load_result(path: Path) -> trend.DatedResult:
+    """Return one results folder; SpecError if it is damaged, or if its runs have another schema."""
+    results = layout.open_results(path)
+    records = results.read_records().values()
+    start = _start_time(path.name, records)
+    if not start:
+        raise SpecError(f"{path}: its start is unknown: its name is not a time, and no run was started")
+    comparable = read_comparable(path)
+    java = sorted({str(record.server["java"]) for record in records if record.server.get("java")})
+    facts = {**comparable.facts, **({"java": " and ".join(java)} if java else {})}
+    return trend.DatedResult(
+        start=escaping.escape_line(start),
+        experiment=escaping.escape_line(results.plan.experiment),
+        results=(changes.Results(summaries=comparable.summaries, facts=facts),),
+    )
+
+
+def _start_time(name: str, records: Iterable[RunRecord]) -> str:
+    """Return the folder's name, or the start of its first run if the folder was renamed."""
+    if _START.fullmatch(name):
+        return name
+    first = min((record.started_utc for record in records if record.started_utc), default="")
+    return first.replace(":", "-").replace("+00-00", "Z")

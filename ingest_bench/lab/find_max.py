@@ -7,16 +7,14 @@ the results alone. So an interrupted search resumes from its folder.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ingest_bench.analysis import search
-from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.search import NextStep, SearchResult
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
-from ingest_bench.lab import campaign, evaluation, runner
 from ingest_bench.model.experiment import Cell, Factor, Plan, Run, Search
-from ingest_bench.model.load import MAX_MEASURE_NS, Arrivals, LoadOptions, Rate
+from ingest_bench.model.load import MAX_MEASURE_NS, Arrivals, Rate
 from ingest_bench.model.results import Summary
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_time
@@ -35,7 +33,7 @@ def plan_search(ordered: Plan, rules: Search) -> Plan:
     plain = {run.cell.name: run.cell for run in ordered.runs if not run.instrumented and run.replicate == 1}
     for cell in plain.values():
         _check(cell)
-    estimates = [_run(cell, NextStep("estimate", None), 1) for cell in plain.values()]
+    estimates = [_run(cell, NextStep("estimate", None)) for cell in plain.values()]
     return _with(dataclasses.replace(ordered, search=rules), estimates)
 
 
@@ -51,40 +49,24 @@ def extend_search(results: Results, runs: int) -> None:
         results.replace_plan(dataclasses.replace(plan, search=dataclasses.replace(plan.search, max_runs=runs)))
 
 
-def run_search(results: Results, options: runner.RunOptions, listener: campaign.ProgressListener) -> list[Summary]:
-    """Execute the remaining steps; return the summaries of all steps. Tables are updated after each step."""
-    finished = evaluation.summarise_runs(results, options.java_home, campaign.DONE_STATES)
-    summaries = {summary.run: summary for summary in finished}
-    done = {name for name, record in results.read_records().items() if record.state in campaign.DONE_STATES}
-    number = len(done)
+def next_run(results: Results, summaries: Mapping[str, Summary], done: Container[str]) -> Run | None:
+    """Return the next run of a search, written to plan.json; None at its end."""
     for first in search.first_steps(results.plan):
-        while (planned := _next(results, first, summaries, done)) is not None:
-            number += 1
-            remaining = max_runs(results.plan) - number + 1
-            listener.begin_run(number, f"{planned.id} ({planned.step})", remaining=remaining)
-            summaries[planned.id] = campaign.run_once(results, planned, options, listener)
-            # A failed run counts as done until --resume repeats it.
-            done.add(planned.id)
-            evaluation.write_tables(results, list(summaries.values()))
-    return cells.in_factor_order(summaries.values(), results.plan.factors)
+        if planned := _next_step(results, first, summaries, done):
+            return planned
+    return None
 
 
-def _next(results: Results, first: Run, summaries: dict[str, Summary], done: set[str]) -> Run | None:
-    """Return the next run of this search, written to plan.json; None at its end."""
-    plan = results.plan
-    rules = plan.search
-    if rules is None:
-        raise SpecError(f"{results.path}: its plan is not a search")
+def _next_step(results: Results, first: Run, summaries: Mapping[str, Summary], done: Container[str]) -> Run | None:
+    plan, rules = results.plan, results.plan.search
+    assert rules is not None  # noqa: S101 - only a search has steps
     steps = search.steps_of(plan, first)
-    undone = next((run for run in steps if run.id not in done), None)
-    if undone is not None:
+    if undone := next((run for run in steps if run.id not in done), None):
         return undone
     decided = search.decide_next(search.judge_steps(steps, summaries, search.parse_goal(rules.goal)), rules)
     if isinstance(decided, SearchResult):
         return None
-    planned = _run(search.without_rate(first.cell), decided, 1)
-    same = sum(run.cell.name == planned.cell.name for run in steps)
-    planned = dataclasses.replace(planned, id=f"{planned.cell.name}/{same + 1}", replicate=same + 1)
+    planned = _run(search.without_rate(first.cell), decided, steps)
     results.replace_plan(_with(plan, [*plan.runs, planned]))
     return planned
 
@@ -107,28 +89,23 @@ def _check(cell: Cell) -> None:
         raise SpecError(f'--find-max: "{shape}" arrivals have more than one rate. Use {" or ".join(_SHAPES)}.')
 
 
-def _run(cell: Cell, decided: NextStep, replicate: int) -> Run:
+def _run(cell: Cell, decided: NextStep, earlier: Iterable[Run] = ()) -> Run:
     """Return a step as an ordinary run of a cell with one more level: its rate."""
-    level = "closed" if decided.per_s is None else f"{decided.per_s:.6g}/s"
+    level, arrivals = "closed", Arrivals()
+    if decided.per_s is not None:
+        level, arrivals = f"{decided.per_s:.6g}/s", Arrivals(shape="constant", rate=Rate(decided.per_s))
+    factor = _CONFIRM_FACTOR if decided.step == "confirm" else 1
+    load = dataclasses.replace(cell.load, arrivals=arrivals, measure_ns=cell.load.measure_ns * factor)
     levels = cell.levels | {search.RATE_KEY: level}
-    cell = dataclasses.replace(cell, name=spec.cell_name(levels), levels=levels, load=_load(cell.load, decided))
+    cell = dataclasses.replace(cell, name=spec.cell_name(levels), levels=levels, load=load)
+    replicate = 1 + sum(run.cell.name == cell.name for run in earlier)
     return Run(id=f"{cell.name}/{replicate}", cell=cell, replicate=replicate, step=decided.step)
 
 
-def _load(options: LoadOptions, decided: NextStep) -> LoadOptions:
-    arrivals = Arrivals()
-    if decided.per_s is not None:
-        arrivals = Arrivals(shape="constant", rate=Rate(decided.per_s))
-    factor = _CONFIRM_FACTOR if decided.step == "confirm" else 1
-    return dataclasses.replace(options, arrivals=arrivals, measure_ns=options.measure_ns * factor)
-
-
-def _with(plan: Plan, runs: Iterable[Run]) -> Plan:
+def _with(plan: Plan, runs: Sequence[Run]) -> Plan:
     """Return the plan with these runs, and their rates as levels of a factor."""
-    runs = tuple(runs)
     rates = {run.cell.levels[search.RATE_KEY]: run.cell.load.arrivals.rate for run in runs}
     ordered = sorted(rates, key=lambda level: rate.per_s if (rate := rates[level]) else 0.0)
-    other_factors = tuple(factor for factor in plan.factors if factor.key != search.RATE_KEY)
-    return dataclasses.replace(
-        plan, runs=runs, factors=(*other_factors, Factor(key=search.RATE_KEY, levels=tuple(ordered)))
-    )
+    other_factors = (factor for factor in plan.factors if factor.key != search.RATE_KEY)
+    factors = (*other_factors, Factor(key=search.RATE_KEY, levels=tuple(ordered)))
+    return dataclasses.replace(plan, runs=tuple(runs), factors=factors)

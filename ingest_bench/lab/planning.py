@@ -1,4 +1,7 @@
-"""Building and checking the procedure of a cell: a workload is one load into its indices, a track has its own steps."""
+"""The steps of a run on a ready server: requests and loads, in order. They are built, checked and executed here.
+
+A workload is one load into its indices; a track has its own steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +24,7 @@ from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files, records
-from ingest_bench.lab.procedure import (
-    Load,
-    ParallelLoads,
-    Procedure,
-    Requests,
-    connection_fields,
-    mark_body,
-    mark_mapping,
-)
+from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import (
@@ -41,8 +37,10 @@ from ingest_bench.model.load import (
     TrackOptions,
     Workload,
 )
+from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
-from ingest_bench.targets import Target
+from ingest_bench.targets.base import Target
+from ingest_bench.targets.http import CONDITION_LIMIT_S
 
 # The slowest published track (elastic/security) takes 1 s. Wall time is longer on a busy machine.
 READING_CPU_S = 10
@@ -50,13 +48,55 @@ _READING_LIMIT_S = 120.0
 # Variables that Python needs to find its modules and its encoding. The child that renders a track gets no others:
 # passwords, keys and tokens are in the environment, and templates are code of the track's author.
 _CHILD_VARIABLES = frozenset(
-    (
-        *("PATH", "HOME", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH"),
-        *("LANG", "LC_ALL", "LC_CTYPE"),
-    )
+    ["PATH", "HOME", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE"]
 )
 # Load options that can be combined with a track.
 _ALLOWED_WITH_TRACK = ("track", "seed", "processes", "gzip", "retries", "on_error", "timeout_ns", "workload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Requests to the server, one after the other."""
+
+    name: str
+    requests: tuple[AdminRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """A load, or several at the same time."""
+
+    name: str
+    plans: tuple[LoadPlan, ...]
+    ends_all: tuple[bool, ...] = (False,)
+    """For each, True if its end also ends the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure:
+    """The steps in order, and the indices whose documents are counted at the end."""
+
+    steps: tuple[Requests | Loads, ...]
+    indices: tuple[str, ...]
+    """Includes data streams."""
+    skipped: tuple[str, ...] = ()
+    """Operations of a track that are not executed."""
+    notes: tuple[str, ...] = ()
+    """Deviations from the track or workload."""
+    indices_known: bool = True
+    """False: the documents name indices, and were not read before the start."""
+    pipelines: tuple[str, ...] = ()
+    """Ingest pipelines that its loads name."""
+
+    @property
+    def requests(self) -> tuple[AdminRequest, ...]:
+        """All requests except loads."""
+        return tuple(request for step in self.steps if isinstance(step, Requests) for request in step.requests)
+
+    @property
+    def plans(self) -> tuple[LoadPlan, ...]:
+        """The plans of all loads."""
+        return tuple(plan for step in self.steps if isinstance(step, Loads) for plan in step.plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +127,11 @@ def build_procedure(
 
 def check_procedure(cell: Cell, *, may_delete: bool = True) -> Procedure:
     """Return the procedure after reading all files that it sends; SpecError if it cannot work. Starts nothing."""
+    if cell.target.preloaded_documents:
+        if targets.resolve(cell.target).flush is None:
+            raise SpecError(f"target.preloaded_documents: {cell.target.name} has no command that flushes them to files")
+        if cell.load.track is not None:
+            raise SpecError("target.preloaded_documents conflicts with a track, which has its own initial documents")
     if cell.load.track is not None:
         if cell.faults:
             raise SpecError("a track conflicts with faults: their times are relative to a measurement of known length")
@@ -95,23 +140,13 @@ def check_procedure(cell: Cell, *, may_delete: bool = True) -> Procedure:
         _check_users(cell.load)
         if cell.load.warm_up_ns == "auto":
             _check_warm_up(cell)
-    if cell.target.preloaded_documents:
-        _check_preloading(cell)
     procedure = build_procedure(cell, ServerAddress(endpoint=Endpoint("server", 0)), Path(), may_delete=may_delete)
-    for load in procedure.loads:
-        load.plan.with_checked_files()
+    for plan in procedure.plans:
+        plan.with_checked_files()
     return procedure
 
 
-def _check_preloading(cell: Cell) -> None:
-    if targets.resolve(cell.target).flush is None:
-        raise SpecError(f"target.preloaded_documents: {cell.target.name} has no command that flushes them to files")
-    if cell.load.track is not None:
-        raise SpecError("target.preloaded_documents conflicts with a track, which has its own initial documents")
-
-
 def _check_users(options: LoadOptions) -> None:
-    """Raise SpecError if users cannot start or pause as requested."""
     for key, time_ns in (("ramp_up", options.ramp_up_ns), ("think_time", options.think_time_ns)):
         if time_ns and options.arrivals.is_open_loop:
             hint = ' Increase the rate instead: arrivals = "ramp 100/s..2000/s 30s".' if key == "ramp_up" else ""
@@ -126,7 +161,6 @@ def _check_users(options: LoadOptions) -> None:
 
 
 def _check_warm_up(cell: Cell) -> None:
-    """Raise SpecError if the warm-up cannot be detected."""
     shape = cell.load.arrivals.shape
     if cell.faults:
         raise SpecError('warm_up "auto" conflicts with faults: their times are relative to a known start. Set "5s".')
@@ -134,6 +168,37 @@ def _check_warm_up(cell: Cell) -> None:
         raise SpecError('warm_up "auto" conflicts with a number of documents, counted from a known start. Set "5s".')
     if shape not in ("closed", "constant", "poisson"):
         raise SpecError(f'warm_up "auto": "{shape}" arrivals are never steady. Set it, such as "5s".')
+
+
+def time_limit_s(procedure: Procedure) -> int:
+    """Return a time that the procedure exceeds only if something is wrong."""
+    loads_ns = sum(plan.options.max_warm_up_ns + plan.measure_ns for plan in procedure.plans)
+    return loads_ns // 10**9 + int(CONDITION_LIMIT_S) * (len(procedure.steps) + 1)
+
+
+def execute(
+    procedure: Procedure,
+    request: Callable[[AdminRequest], None],
+    send: Callable[[Sequence[LoadPlan], Sequence[bool]], Sequence[WorkerReport]],
+    phase: Callable[[str], AbstractContextManager[None]],
+    folder: Path,
+) -> WorkerReport:
+    """Execute each step as a phase of the run; return the combined report of its loads, also written to *folder*.
+
+    *request* sends a request to the server. *send* sends loads at the same time; for each it gets if its end also ends
+    the others.
+    """
+    worker_reports: list[WorkerReport] = []
+    for step in procedure.steps:
+        with phase(step.name):
+            if isinstance(step, Requests):
+                for admin_request in step.requests:
+                    request(admin_request)
+            else:
+                worker_reports += send(step.plans, step.ends_all)
+    report = supervisor.combine_sequential(worker_reports)
+    supervisor.write_report(report, folder)
+    return report
 
 
 # --- Workloads
@@ -154,10 +219,10 @@ def _workload_procedure(context: _Context) -> Procedure:
         indices_known = not file.has_action_lines or file.documents is not None
         if not indices_known:
             notes = (f"{file.path.name}: too large to read before the start; indices named later are not counted",)
-    prepared = context.target.prepare(cell.target, indices, mark_mapping(workload.mapping, context.mark))
+    prepared = context.target.prepare(cell.target, indices, mark_body("create-index", workload.mapping, context.mark))
     _check_queries(cell, workload, prepared.search_path)
     plan = LoadPlan(
-        **connection_fields(context.address),
+        server=context.address,
         wire=context.target.wire(cell.target, workload),
         search_path=prepared.search_path,
         workload=workload,
@@ -167,7 +232,7 @@ def _workload_procedure(context: _Context) -> Procedure:
     requests = prepared.requests_if_preloaded if cell.target.preloaded_documents else prepared.requests
     preparation = (Requests(name="index", requests=requests),) if requests else ()
     return Procedure(
-        steps=(*preparation, Load(name="load", plan=plan)),
+        steps=(*preparation, Loads(name="load", plans=(plan,))),
         indices=prepared.indices,
         notes=notes,
         indices_known=indices_known,
@@ -195,7 +260,10 @@ def _check_queries(cell: Cell, workload: Workload, search_path: str) -> None:
 def _track_procedure(context: _Context, options: TrackOptions, *, may_delete: bool) -> Procedure:
     """Return each step of a track as a step; those of a parallel element together."""
     cell = context.cell
-    _refuse_load_options(cell.load)
+    defaults = LoadOptions()
+    for field in dataclasses.fields(LoadOptions):
+        if field.name not in _ALLOWED_WITH_TRACK and getattr(cell.load, field.name) != getattr(defaults, field.name):
+            raise SpecError(f"load.{records.toml_key(field.name)} conflicts with a track, which sets it. Remove one.")
     track = read_track(options)
     deletions = [step.name for step in track.steps for request in step.requests if request.method == "DELETE"]
     if deletions and not may_delete:
@@ -207,13 +275,14 @@ def _track_procedure(context: _Context, options: TrackOptions, *, may_delete: bo
         _refuse_processors(track, cell.target.name)
     files_with_actions = {Path(file.path) for step in track.steps for file in step.files if file.has_action_lines}
     corpora = [corpus.check_corpus(path, has_action_lines=True) for path in files_with_actions]
-    steps: list[Requests | Load | ParallelLoads] = []
+    steps: list[Requests | Loads] = []
     for group, numbered in itertools.groupby(enumerate(track.steps, 1), key=lambda item: item[1].group or -item[0]):
         members = [_track_step(context, track, step, number) for number, step in numbered]
-        loads = tuple(member for member in members if isinstance(member, Load))
+        loads = [member for member in members if isinstance(member, Loads)]
         if len(loads) > 1:
+            name, plans = " + ".join(load.name for load in loads), tuple(plan for load in loads for plan in load.plans)
             ends_all = tuple(step.completes_group for step in track.steps if step.group == group)
-            steps.append(ParallelLoads(name=" + ".join(load.name for load in loads), loads=loads, ends_all=ends_all))
+            steps.append(Loads(name=name, plans=plans, ends_all=ends_all))
         else:
             steps += members
     return Procedure(
@@ -229,13 +298,6 @@ def _track_procedure(context: _Context, options: TrackOptions, *, may_delete: bo
     )
 
 
-def _refuse_load_options(options: LoadOptions) -> None:
-    defaults = LoadOptions()
-    for field in dataclasses.fields(LoadOptions):
-        if field.name not in _ALLOWED_WITH_TRACK and getattr(options, field.name) != getattr(defaults, field.name):
-            raise SpecError(f"load.{records.toml_key(field.name)} conflicts with a track, which sets it. Remove one.")
-
-
 def _refuse_processors(track: Track, server: str) -> None:
     """Raise SpecError for a pipeline with processors: the archives of launched servers contain no such module."""
     for step in track.steps:
@@ -247,22 +309,20 @@ def _refuse_processors(track: Track, server: str) -> None:
                 )
 
 
-def _track_step(context: _Context, track: Track, step: Step, number: int) -> Requests | Load:
+def _track_step(context: _Context, track: Track, step: Step, number: int) -> Requests | Loads:
     if step.operation == "bulk":
         folder = context.folder / f"{number:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', step.name)[:100]}"
-        return Load(name=step.name, plan=_track_load(context, track, step, folder))
+        return Loads(name=step.name, plans=(_track_load(context, track, step, folder),))
     requests = tuple(_adapt_request(context, step, request) for request in step.requests)
     return Requests(name=step.name, requests=requests)
 
 
 def _adapt_request(context: _Context, step: Step, request: AdminRequest) -> AdminRequest:
     """Return the request in the server's form, with our mark in the objects that it creates."""
-    if step.operation == "create-index":
-        body: dict[str, Any] | None = dict(mark_mapping(request.body or {}, context.mark))
-    else:
-        body = mark_body(step.operation, request.body, context.mark)
-    marked = dataclasses.replace(request, body=body)
-    return context.target.adapt_track_request(context.cell.target, step.operation, marked)
+    body = (request.body or {}) if step.operation == "create-index" else request.body
+    if body is not None:
+        request = dataclasses.replace(request, body=mark_body(step.operation, body, context.mark))
+    return context.target.adapt_track_request(context.cell.target, step.operation, request)
 
 
 def _track_load(context: _Context, track: Track, step: Step, folder: Path) -> LoadPlan:
@@ -294,7 +354,7 @@ def _track_load(context: _Context, track: Track, step: Step, folder: Path) -> Lo
         timeout_ns=step.timeout_ns or cell.load.timeout_ns,
     )
     return LoadPlan(
-        **connection_fields(context.address),
+        server=context.address,
         wire=_add_query(context.target.wire(cell.target, workload), step),
         workload=workload,
         options=options,
@@ -304,7 +364,6 @@ def _track_load(context: _Context, track: Track, step: Step, folder: Path) -> Lo
 
 
 def _add_query(wire: ProtocolOptions, step: Step) -> ProtocolOptions:
-    """Return the protocol options with the step's query string."""
     if not step.query:
         return wire
     if "path" not in wire.keys:
@@ -384,3 +443,25 @@ def _render_track(folder: str, request: str, _states: tuple[tuple[str, int, int]
     if "refused" in response:
         raise SpecError(response["refused"])
     return records.from_json(Track, response["track"])
+
+
+# --- The run's mark in objects that it creates on a server that is not ours, to tell them from those of others.
+
+# Key that can carry the mark, by operation.
+_MARKED_KEYS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "create-component-template": lambda mark: {"_meta": _made_by(mark)},
+    "create-composable-template": lambda mark: {"_meta": _made_by(mark)},
+    "create-index": lambda mark: {"mappings": {"_meta": _made_by(mark)}},
+    "create-index-template": lambda mark: {"mappings": {"_meta": _made_by(mark)}},
+    "put-pipeline": lambda mark: {"description": f"made by ingest-bench, run {mark}"},
+}
+
+
+def mark_body(operation: str, body: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """Return the body of a request, with the mark if it creates an object that can carry one; "" is no mark."""
+    keys = _MARKED_KEYS[operation](mark) if mark and operation in _MARKED_KEYS else {}
+    return catalog.merge_tables(dict(body), keys)
+
+
+def _made_by(mark: str) -> dict[str, str]:
+    return {"made_by": "ingest-bench", "run": mark}

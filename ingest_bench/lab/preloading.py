@@ -8,10 +8,9 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingest_bench import probes
 from ingest_bench.errors import InvalidRun, RunFailed
-from ingest_bench.lab import planning, procedure
-from ingest_bench.lab.procedure import Procedure
+from ingest_bench.lab import planning
+from ingest_bench.lab.planning import Procedure
 from ingest_bench.lab.server import running_server
 from ingest_bench.lab.server.running_server import ServerSetup
 from ingest_bench.load import supervisor
@@ -35,12 +34,7 @@ def write_documents(cell: Cell, folder: RunFolder, netem: str, java_home: Path |
     earlier = folder.earlier
     earlier.create()
     cell = _preloading_cell(cell)
-    setup = ServerSetup(
-        phase=_no_phase,
-        jvm_options=lambda java, raw: probes.jvm_options((), raw, java.version),
-        netem=netem,
-        java_home=java_home,
-    )
+    setup = ServerSetup(netem=netem, java_home=java_home)
     try:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(running_server.open_server(cell, earlier, setup))
@@ -53,7 +47,7 @@ def write_documents(cell: Cell, folder: RunFolder, netem: str, java_home: Path |
 
             try:
                 request = functools.partial(server.target.execute, server.http)
-                procedure.execute(steps, request, send, _no_phase, earlier.load)
+                planning.execute(steps, request, send, setup.phase, earlier.load)
                 server.flush(steps.indices)
             except RunFailed as error:
                 is_alive = not server.ended_nodes()
@@ -104,7 +98,3 @@ def _preloading_cell(cell: Cell) -> Cell:
         faults=(),
         probes=(),
     )
-
-
-def _no_phase(_: str) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()

@@ -25,9 +25,8 @@ from ingest_bench.faults.forgers import start_forgers
 from ingest_bench.faults.kind import Node, Stage
 from ingest_bench.host import cpu
 from ingest_bench.jvm.attach import launched
-from ingest_bench.jvm.java import Java
-from ingest_bench.lab import evaluation, link_watch, planning, preloading, procedure
-from ingest_bench.lab.procedure import Load, Procedure, Requests
+from ingest_bench.lab import evaluation, link_watch, planning, preloading
+from ingest_bench.lab.planning import Loads, Procedure
 from ingest_bench.lab.server import borrowed, running_server
 from ingest_bench.lab.server.reach import Enter
 from ingest_bench.lab.server.running_server import RunningServer, ServerSetup
@@ -37,11 +36,10 @@ from ingest_bench.load.fleet.roster import Fleet
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import LoadPage, Progress, RunningLoad
 from ingest_bench.model.experiment import Fault, Run
-from ingest_bench.model.results import FaultRecord, RunPhase, RunRecord
+from ingest_bench.model.results import RunPhase, RunRecord
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.network.act.link import End, Links
-from ingest_bench.probes import recording
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import RunFolder
 
@@ -65,7 +63,7 @@ class RunOptions:
     fleet: Fleet | None = None
     """Workers on other machines that send the loads; None: local processes."""
     locust_web: Endpoint | None = None
-    """Address of Locust's page for local loads."""
+    """Address of Locust's page."""
     exporter: Exporter | None = None
     """Exports the figures of each run to a dashboard."""
 
@@ -104,7 +102,7 @@ def run(
         folder.remove_homes()
         skipped_files = folder.move_jvm_files()
     notes = (*execution.record.notes, *skipped_files, *machine.notes, *([_PROFILED] if options.is_profiling else []))
-    execution.update(phases=tuple(execution.phases), files=folder.digest_files(), notes=notes)
+    execution.update(files=folder.digest_files(), notes=notes)
     folder.write_record(execution.record)
     return execution.record
 
@@ -122,7 +120,6 @@ class _Execution:
     ) -> None:
         self._cell, self._folder, self._options = planned.cell, folder, options
         self._on_phase, self._on_progress = on_phase, on_progress
-        self.phases: list[RunPhase] = []
         self.record = RunRecord(
             run=planned.id,
             replicate=planned.replicate,
@@ -139,7 +136,6 @@ class _Execution:
         """The first load, whose workers prepare while a launched server boots."""
         self._procedure: Procedure | None = None
         """None until the address of the server is known."""
-        self._faults: list[FaultRecord] = []
 
     def update(self, **fields: Any) -> None:
         """Set fields of the record."""
@@ -153,7 +149,8 @@ class _Execution:
         try:
             yield
         finally:
-            self.phases.append(RunPhase(name=name, seconds=round(time.monotonic() - started_s, 3)))
+            finished = RunPhase(name=name, seconds=round(time.monotonic() - started_s, 3))
+            self.update(phases=(*self.record.phases, finished))
 
     def execute(self) -> None:
         """Open the server, measure, and stop everything; then record the result."""
@@ -161,9 +158,15 @@ class _Execution:
             with self.phase("earlier run"):
                 preloading.write_documents(self._cell, self._folder, self._options.netem, self._options.java_home)
         with contextlib.ExitStack() as stack:
-            if self._options.fleet is None:
-                self._page = stack.enter_context(supervisor.serve_page(self._options.locust_web))
-            server = stack.enter_context(running_server.open_server(self._cell, self._folder, self._server_setup()))
+            self._page = stack.enter_context(supervisor.serve_page(self._options.locust_web))
+            setup = ServerSetup(
+                phase=self.phase,
+                netem=self._options.netem,
+                java_home=self._options.java_home,
+                is_profiling=self._options.is_profiling,
+                prepare_load=self._prepare_load,
+            )
+            server = stack.enter_context(running_server.open_server(self._cell, self._folder, setup))
             try:
                 self._measure(server)
             except RunAborted as error:
@@ -173,26 +176,9 @@ class _Execution:
                 self._record_failure(server, error)
                 return
             finally:
-                self.update(faults=tuple(self._faults))
                 with self.phase("stop"):
                     stack.close()
         self.update(state="measured", **evaluation.measurement_fields(self._folder, self._cell))
-
-    def _server_setup(self) -> ServerSetup:
-        options = self._options
-
-        def jvm_options(java: Java, raw: Path) -> tuple[str, ...]:
-            profile = recording.profile_path(java.home) if options.is_profiling else None
-            return probes.jvm_options(self._cell.probes, raw, java.version, profile)
-
-        return ServerSetup(
-            phase=self.phase,
-            jvm_options=jvm_options,
-            netem=options.netem,
-            java_home=options.java_home,
-            is_profiling=options.is_profiling,
-            prepare_load=self._prepare_load,
-        )
 
     @contextlib.contextmanager
     def _prepare_load(self, address: ServerAddress, enter: Enter) -> Iterator[Callable[[], None]]:
@@ -205,11 +191,11 @@ class _Execution:
         self._procedure = planning.build_procedure(
             self._cell, address, self._folder.load, may_delete=True, target=target
         )
-        first = next((step for step in self._procedure.steps if not isinstance(step, Requests)), None)
-        if self._options.fleet is not None or not isinstance(first, Load):
+        first = next((step.plans for step in self._procedure.steps if isinstance(step, Loads)), ())
+        if self._options.fleet is not None or len(first) != 1:
             yield lambda: None
             return
-        load = self._prepared_load = self._start_load(first.plan, enter)
+        load = self._prepared_load = self._start_load(first[0], enter)
         try:
             yield load.process_messages
         finally:
@@ -239,18 +225,18 @@ class _Execution:
             preloading.check_documents(cell, steps, documents_before)
             with (
                 _fault_stage(cell.faults, server, self._folder, steps.indices) as stage,
-                server.observer.watch(probes.select_probes(cell.probes), raws, procedure.time_limit_s(steps)),
+                server.observer.watch(probes.select_probes(cell.probes), raws, planning.time_limit_s(steps)),
                 link_watch.watch_links(server.links, self._folder, keeps_last=self._options.last_frames),
             ):
                 request = functools.partial(server.target.execute, server.http)
                 send = functools.partial(self._send, server, steps, stage)
-                procedure.execute(steps, request, send, self.phase, self._folder.load)
+                planning.execute(steps, request, send, self.phase, self._folder.load)
             with self.phase("count"):
                 self._count(server, steps, documents_before)
 
-    def _start_load(self, plan: LoadPlan, enter: Enter, *, is_only: bool = True) -> RunningLoad:
-        fleet, page = (self._options.fleet, self._page) if is_only else (None, None)
-        return supervisor.start_load(plan, enter, fleet, page=page, reports_figures=self._options.exporter is not None)
+    def _start_load(self, plan: LoadPlan, enter: Enter) -> RunningLoad:
+        exports = self._options.exporter is not None
+        return supervisor.start_load(plan, enter, self._options.fleet, page=self._page, reports_figures=exports)
 
     def _send(
         self,
@@ -274,11 +260,10 @@ class _Execution:
         with contextlib.ExitStack() as stack:
             if len(plans) > 1:
                 # By local processes also if there is a fleet: a fleet sends one load at a time.
-                loads = []
-                for plan in plans:
-                    loads.append(self._start_load(plan, server.enter, is_only=False))
-                    stack.callback(loads[-1].stop)
-                return supervisor.wait_for_all(loads, ends_all, show)
+                exports = exporter is not None
+                loads = supervisor.start_loads(plans, server.enter, ends_all=ends_all, reports_figures=exports)
+                stack.callback(loads.stop)
+                return loads.wait_for_all(show)
             load, self._prepared_load = self._prepared_load, None
             load = load or self._start_load(plans[0], server.enter)
             stack.callback(load.stop)
@@ -288,7 +273,8 @@ class _Execution:
                 with timeline.run_faults(faults, stage, lambda: load.measure_start_ns, self._cell.load) as happened:
                     return [load.wait(show)]
             finally:
-                self._faults += happened.records if happened is not None else ()
+                if happened is not None:
+                    self.update(faults=(*self.record.faults, *happened.records))
 
     def _count(self, server: RunningServer, steps: Procedure, before: int | None) -> None:
         """Record the counters of server and link. A server that was already running has counted for others too."""
@@ -300,32 +286,29 @@ class _Execution:
             counters=counters,
             **link_watch.link_counts(server, self._folder),
         )
-        self._record_survived_oom(server)
+        self._record_oom(server, is_alive=True)
 
-    def _record_survived_oom(self, server: RunningServer) -> None:
-        """Record the OutOfMemoryError of a server that is still running, if it had one."""
-        error = running_server.find_out_of_memory(self._folder, server, is_alive=True)
+    def _record_oom(self, server: RunningServer, *, is_alive: bool) -> OutOfMemory | None:
+        """Record and return the first OutOfMemoryError of the server, if it had one."""
+        error = running_server.find_out_of_memory(self._folder, server, is_alive=is_alive)
         if error is not None:
-            self._record_oom(error)
-
-    def _record_oom(self, error: OutOfMemory) -> None:
-        self.update(reason=error.description, out_of_memory=error.kind, out_of_memory_realtime_ns=error.at_ns)
+            self.update(reason=error.description, out_of_memory=error.kind, out_of_memory_realtime_ns=error.at_ns)
+        return error
 
     def _record_abort(self, server: RunningServer, error: RunAborted) -> None:
         """Record a run that an abort condition ended, and any OutOfMemoryError before."""
-        self._record_survived_oom(server)
-        oom_text = f"; the server had an OutOfMemoryError: {self.record.reason}" if self.record.out_of_memory else ""
+        oom = self._record_oom(server, is_alive=True)
+        oom_text = f"; the server had an OutOfMemoryError: {oom.description}" if oom else ""
         window = evaluation.measurement_fields(self._folder, self._cell)
         self.update(state="aborted", reason=f"{error}{oom_text}", **window)
 
     def _record_failure(self, server: RunningServer, error: RunFailed) -> None:
         """Record a run that ended early: an OutOfMemoryError is a result, anything else a failure."""
-        oom_error = running_server.find_out_of_memory(self._folder, server, is_alive=not server.ended_nodes())
-        if oom_error is None:
+        oom = self._record_oom(server, is_alive=not server.ended_nodes())
+        if oom is None:
             self.update(state="failed", reason=running_server.describe_failure(self._folder, server, error))
             return
-        self._record_oom(oom_error)
-        window = evaluation.measurement_fields(self._folder, self._cell, until_ns=oom_error.at_ns)
+        window = evaluation.measurement_fields(self._folder, self._cell, until_ns=oom.at_ns)
         self.update(state="oom", **window)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -77,11 +78,13 @@ class Journal:
     descriptor: int
     expected_content: bytes = b""
     """All lines that this process wrote. They count if another program deletes or changes the file."""
+    deadline_boottime_ns: float = math.inf
+    """See `Header`."""
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Journal:
         """Write the header to disk, into a new file or the watchdog's empty one."""
-        journal = cls(path, open_journal(path))
+        journal = cls(path, open_journal(path), deadline_boottime_ns=header.deadline_boottime_ns)
         try:
             journal._append({"header": to_json(header)})
         except BaseException:
@@ -104,7 +107,7 @@ class Journal:
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         try:
             # If the journal was deleted, an expired watchdog has found nothing to undo and has exited.
-            if self.is_closed() or self._is_expired():
+            if self.is_expired():
                 raise RunFailed(f"{step.name}: not changed: the time limit expired and the session was undone")
             if self.is_lost():
                 raise RunFailed(f"{step.name}: not changed: another program deleted or changed {self.path}")
@@ -116,6 +119,10 @@ class Journal:
         finally:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
+    def is_expired(self) -> bool:
+        """Return True if the time limit is reached, or the undo of the session has begun."""
+        return self.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.deadline_boottime_ns
+
     def is_closed(self) -> bool:
         """Return True if the undo of the session has begun."""
         return bool(os.fstat(self.descriptor).st_mode & _CLOSED)
@@ -126,7 +133,8 @@ class Journal:
 
     def is_lost(self) -> bool:
         """Return True if another program deleted, moved, replaced or changed the file of an open session."""
-        is_at_path = self.is_at_path()
+        # In this order: the watchdog closes a session before it removes the file.
+        is_at_path = is_at(self.path, self.descriptor)
         return not self.is_closed() and (not is_at_path or self._is_changed())
 
     def mark_closed(self) -> None:
@@ -136,14 +144,8 @@ class Journal:
     def remove(self) -> None:
         """Mark the session as undone, and remove the file if it is still at its path."""
         os.fchmod(self.descriptor, _OPEN | _CLOSED | _UNDONE)
-        if self.is_at_path():
+        if is_at(self.path, self.descriptor):
             self.path.unlink()
-
-    def advise_on_failure(self) -> str:
-        """Return what to do about an undo that failed."""
-        if self.is_at_path():
-            return "Try again: ingest-bench net restore"
-        return f"Restore it by hand: {self.path} was deleted, so `ingest-bench net restore` does not know of it."
 
     def read_lines(self) -> list[JournalLine]:
         """Return the journal's complete lines, as the function `read_lines`."""
@@ -152,17 +154,6 @@ class Journal:
     def close(self) -> None:
         """Close the descriptor; the file stays."""
         os.close(self.descriptor)
-
-    def _is_expired(self) -> bool:
-        header = _parse_header(self.path, self.read_lines())
-        return header is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= header.deadline_boottime_ns
-
-    def is_at_path(self) -> bool:
-        """Return True if the open file is the one at its path."""
-        try:
-            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
-        except OSError:
-            return False
 
     def _is_changed(self) -> bool:
         return bool(self.expected_content) and self._read() != self.expected_content
@@ -186,13 +177,7 @@ class Journal:
         self.expected_content += text
 
 
-def undo_session(
-    path: Path,
-    on_stage: OnStage = lambda _: None,
-    *,
-    journal: Journal | None = None,
-    lock_timeout_s: float = _LOCK_TIMEOUT_S,
-) -> list[str]:
+def undo_session(path: Path, on_stage: OnStage = lambda _: None, *, journal: Journal | None = None) -> list[str]:
     """Close the session, undo its steps backwards, remove its file, and return the undo actions.
 
     With the *journal* that this process opened, everything is undone even if another program deleted the file.
@@ -203,13 +188,13 @@ def undo_session(
         return []
     try:
         # A lock belongs to an open file, so open it anew. A deleted file is opened by its link in /proc.
-        name = f"/proc/self/fd/{journal.descriptor}" if journal and not journal.is_at_path() else path
+        name = f"/proc/self/fd/{journal.descriptor}" if journal and not is_at(path, journal.descriptor) else path
         descriptor = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
     reopened = Journal(path, descriptor, b"" if journal is None else journal.expected_content)
     try:
-        is_locked = try_lock(descriptor, lock_timeout_s)
+        is_locked = try_lock(descriptor, _LOCK_TIMEOUT_S)
         undone: list[str] = []
         if not reopened.is_undone():
             reopened.mark_closed()
@@ -220,7 +205,12 @@ def undo_session(
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 undone, failed = _undo_steps(reopened, on_stage)
             if failed:
-                raise RunFailed("not restored:\n" + "\n".join(failed) + f"\n{reopened.advise_on_failure()}")
+                advice = "Try again: ingest-bench net restore"
+                if not is_at(path, descriptor):
+                    advice = (
+                        f"Restore it by hand: {path} was deleted, so `ingest-bench net restore` does not know of it."
+                    )
+                raise RunFailed("\n".join(("not restored:", *failed, advice)))
         reopened.remove()
         on_stage("removed")
     finally:
@@ -307,6 +297,14 @@ def read_boot_id() -> str:
 def is_undone_by_kernel(namespace: Namespace) -> bool:
     """Return True if the kernel undid the changes with their namespace; files of a mount may be seen elsewhere."""
     return namespace.kind != "mnt" and namespace.is_gone()
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Return True if the open file is the one at that path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def try_lock(descriptor: int, timeout_s: float) -> bool:

@@ -48,7 +48,10 @@ class Namespace:
         current = get_current(self.kind)
         if current.inode == self.inode:
             return current != self
-        return _sees_all_processes() and self.find_nsenter_option() is None
+        # True if no process and no part of one is hidden from us.
+        inodes = {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in _INITIAL_INODES}
+        sees_all_processes = os.geteuid() == 0 and inodes == _INITIAL_INODES
+        return sees_all_processes and self.find_nsenter_option() is None
 
     def find_nsenter_option(self) -> str | None:
         """Return the option of `nsenter` with which root enters it; None if no entry is visible."""
@@ -92,12 +95,6 @@ def _read_cookie() -> int:
             if error.errno == errno.ENOPROTOOPT:
                 return 0
             raise
-
-
-def _sees_all_processes() -> bool:
-    """Return True if no process and no part of one is hidden from us."""
-    inodes = {kind: Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in _INITIAL_INODES}
-    return os.geteuid() == 0 and inodes == _INITIAL_INODES
 
 
 def _find_entries(target: str, kind: NamespaceKind) -> Iterator[str]:

@@ -18,6 +18,7 @@ from ingest_bench.inputs import untrusted
 from ingest_bench.ledger import namespaces
 from ingest_bench.ledger.journal import (
     Header,
+    is_at,
     is_undone_by_kernel,
     read_boot_id,
     read_header,
@@ -107,7 +108,7 @@ def undo_leftovers(key: str, resources: Sequence[str] = (), namespace_kinds: Seq
         raise RunFailed(f"{header.description}: first undo what pid {header.pid} left behind {other_place}")
     undo_session(path)
     for path in _list_journals():
-        header = _try_read_header(path)
+        header, _ = _try_read_header(path)
         if header and not _find_other_place(header) and set(resources) & {*header.resources}:
             with _lock_session(path):
                 undo_session(path)
@@ -155,26 +156,20 @@ def list_sessions() -> list[SessionStatus]:
             steps=tuple(line.step for line in read_lines(path) if line.step),
         )
         for path in _list_journals()
-        if (header := _try_read_header(path)) is not None
+        if (header := _try_read_header(path)[0]) is not None
     ]
 
 
 def find_unreadable() -> list[str]:
     """Return for each journal that cannot be read its path, the reason, and what to do."""
-    errors = []
-    for path in _list_journals():
-        try:
-            read_header(path)
-        except (RunFailed, OSError) as error:
-            errors.append(str(error))
-    return errors
+    return [error for path in _list_journals() if (error := _try_read_header(path)[1])]
 
 
 @contextlib.contextmanager
 def _lock_session(journal: Path) -> Iterator[int]:
     with _open_lock(_locate_lock(journal)) as (descriptor, is_acquired):
         if not is_acquired:
-            header = _try_read_header(journal)
+            header, _ = _try_read_header(journal)
             owner = f"in use by pid {header.pid}: {header.description}" if header else f"{journal.stem} is in use"
             raise RunFailed(f"{owner}. See `ingest-bench net show`.")
         yield descriptor
@@ -208,7 +203,7 @@ def _open_lock(path: Path) -> Iterator[tuple[int, bool]]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             is_acquired = try_lock(descriptor, _LOCK_TIMEOUT_S)
-            if not is_acquired or _is_at(path, descriptor):
+            if not is_acquired or is_at(path, descriptor):
                 yield descriptor, is_acquired
                 return
         finally:
@@ -220,7 +215,7 @@ def _remove_free_locks() -> None:
     for path in (*ensure_state_folder().glob("*.lock"), *_ensure_locks_folder().glob("*.lock")):
         with contextlib.suppress(OSError), path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, lock.fileno()):
+            if is_at(path, lock.fileno()):
                 path.unlink()
 
 
@@ -237,13 +232,6 @@ def _is_locked(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _ensure_locks_folder() -> Path:
@@ -294,9 +282,9 @@ def _locate_lock(journal: Path) -> Path:
     return journal.with_suffix(".lock")
 
 
-def _try_read_header(path: Path) -> Header | None:
-    """Return the header; None if there is none or it cannot be read, which `find_unreadable` reports."""
+def _try_read_header(path: Path) -> tuple[Header | None, str]:
+    """Return the header; None if there is none, or if it cannot be read, with the reason."""
     try:
-        return read_header(path)
-    except (RunFailed, OSError):
-        return None
+        return read_header(path), ""
+    except (RunFailed, OSError) as error:
+        return None, str(error)

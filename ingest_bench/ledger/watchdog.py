@@ -18,7 +18,7 @@ import subprocess
 import sys
 import syslog
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,21 +48,20 @@ class Session:
     """Changes to the machine that are undone however this process ends."""
 
     journal: Journal
-    header: Header
+    resources: tuple[str, ...]
     on_stage: OnStage
-    is_expiry_expected: bool = field(default=False)
+    is_expiry_expected: bool = False
 
     def apply(self, steps: Sequence[Step]) -> None:
         """Make the changes one after the other, each journalled before it is made."""
         for step in steps:
-            if step.action.path and step.action.path not in self.header.resources:
+            if step.action.path and step.action.path not in self.resources:
                 raise RunFailed(f"{step.name}: not changed: this session has no lock on {step.action.path}")
             self.journal.apply(step, self.on_stage)
 
     def is_expired(self) -> bool:
         """Return True if the time limit is reached, or the session was undone on request."""
-        deadline_ns = self.header.deadline_boottime_ns
-        return self.journal.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= deadline_ns
+        return self.journal.is_expired()
 
     def wait_until_expired(self) -> None:
         """Sleep until the session expires. Without this call, expiry is an error."""
@@ -97,7 +96,7 @@ def open_session(
         header = journals.create_header(description, time_limit_s, resources, namespace_kinds)
         with _watch(path, header, locks, on_stage) as journal:
             on_stage("journal created")
-            session = Session(journal, header, on_stage)
+            session = Session(journal, resources, on_stage)
             yield session
             was_lost, was_expired = journal.is_lost(), session.is_expired()
     if was_lost:
@@ -131,7 +130,11 @@ def _watch(path: Path, header: Header, locks: tuple[int, ...], on_stage: OnStage
             on_stage("undoing")
             os.close(pipe_write)
             pipe_write = -1
-            _await_exit(watchdog)
+            try:
+                watchdog.wait(_EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                watchdog.kill()
+                watchdog.wait()
             # Does nothing unless the watchdog failed or was killed.
             journals.undo_session(path, journal=journal)
             on_stage("undone")
@@ -141,14 +144,6 @@ def _watch(path: Path, header: Header, locks: tuple[int, ...], on_stage: OnStage
         for descriptor in (pipe_read, pipe_write, ready_read, ready_write):
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-def _await_exit(watchdog: subprocess.Popen[bytes]) -> None:
-    try:
-        watchdog.wait(_EXIT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        watchdog.kill()
-        watchdog.wait()
 
 
 def main(arguments: Sequence[str], on_stage: OnStage = lambda _: None) -> int:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
 from dataclasses import dataclass, field
-from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ingest_bench.errors import RunFailed
@@ -127,42 +123,17 @@ def serve_metrics(address: Endpoint) -> Iterator[Exporter]:
     exporter = Exporter()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(exporter)
-    server_class = _Server6 if ":" in address.host else _Server
     try:
-        server = make_server(address.host, address.port, make_wsgi_app(registry), server_class, _Handler)
+        server, thread = start_http_server(address.port, address.host, registry)
     except OSError as error:
         raise RunFailed(f"{address}: metrics cannot be served there ({error.strerror}). Choose another port.") from None
+    requests: Any = server.RequestHandlerClass
+    requests.timeout = _IDLE_S
+    # A scraper that disconnects is no error.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     with server:
-        thread = threading.Thread(target=server.serve_forever, name="prometheus", daemon=True)
-        thread.start()
         try:
             yield exporter
         finally:
             server.shutdown()
             thread.join()
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    # A scraper that does not read must not delay our exit.
-    daemon_threads = True
-    block_on_close = False
-
-    def server_bind(self) -> None:
-        """Bind without the reverse DNS query of the standard library."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore scrapers that disconnect."""
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = _IDLE_S
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the standard library
-        """Log nothing: the output of the command is about runs."""

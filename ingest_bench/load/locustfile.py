@@ -28,7 +28,7 @@ from ingest_bench.load.users import IngestUser
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.model.samples import OUTCOMES
-from ingest_bench.model.target import Endpoint, Tls
+from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.upstream import resolve_upstream
 from ingest_bench.protocols.users import Http1User
@@ -142,9 +142,11 @@ def _build_plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan
     if user.documents is not None:
         workers = max(1, getattr(environment.parsed_options, "processes", None) or 1)
     plan = LoadPlan(
-        address=Endpoint(url.host, url.port),
-        path_prefix=url.path_prefix,
-        tls=Tls(name=url.host, ca_pem=ca_pem) if url.scheme == "https" else None,
+        server=ServerAddress(
+            endpoint=Endpoint(url.host, url.port),
+            path_prefix=url.path_prefix,
+            tls=Tls(name=url.host, ca_pem=ca_pem) if url.scheme == "https" else None,
+        ),
         wire=ProtocolOptions(keys={"path": user.bulk_path or urls.join_path(workload.index, "_bulk")}),
         workload=workload,
         # Users start and stop at any time: each process takes bodies as one user.

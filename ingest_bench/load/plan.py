@@ -15,7 +15,7 @@ from ingest_bench.inputs import credentials, files
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, Workload
-from ingest_bench.model.target import Endpoint, ServerAddress, Tls
+from ingest_bench.model.target import ServerAddress
 from ingest_bench.protocols.bulk import Search
 from ingest_bench.protocols.protocol import Protocol, create_protocol
 
@@ -27,26 +27,14 @@ _MAX_UNTIL_SENT_NS = 24 * 3600 * 10**9
 class LoadPlan:
     """A load, or the share of one worker."""
 
-    address: Endpoint
+    server: ServerAddress
     wire: ProtocolOptions
     workload: Workload
     options: LoadOptions
     folder: Path
     """Where samples, reports and logs are written."""
-    host_header: str = ""
-    """Empty: the address."""
-    path_prefix: str = ""
-    """Prepended to the path of every request."""
     headers: dict[str, str] = field(default_factory=dict)
     """Additional headers of each request."""
-    tls: Tls | None = None
-    """None: plain HTTP."""
-    resolver: Endpoint | None = None
-    """Name server that each new connection asks for the address; None: one lookup at the start."""
-    other_addresses: tuple[ServerAddress, ...] = ()
-    """More addresses of the same cluster. Connections go to all in turn."""
-    needs_credentials: bool = False
-    """True: workers add the credentials of their own environment, which are never in a plan."""
     recorded_ns: tuple[int, ...] = ()
     """Scheduled times of `recorded` arrivals."""
     corpus: str | None = None
@@ -93,12 +81,12 @@ class LoadPlan:
     @property
     def worker_users(self) -> range:
         """User numbers of this worker: every n-th."""
-        return lines.part_numbers(self.users, self.worker, self.workers)
+        return range(self.worker, self.users, self.workers)
 
     @property
     def worker_query_users(self) -> range:
         """User numbers of this worker's query users."""
-        return lines.part_numbers(self.options.query_users, self.worker, self.workers)
+        return range(self.worker, self.options.query_users, self.workers)
 
     def user_start_delay_ns(self, user: int) -> int:
         """Return how long after the start of the load a user starts: evenly spread, the first at once, as in Rally.
@@ -125,14 +113,7 @@ class LoadPlan:
     @property
     def server_addresses(self) -> tuple[ServerAddress, ...]:
         """All addresses of the server."""
-        first = ServerAddress(
-            endpoint=self.address,
-            host_header=self.host_header,
-            path_prefix=self.path_prefix,
-            tls=self.tls,
-            resolver=self.resolver,
-        )
-        return first, *self.other_addresses
+        return self.server, *self.server.other_addresses
 
     def open_source(self) -> Source:
         """Open the bodies of this worker."""
@@ -169,13 +150,12 @@ class LoadPlan:
     def with_tls(self, changes: dict[str, str], **address_changes: Any) -> LoadPlan:
         """Return the plan with these fields of `Tls`, and of `ServerAddress`, changed for all addresses."""
 
-        def change(tls: Tls | None) -> Tls | None:
-            return None if tls is None else dataclasses.replace(tls, **changes)
+        def change(address: ServerAddress) -> ServerAddress:
+            tls = None if address.tls is None else dataclasses.replace(address.tls, **changes)
+            others = tuple(map(change, address.other_addresses))
+            return dataclasses.replace(address, tls=tls, other_addresses=others, **address_changes)
 
-        others = tuple(
-            dataclasses.replace(address, tls=change(address.tls), **address_changes) for address in self.other_addresses
-        )
-        return dataclasses.replace(self, tls=change(self.tls), other_addresses=others, **address_changes)
+        return dataclasses.replace(self, server=change(self.server))
 
     def with_checked_files(self) -> LoadPlan:
         """Return the plan with its files checked; SpecError names the wrong line, or key of the protocol."""

@@ -15,16 +15,13 @@ import os
 import selectors
 import time
 from collections import Counter
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import RunAborted, RunFailed
 from ingest_bench.inputs.records import from_json, to_json
-from ingest_bench.load import figures
-from ingest_bench.load.figures import AbortMonitor
+from ingest_bench.load.figures import AbortMonitor, figures_from_json
 from ingest_bench.model.results import SCHEMAS
 from ingest_bench.model.samples import WorkerReport
 
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 
 # From "ready" of the last worker to the first request, so that every worker knows the moment in advance.
 _START_DELAY_NS = 200 * 10**6
-_REMOTE_START_DELAY_NS = 10**9
 # Workers are told one after the other: 100 on a busy machine of 2 cores within 0.1 s.
 _START_DELAY_PER_WORKER_NS = 2 * 10**6
 _PREPARE_TIMEOUT_S = 300.0
@@ -53,8 +49,9 @@ _STOP_GRACE_S = 5.0
 # Progress of all workers is merged at most this often: each reports twice a second.
 _PROGRESS_INTERVAL_NS = 10**8
 _POLL_S = 1.0
-_POLL_ALL_S = 0.5
 _PAGE_TIMEOUT_S = 60.0
+# Locust computes the rate that it shows from whole seconds.
+_PAGE_INTERVAL_NS = 10**9
 # Phases of a load, in order.
 PHASES = ("prepare", "prepared", "ready", "warm-up", "measure", "drain", "done")
 
@@ -79,6 +76,8 @@ class LoadWorker:
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.status: dict[str, Any] = {"phase": "prepare"}
+        self.clock_offset_ns = 0
+        """Offset of its CLOCK_MONOTONIC from ours (positive: ahead)."""
 
     @property
     def name(self) -> str:
@@ -89,6 +88,10 @@ class LoadWorker:
     def phase(self) -> str:
         """One of PHASES, "failed", or "fetched"."""
         return str(self.status["phase"])
+
+    def command(self, line: Mapping[str, Any]) -> None:
+        """Send it a command of `load.worker`."""
+        raise NotImplementedError
 
     def describe_failure(self) -> str:
         """Return why it ended before it was done."""
@@ -104,29 +107,60 @@ class LoadWorker:
             raise RunFailed(f"{self.name}: cannot read its report {self.plan.report_file}: {error}") from None
 
 
-class Workers:
-    """The workers of one load: `LocalWorkers`, or those of a fleet (`fleet.roster.FleetWorkers`)."""
+class LocalWorker(LoadWorker):
+    """A worker that is a child process. Its first command is its plan."""
 
-    def __init__(self, workers: Sequence[LoadWorker]) -> None:
-        self.workers = workers
-        self.failed: dict[LoadWorker, None] = {}
+    def __init__(self, plan: LoadPlan, enter: Enter = tuple) -> None:
+        super().__init__(plan)
+        argv = enter(system.build_module_argv("ingest_bench.load.worker"))
+        self.child = system.Child(argv, name=self.name, log=plan.log_file)
+
+    def command(self, line: Mapping[str, Any]) -> None:
+        """Send a command to the child."""
+        self.child.write_line(json.dumps(line))
+
+    def read_status(self) -> bool:
+        """Wait for its next status. Return False if it has failed, or ended before it was done."""
+        for line in self.child.read_lines():
+            self.status.update(json.loads(line))
+        return self.phase != "failed" and (not self.child.has_ended or self.phase == "done")
+
+    def describe_failure(self) -> str:
+        """Return its own reason, or how its process ended."""
+        if "error" in self.status:
+            return super().describe_failure()
+        log = f"its log {self.plan.log_file} ends with: {self.child.read_stderr_tail()}"
+        return f"{self.name} {self.child.describe_exit()} in phase {self.phase!r}; {log}"
+
+
+_Worker = TypeVar("_Worker", bound=LoadWorker)
+
+
+class Workers(Generic[_Worker]):
+    """The workers of loads that begin together: `LocalWorkers`, or those of a fleet (`fleet.roster.Fleet`)."""
+
+    start_delay_ns = _START_DELAY_NS
+
+    def __init__(self) -> None:
+        self.workers: list[_Worker] = []
+        self.failed: dict[_Worker, None] = {}
         """Those that ended before they were done, in that order."""
 
     def process_messages(self, timeout_s: float) -> None:
         """Wait for messages and update the status of the workers; return after the first ones or the timeout."""
         raise NotImplementedError
 
-    def spawn_users(self) -> None:
-        """Let all workers start their users."""
-        raise NotImplementedError
+    def command(self, line: Mapping[str, Any]) -> None:
+        """Send a command of `load.worker` to all workers."""
+        for worker in self.workers:
+            worker.command(line)
 
     def begin(self) -> int:
         """Let all workers begin at one moment and return it (our CLOCK_MONOTONIC)."""
-        raise NotImplementedError
-
-    def request_end(self) -> None:
-        """Let all workers end their load in order."""
-        raise NotImplementedError
+        start_ns = time.monotonic_ns() + self.start_delay_ns + len(self.workers) * _START_DELAY_PER_WORKER_NS
+        for worker in self.workers:
+            worker.command({"do": "begin", "start_ns": start_ns + worker.clock_offset_ns})
+        return start_ns
 
     def collect(self) -> list[WorkerReport | None]:
         """Bring all samples into our files, on our clock, and return the reports. None: the worker left none."""
@@ -134,7 +168,7 @@ class Workers:
 
     def can_salvage(self) -> bool:
         """Return True if the samples of a load that failed can be collected."""
-        raise NotImplementedError
+        return True
 
     def stop(self) -> None:
         """End all workers; idempotent."""
@@ -155,35 +189,18 @@ class Workers:
                 raise RunFailed(f"the load did not reach its next phase within {timeout_s:.0f} s ({phases})")
 
 
-class LocalWorker(LoadWorker):
-    """A worker that is a child process."""
-
-    def __init__(self, plan: LoadPlan, enter: Enter) -> None:
-        super().__init__(plan)
-        argv = enter(system.build_module_argv("ingest_bench.load.worker"))
-        self.child = system.Child(argv, name=self.name, log=plan.log_file)
-        self.child.write_line(json.dumps(plan.to_json()))
-
-    def describe_failure(self) -> str:
-        """Return its own reason, or how its process ended."""
-        if "error" in self.status:
-            return super().describe_failure()
-        log = f"its log {self.plan.log_file} ends with: {self.child.read_stderr_tail()}"
-        return f"{self.name} {self.child.describe_exit()} in phase {self.phase!r}; {log}"
-
-
-class LocalWorkers(Workers):
+class LocalWorkers(Workers[LocalWorker]):
     """Workers that are child processes, in the client's namespaces. Create them in the main thread."""
 
-    def __init__(self, plan: LoadPlan, enters: Sequence[Enter]) -> None:
-        self._local: list[LocalWorker] = []
-        super().__init__(self._local)
+    def __init__(self, plans: Sequence[LoadPlan], enters: Sequence[Enter]) -> None:
+        super().__init__()
         self._selector = selectors.DefaultSelector()
         try:
-            for number in range(plan.workers):
+            for plan, number in ((load, number) for load in plans for number in range(load.workers)):
                 worker = LocalWorker(dataclasses.replace(plan, worker=number), enters[number % len(enters)])
-                self._local.append(worker)
+                self.workers.append(worker)
                 self._selector.register(worker.child.stdout, selectors.EVENT_READ, worker)
+                worker.command(worker.plan.to_json())
         except BaseException:
             self.stop()
             raise
@@ -192,59 +209,38 @@ class LocalWorkers(Workers):
         """Read the status lines of all children."""
         for key, _ in self._selector.select(timeout_s):
             worker: LocalWorker = key.data
-            for line in worker.child.read_lines():
-                worker.status.update(json.loads(line))
-            has_ended = worker.child.has_ended
-            if has_ended:
-                self._selector.unregister(key.fileobj)
-            if worker.phase == "failed" or (has_ended and worker.phase != "done"):
+            if not worker.read_status():
                 self.failed[worker] = None
-
-    def spawn_users(self) -> None:
-        """Let all children start their users."""
-        self._command({"do": "spawn"})
-
-    def begin(self) -> int:
-        """Let all children begin at one moment."""
-        start_ns = time.monotonic_ns() + start_delay_ns(len(self._local), is_remote=False)
-        self._command({"do": "begin", "start_ns": start_ns})
-        return start_ns
-
-    def request_end(self) -> None:
-        """Let all children end their load in order."""
-        self._command({"do": "end"})
+            if worker.child.has_ended:
+                self._selector.unregister(key.fileobj)
 
     def collect(self) -> list[WorkerReport | None]:
         """Wait for all children and read their reports; their samples are in our files already."""
         self.stop()
-        return [worker.read_report() for worker in self._local]
-
-    def can_salvage(self) -> bool:
-        """Return True: the samples are in our files."""
-        return True
+        return [worker.read_report() for worker in self.workers]
 
     def stop(self) -> None:
         """Close all inputs, upon which a child ends its load in order, and kill what is left after 5 s."""
         limit = time.monotonic() + _STOP_GRACE_S
-        for worker in self._local:
+        for worker in self.workers:
             worker.child.stdin.close()
-        for worker in self._local:
+        for worker in self.workers:
             worker.child.close(max(0.0, limit - time.monotonic()))
         self._selector.close()
 
-    def _command(self, line: Mapping[str, Any]) -> None:
-        for worker in self._local:
-            worker.child.write_line(json.dumps(line))
-
 
 class RunningLoad:
-    """A running load. Call `wait` once; `stop` at any time."""
+    """A running load, or several that begin together. Call `wait` or `wait_for_all` once; `stop` at any time."""
 
-    def __init__(self, plan: LoadPlan, workers: Workers, page: LoadPage | None = None) -> None:
-        self._plan, self._workers, self._page = plan, workers, page
-        self._is_ready = self._must_end = False
+    def __init__(
+        self, plans: Sequence[LoadPlan], workers: Workers[Any], page: LoadPage | None, ends_all: Sequence[bool]
+    ) -> None:
+        self._plans, self._workers, self._page = plans, workers, page
+        # Each load has a folder of its own.
+        self._loads = [[worker for worker in workers.workers if worker.plan.folder == plan.folder] for plan in plans]
+        self._ends_all = [load for load, ends in zip(self._loads, ends_all, strict=True) if ends]
         self.measure_start_ns: int | None = None
-        """When the measurement starts (CLOCK_MONOTONIC); None until the load has begun."""
+        """When the measurement starts (CLOCK_MONOTONIC), that of the first load; None until they have begun."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -256,21 +252,23 @@ class RunningLoad:
 
         RunAborted if an abort condition of the plan ended it: samples and report are kept.
         """
+        return self.wait_for_all(on_progress)[0]
+
+    def wait_for_all(self, on_progress: Callable[[Progress], None]) -> list[WorkerReport]:
+        """Return the merged report of each load; RunFailed as soon as one has failed: the others keep their samples."""
         try:
             self.wait_until_ready()
-            self._begin()
+            self.measure_start_ns = self._workers.begin() + self._plans[0].options.max_warm_up_ns
             self._wait_until_done(on_progress)
-            merged = merge_reports(list(self._require_reports()))
-            write_report(merged, self._plan.folder)
+            return self._collect()
         except RunFailed as error:
             is_aborted = isinstance(error, RunAborted)
-            self._salvage(in_order=is_aborted)
+            self._salvage(in_order=is_aborted or len(self._plans) > 1)
             if is_aborted:
-                on_progress(self._progress())
+                on_progress(_merge_progress(self._workers.workers))
             raise
         finally:
             self.stop()
-        return merged
 
     def process_messages(self) -> None:
         """Process messages without waiting."""
@@ -278,17 +276,12 @@ class RunningLoad:
 
     def wait_until_ready(self) -> None:
         """Wait until all users have started; RunFailed if that takes too long. `wait` does it too."""
-        if self._is_ready:
-            return
         workers = self._workers
-        workers.wait_until(lambda: self._is_all("prepared"), _PREPARE_TIMEOUT_S)
-        workers.spawn_users()
-        workers.wait_until(lambda: self._is_all("ready"), _PREPARE_TIMEOUT_S)
-        self._is_ready = True
-
-    def request_end(self) -> None:
-        """Start no new request: `wait`, maybe in another thread, returns soon, with a report."""
-        self._must_end = True
+        if _is_all(workers.workers, "ready"):
+            return
+        workers.wait_until(lambda: _is_all(workers.workers, "prepared"), _PREPARE_TIMEOUT_S)
+        workers.command({"do": "spawn"})
+        workers.wait_until(lambda: _is_all(workers.workers, "ready"), _PREPARE_TIMEOUT_S)
 
     def stop(self) -> None:
         """End all workers. One that still sends ends its load in order, if that takes at most 5 s."""
@@ -296,44 +289,48 @@ class RunningLoad:
         if self._page is not None:
             self._page.clear()
 
-    def _is_all(self, phase: str) -> bool:
-        return all(worker.phase == phase for worker in self._workers.workers)
-
-    def _begin(self) -> None:
-        if self._page is not None:
-            self._page.show([worker.plan for worker in self._workers.workers])
-        self.measure_start_ns = self._workers.begin() + self._plan.options.max_warm_up_ns
-
     def _wait_until_done(self, on_progress: Callable[[Progress], None]) -> None:
-        options = self._plan.options
-        monitor = AbortMonitor(options.abort)
+        monitors = [AbortMonitor(plan.options.abort) for plan in self._plans]
         is_end_requested = False
         last_progress_ns = 0
 
         def is_done() -> bool:
             nonlocal is_end_requested, last_progress_ns
-            if self._must_end and not is_end_requested:
-                self._workers.request_end()
-                is_end_requested = True
-            is_done, now_ns = self._is_all("done"), time.monotonic_ns()
+            is_done, now_ns = _is_all(self._workers.workers, "done"), time.monotonic_ns()
             if not is_done and now_ns - last_progress_ns < _PROGRESS_INTERVAL_NS:
                 return False
             last_progress_ns = now_ns
-            progress = self._progress()
+            if not is_end_requested and any(_is_all(load, "done") for load in self._ends_all):
+                self._workers.command({"do": "end"})
+                is_end_requested = True
+            progress = _merge_progress(self._workers.workers)
             on_progress(progress)
-            if progress.figures is not None and progress.phase == "measure":
-                violation = monitor.find_violation(now_ns, progress.figures)
-                if violation:
-                    raise RunAborted(violation)
+            if self._page is not None:
+                self._page.show(self._plans[0], progress)
+            for load, monitor in zip(self._loads, monitors, strict=True):
+                of_load = progress if len(self._loads) == 1 else _merge_progress(load)
+                if of_load.figures is not None and of_load.phase == "measure":
+                    violation = monitor.find_violation(now_ns, of_load.figures)
+                    if violation:
+                        raise RunAborted(violation)
             return is_done
 
-        self._workers.wait_until(is_done, (options.max_warm_up_ns + self._plan.measure_ns) / 1e9 + _END_TIMEOUT_S)
+        limit_ns = max(plan.options.max_warm_up_ns + plan.measure_ns for plan in self._plans)
+        self._workers.wait_until(is_done, limit_ns / 1e9 + _END_TIMEOUT_S)
 
-    def _require_reports(self) -> Iterator[WorkerReport]:
-        for worker, report in zip(self._workers.workers, self._workers.collect(), strict=True):
+    def _collect(self) -> list[WorkerReport]:
+        """Return the merged report of each load, and write it; RunFailed if a worker left none."""
+        reports = dict(zip(self._workers.workers, self._workers.collect(), strict=True))
+        merged = []
+        for plan, load in zip(self._plans, self._loads, strict=True):
+            of_load = [report for worker in load if (report := reports[worker]) is not None]
+            if len(of_load) == len(load):
+                merged.append(merge_reports(of_load))
+                write_report(merged[-1], plan.folder)
+        for worker, report in reports.items():
             if report is None:
                 raise RunFailed(f"{worker.name}: left no report")
-            yield report
+        return merged
 
     def _salvage(self, *, in_order: bool) -> None:
         """Keep what was measured: a server that ended out of memory is a result. *in_order*: after the responses."""
@@ -342,27 +339,29 @@ class RunningLoad:
             if not workers.can_salvage():
                 return
             if in_order or not self.pids:
-                workers.request_end()
+                workers.command({"do": "end"})
                 workers.wait_until(self._has_sent_all, _END_TIMEOUT_S, ignore_failures=True)
-            reports = [report for report in workers.collect() if report is not None]
-            if reports and len(reports) == len(workers.workers):
-                write_report(merge_reports(reports), self._plan.folder)
+            self._collect()
 
     def _has_sent_all(self) -> bool:
         return all(worker.phase == "done" or worker in self._workers.failed for worker in self._workers.workers)
 
-    def _progress(self) -> Progress:
-        workers = self._workers.workers
-        all_figures = [worker.status["figures"] for worker in workers if "figures" in worker.status]
-        seconds_left = (worker.status.get("seconds_left") for worker in workers)
-        return Progress(
-            phase=min(
-                (worker.phase for worker in workers if worker.phase in PHASES), key=PHASES.index, default="measure"
-            ),
-            documents=sum(worker.status.get("documents", 0) for worker in workers),
-            seconds_left=max(filter(None, seconds_left), default=None),
-            figures=figures.merge_figures_json(all_figures) if all_figures else None,
-        )
+
+def _is_all(workers: Sequence[LoadWorker], phase: str) -> bool:
+    return all(worker.phase == phase for worker in workers)
+
+
+def _merge_progress(workers: Sequence[LoadWorker]) -> Progress:
+    statuses = [worker.status for worker in workers]
+    all_figures = [figures_from_json(status["figures"]) for status in statuses if "figures" in status]
+    # None: that worker ends when everything is sent. Without: it has not begun.
+    seconds_left = [status["seconds_left"] for status in statuses if "seconds_left" in status]
+    return Progress(
+        phase=min((worker.phase for worker in workers if worker.phase in PHASES), key=PHASES.index, default="measure"),
+        documents=sum(status.get("documents", 0) for status in statuses),
+        seconds_left=None if None in seconds_left else max(seconds_left, default=None),
+        figures=functools.reduce(operator.add, all_figures) if all_figures else None,
+    )
 
 
 def start_load(
@@ -378,38 +377,55 @@ def start_load(
     *enter* wraps the argv of a worker so that it runs in the client's namespace; of several, workers take each in turn.
     With a *fleet*, its workers send the load where they are.
     """
+    if fleet is None:
+        return start_loads([plan], enter, ends_all=[False], page=page, reports_figures=reports_figures)
+    plan = _prepare(plan, fleet.joined_workers, reports_figures=reports_figures or page is not None)
+    fleet.assign(plan)
+    return RunningLoad([plan], fleet, page, [False])
+
+
+def start_loads(
+    plans: Sequence[LoadPlan],
+    enter: Enter | Sequence[Enter],
+    *,
+    ends_all: Sequence[bool],
+    page: LoadPage | None = None,
+    reports_figures: bool = False,
+) -> RunningLoad:
+    """Start the workers of loads that begin together. Loads marked in *ends_all* end the others."""
+    reports_figures = reports_figures or page is not None
+    prepared = [
+        _prepare(plan, plan.options.processes, reports_figures=reports_figures).with_decompressed_files()
+        for plan in plans
+    ]
+    workers = LocalWorkers(prepared, [enter] if callable(enter) else list(enter))
+    return RunningLoad(prepared, workers, page, ends_all)
+
+
+def _prepare(plan: LoadPlan, processes: int, *, reports_figures: bool) -> LoadPlan:
     plan.folder.mkdir(parents=True, exist_ok=True)
-    processes = plan.options.processes if fleet is None else fleet.joined_workers
     # Each needs a user, and a document to send if a number of them ends the load.
     workers = min(processes, plan.users, plan.options.measure_documents or plan.users)
     reports_figures = reports_figures or bool(plan.options.abort)
-    plan = dataclasses.replace(plan, workers=workers, reports_figures=reports_figures).with_checked_files()
-    if fleet is not None:
-        return RunningLoad(plan, fleet.assign(plan))
-    return RunningLoad(
-        plan, LocalWorkers(plan.with_decompressed_files(), [enter] if callable(enter) else list(enter)), page
-    )
-
-
-def start_delay_ns(workers: int, *, is_remote: bool) -> int:
-    """Return how long before its start that many workers are told when a load starts."""
-    return (_REMOTE_START_DELAY_NS if is_remote else _START_DELAY_NS) + workers * _START_DELAY_PER_WORKER_NS
+    return dataclasses.replace(plan, workers=workers, reports_figures=reports_figures).with_checked_files()
 
 
 class LoadPage:
-    """Locust's page for loads of this machine: a child process outside the client's namespace (`load.page`)."""
+    """Locust's page: a child process outside the client's namespace (`load.page`)."""
 
     def __init__(self, child: system.Child) -> None:
         self._child = child
+        self._next_ns = 0
 
-    def show(self, plans: Sequence[LoadPlan]) -> None:
-        """Show the load of these workers."""
-        sample_files: dict[str, list[str]] = {}
-        for plan in plans:
-            sample_files.setdefault(plan.path, []).append(str(plan.sample_file.absolute()))
-            if plan.worker_query_users:
-                sample_files.setdefault(plan.search_path, []).append(str(plan.query_sample_file.absolute()))
-        self._write({"users": plans[0].users + plans[0].options.query_users, "sample_files": sample_files})
+    def show(self, plan: LoadPlan, progress: Progress) -> None:
+        """Show a running load, at most once a second."""
+        now_ns = time.monotonic_ns()
+        if progress.figures is None or now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + _PAGE_INTERVAL_NS
+        users = plan.users + plan.options.query_users
+        names = {"bulks": plan.path, "queries": plan.search_path}
+        self._write({"users": users, **names, "figures": to_json(progress.figures)})
 
     def clear(self) -> None:
         """Show that no load is running."""
@@ -431,57 +447,6 @@ def serve_page(address: Endpoint | None) -> Iterator[LoadPage | None]:
         if "error" in started:
             raise RunFailed(started["error"])
         yield LoadPage(child)
-
-
-def wait_for_all(
-    loads: Sequence[RunningLoad], ends_all: Sequence[bool], on_progress: Callable[[Progress], None]
-) -> list[WorkerReport]:
-    """Wait for loads that begin together, and return their reports. Loads marked in *ends_all* end the others.
-
-    RunFailed as soon as one has failed; the others are then ended in order first, and keep their samples.
-    """
-    for load in loads:
-        load.wait_until_ready()
-    progress: dict[int, Progress] = {}
-
-    def wait_for_load(number: int) -> WorkerReport:
-        return loads[number].wait(lambda latest: progress.update({number: latest}))
-
-    with ThreadPoolExecutor(len(loads)) as threads:
-        waits = [threads.submit(wait_for_load, number) for number in range(len(loads))]
-        try:
-            failed = _wait_until_decided(waits, ends_all, lambda: on_progress(_merge_progress(list(progress.values()))))
-        finally:
-            for load in loads:
-                load.request_end()
-            wait_for(waits, return_when=ALL_COMPLETED)
-    # The first failure, before what it caused in the other loads.
-    return [future.result() for future in (*failed, *waits)][len(failed) :]
-
-
-def _wait_until_decided(
-    waits: Sequence[Future[WorkerReport]], ends_all: Sequence[bool], on_progress: Callable[[], None]
-) -> list[Future[WorkerReport]]:
-    """Return the failed waits as soon as there is one; [] once all are done, or one that ends the others."""
-    pending = set(waits)
-    while pending:
-        done, pending = wait_for(pending, timeout=_POLL_ALL_S, return_when=FIRST_COMPLETED)
-        on_progress()
-        failed = [future for future in done if future.exception() is not None]
-        if failed or any(ends for future, ends in zip(waits, ends_all, strict=True) if future in done):
-            return failed
-    return []
-
-
-def _merge_progress(latest: Sequence[Progress]) -> Progress:
-    left = [progress.seconds_left for progress in latest if progress.seconds_left is not None]
-    all_figures = [progress.figures for progress in latest if progress.figures is not None]
-    return Progress(
-        phase=min((progress.phase for progress in latest), key=PHASES.index, default=PHASES[0]),
-        documents=sum(progress.documents for progress in latest),
-        seconds_left=max(left) if left and len(left) == len(latest) else None,
-        figures=functools.reduce(operator.add, all_figures) if all_figures else None,
-    )
 
 
 def combine_sequential(reports: Sequence[WorkerReport]) -> WorkerReport:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gevent
 from locust import User, task
@@ -256,7 +256,7 @@ class ScheduledUser(IngestUser):
         wait_for_next, bodies = state.arrivals.wait_for_next, state.bodies(self.number)
         state.arrivals.opened.wait()
         is_pumped = self.pumps and not think_time_ns
-        pump = Pump(self, bodies) if is_pumped else None  # type: ignore[arg-type]  # with `pumps` it is a PumpingUser
+        pump = Pump(self, bodies) if is_pumped else None
         state.wait_until_after_start(self.start_delay_ns(self.number))
         while scheduled_ns := wait_for_next():
             body = next(bodies, None)
@@ -307,44 +307,17 @@ class QueryUser(RetryingUser):
         raise StopUser
 
 
-class PumpingUser(Protocol):
-    """A user whose protocol can `pump` (over HTTP: `protocols.users.Http1User`)."""
-
-    state: WorkerState
-    number: int
-    failures_in_a_row: int
-    connection: Any
-    judge: Callable[[Response, Body, bool], Verdict]
-
-    @property
-    def can_pump(self) -> bool:
-        """True if `pump` can send now."""
-
-    def request(self, body: Body) -> Request:
-        """Return head and body as they go over the wire."""
-
-    def pump(self, body: Body, follow: Callable[[Response, int], Request | None]) -> None:
-        """Send *body*, and after each response the request that *follow* returns."""
-
-    def finish(self, body: Body) -> Response:
-        """Return the response to the request during which `pump` returned; ConnectionBrokenError without one."""
-
-    def send(self, scheduled_ns: int, body: Body, started: Callable[[Body], Response] | None = None) -> None:
-        """Send one arrival to its end."""
-
-    def count_repeated(self, body: Body, verdict: Verdict) -> None:
-        """Count acknowledged documents that did not add to the index."""
-
-
 class Pump:
     """Sends the requests of one user from the event loop, while each is fully acknowledged.
 
     A switch to the greenlet for each response, with everything that `RetryingUser.send` checks, cost 20.6 us of CPU per
     request of 4 kB; from the event loop it is 15.9 us (11 us of both is the kernel's; one interleaved run). Any other
     response is left to the greenlet in the middle of its request: `RetryingUser.send` finishes it.
+
+    *user* is a `ScheduledUser` whose protocol can pump: a `protocols.users.Http1User`.
     """
 
-    def __init__(self, user: PumpingUser, bodies: Iterator[Body]) -> None:
+    def __init__(self, user: Any, bodies: Iterator[Body]) -> None:
         self._user, self._bodies = user, bodies
         self._state, self._number, self._connection = user.state, user.number, user.connection
         self._judge, self._request = user.judge, user.request
@@ -405,7 +378,8 @@ class Pump:
             return None
         self._scheduled_ns, self._body = scheduled_ns, body
         request = self._request
-        return request(body)
+        following: Request = request(body)
+        return following
 
     def _pack_tail(self, documents: int, status: int) -> None:
         """Pack the tail of a sample whose documents were all acknowledged by the first attempt."""

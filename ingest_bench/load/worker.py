@@ -1,7 +1,7 @@
 """Load worker: prepare a load, send it, leave samples and a report on disk. `python -m ingest_bench.load.worker`.
 
-As a program it is a child of the local supervisor: Locust's LocalRunner, commands as lines of JSON on standard
-input, status as lines of JSON on standard output. `fleet.worker` runs the same `send_load` under Locust's WorkerRunner.
+A child process of the supervisor, or of a worker of a fleet (`fleet.worker`). Its users run in Locust's LocalRunner.
+Commands come as lines of JSON on standard input, and its status goes as lines of JSON to standard output.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import logging
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -21,12 +21,12 @@ from gevent.hub import get_hub
 from locust import User
 from locust.env import Environment
 
-from ingest_bench.errors import IngestBenchError, RunFailed, describe_error
+from ingest_bench.errors import IngestBenchError, RunFailed, describe_error, describe_error_for_remote
 from ingest_bench.inputs import credentials
 from ingest_bench.inputs.records import to_json
 from ingest_bench.load.arrivals import schedule, take_share
 from ingest_bench.load.channel import LineChannel, die_with_parent
-from ingest_bench.load.figures import FiguresReader
+from ingest_bench.load.figures import LoadFigures, RequestFigures, read_cpu_mark
 from ingest_bench.load.loops import OpenLoop
 from ingest_bench.load.plan import plan_from_json
 from ingest_bench.load.recorder import ProcessMonitor, Recorder, pack_sample, unsent_sample
@@ -52,32 +52,15 @@ _SPAWN_TIMEOUT_S = 300.0
 _SPAWN_POLL_S = 0.005
 
 
-class Leader(Protocol):
-    """Starts a worker's load: tells it when users start and when the load begins, and takes its status."""
-
-    runner: Any
-    """The Locust runner of these users."""
-
-    def report(self, **status: Any) -> None:
-        """Send a status message to the supervisor. Never waits."""
-
-    def on_stop(self, stop: Callable[[], None]) -> None:
-        """Call *stop* if the load is to end early and in order."""
-
-    def spawn_users(self, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
-        """Start `fixed_count` users of each class; RunFailed as soon as *failure_reason* is not empty."""
-
-    def wait_for_start(self) -> int:
-        """Wait for the moment at which the load begins, in the future, and return it (our CLOCK_MONOTONIC)."""
-
-
 def send_load(plan: LoadPlan, leader: Leader) -> None:
     """Send a whole load and leave samples and report on disk; RunFailed if it was hopeless, then with both too."""
     # In a thread: heartbeats continue meanwhile.
     run_in_thread = get_hub().threadpool.apply
     plan = _add_credentials(run_in_thread(plan.with_decompressed_files))
-    with Recorder(plan.sample_file) as recorder, _open_query_recorder(plan) as query_recorder:
-        _WorkerLoad(plan, run_in_thread(plan.open_source), recorder, query_recorder, leader).run()
+    computes_figures = plan.reports_figures
+    queries = Recorder(plan.query_sample_file, computes_figures=computes_figures) if plan.worker_query_users else None
+    with Recorder(plan.sample_file, computes_figures=computes_figures) as recorder, queries or nullcontext():
+        _WorkerLoad(plan, run_in_thread(plan.open_source), recorder, queries, leader).run()
 
 
 def status_offset_ns(plan: LoadPlan) -> int:
@@ -87,7 +70,7 @@ def status_offset_ns(plan: LoadPlan) -> int:
 
 def _add_credentials(plan: LoadPlan) -> LoadPlan:
     """Add the credentials of this process's environment to the headers, if the plan needs them."""
-    if not plan.needs_credentials:
+    if not plan.server.has_credentials:
         return plan
     headers = credentials.read_authorization(os.environ)
     if not headers:
@@ -98,10 +81,6 @@ def _add_credentials(plan: LoadPlan) -> LoadPlan:
     return dataclasses.replace(plan, headers=plan.headers | headers)
 
 
-def _open_query_recorder(plan: LoadPlan) -> AbstractContextManager[Recorder | None]:
-    return Recorder(plan.query_sample_file) if plan.worker_query_users else nullcontext()
-
-
 class _WorkerLoad:
     """One load of this process."""
 
@@ -110,12 +89,10 @@ class _WorkerLoad:
     ) -> None:
         self._plan, self._leader = plan, leader
         self._recorder, self._query_recorder = recorder, query_recorder
+        self._recorders = [recorder] if query_recorder is None else [recorder, query_recorder]
         self._state = state = WorkerState(source=source, recorder=recorder, users=plan.worker_users)
         self._upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker)
-        if plan.reports_figures:
-            files = plan.sample_file, plan.query_sample_file
-            pending = self._upstream.deadlines.pending
-            state.reader = FiguresReader(plan.worker, *files, pending, plan.options.timeout_ns)
+        self._first_mark = read_cpu_mark()
         if plan.options.arrivals.is_open_loop:
             state.arrivals = OpenLoop(_bulk_offsets_ns(plan, state))
 
@@ -142,7 +119,7 @@ class _WorkerLoad:
             state.give_up()
         report = _build_report(plan, state, self._upstream, (start_ns, end_ns), monitor)
         plan.report_file.write_text(json.dumps(to_json(report), indent=1))
-        last = {"documents": state.acknowledged, "seconds_left": 0.0, **state.figures()}
+        last = {"documents": state.acknowledged, "seconds_left": 0.0, **self._figures()}
         if state.failure_reason:
             leader.report(phase="drain", **last)
             raise state.failure()
@@ -182,11 +159,28 @@ class _WorkerLoad:
             runner.user_greenlets.join(timeout=max(0, next_ns - now_ns) / 1e9)
 
     def _report_progress(self, phase: str, seconds_left: float | None) -> None:
-        for recorder in (self._recorder, self._query_recorder):
-            if recorder is not None:
-                recorder.flush()
-        state = self._state
-        self._leader.report(phase=phase, documents=state.acknowledged, seconds_left=seconds_left, **state.figures())
+        for recorder in self._recorders:
+            recorder.flush()
+        documents = self._state.acknowledged
+        self._leader.report(phase=phase, documents=documents, seconds_left=seconds_left, **self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the live figures for a status message; {} if they are not reported."""
+        plan, first, last = self._plan, self._first_mark, read_cpu_mark()
+        if not plan.reports_figures:
+            return {}
+        deadlines = self._upstream.deadlines.pending()
+        load = LoadFigures(
+            bulks=self._recorder.figures,
+            queries=RequestFigures() if self._query_recorder is None else self._query_recorder.figures,
+            in_flight=len(deadlines),
+            oldest_ns=max(0, last.at_ns + plan.options.timeout_ns - min(deadlines)) if deadlines else 0,
+            cpu_ns={
+                f"{plan.worker} user": last.user_ns - first.user_ns,
+                f"{plan.worker} system": last.system_ns - first.system_ns,
+            },
+        )
+        return {"figures": to_json(load)}
 
     def _drain(self) -> None:
         """Wait for the responses to all requests, cut off those that take too long, and stop all users."""
@@ -207,13 +201,11 @@ class _WorkerLoad:
     def _record_unsent(self, end_ns: int) -> None:
         """Record samples of the arrivals that were due and never sent."""
         # A track's clock continues until the last response, but its corpus is sent: nothing is missing.
-        for scheduled_ns in () if self._plan.step is not None else self._state.arrivals.unsent():
-            self._recorder.add(pack_sample(*unsent_sample(scheduled_ns, end_ns)))
-        self._recorder.flush()
-        if self._query_recorder is not None:
-            for scheduled_ns in self._state.query_arrivals.unsent():
-                self._query_recorder.add(pack_sample(*unsent_sample(scheduled_ns, end_ns)))
-            self._query_recorder.flush()
+        unsent = () if self._plan.step is not None else self._state.arrivals.unsent()
+        for recorder, times_ns in zip(self._recorders, (unsent, self._state.query_arrivals.unsent()), strict=False):
+            for scheduled_ns in times_ns:
+                recorder.add(pack_sample(*unsent_sample(scheduled_ns, end_ns)))
+            recorder.flush()
 
 
 def _end_load_on_error(state: WorkerState) -> None:
@@ -315,7 +307,7 @@ def _query_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream, re
     return type("QueryUser", (QueryUser, protocol.user_class()), attributes)
 
 
-class LocalLeader:
+class Leader:
     """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`."""
 
     def __init__(self) -> None:
@@ -334,15 +326,15 @@ class LocalLeader:
         gevent.spawn(self._read_commands)
         try:
             send_load(plan, self)
-        except IngestBenchError as error:
-            self.report(phase="failed", error=str(error))
         except Exception as error:
-            logging.exception("the load worker failed")
-            self.report(phase="failed", error=describe_error(error))
+            if not isinstance(error, IngestBenchError):
+                logging.exception("the load worker failed")
+            # The second one for other machines: without contents of files.
+            self.report(phase="failed", error=describe_error(error), remote_error=describe_error_for_remote(error))
         self._channel.flush()
 
     def report(self, **status: Any) -> None:
-        """Send a status message to the supervisor."""
+        """Send a status message to the supervisor. Never waits."""
         self._channel.send(status)
 
     def on_stop(self, stop: Callable[[], None]) -> None:
@@ -352,7 +344,7 @@ class LocalLeader:
             stop()
 
     def spawn_users(self, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
-        """Wait for `spawn`, then start the users."""
+        """Wait for `spawn`, then start `fixed_count` users of each class; RunFailed if one fails."""
         self.report(phase="prepared")
         self._may_spawn.wait()
         self.runner.environment.user_classes = list(classes)
@@ -360,7 +352,7 @@ class LocalLeader:
         wait_for_users(self.runner, classes, failure_reason)
 
     def wait_for_start(self) -> int:
-        """Wait for `begin`."""
+        """Wait for `begin`: the load begins at that moment, in the future (our CLOCK_MONOTONIC)."""
         return int(self._start_ns.get())
 
     def _read_commands(self) -> None:
@@ -400,7 +392,7 @@ def main() -> None:
     """Send one load for the supervisor."""
     die_with_parent()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    LocalLeader().run()
+    Leader().run()
     # Greenlets of Locust would delay the exit of the interpreter.
     os._exit(0)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gevent.event import Event
 
 from ingest_bench.errors import RunFailed, describe_error, describe_error_for_remote
-from ingest_bench.load import figures
 from ingest_bench.load.loops import ArrivalQueue, ClosedLoop
 from ingest_bench.units import format_time
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.documents.source import Source
-    from ingest_bench.load.figures import FiguresReader
     from ingest_bench.load.recorder import SampleSink
     from ingest_bench.model.load import RateUnit
 
@@ -57,8 +55,6 @@ class WorkerState:
         """The same with contents of files; empty: no difference."""
         self.numbers = iter(users)
         """The number of each user, taken when it starts."""
-        self.reader: FiguresReader | None = None
-        """None: figures are not reported."""
         self.stopped = False
         self._closed = Event()
         """Set when there are no more arrivals: wakes users that pause."""
@@ -207,10 +203,6 @@ class WorkerState:
         """Wait for that time, or until there are no more arrivals."""
         if duration_ns:
             self._closed.wait(duration_ns / 1e9)
-
-    def figures(self) -> dict[str, Any]:
-        """Return the live figures for a status message; {} if they are not reported."""
-        return {} if self.reader is None else {"figures": figures.figures_to_json(self.reader.read())}
 
     def errors(self) -> tuple[str, ...]:
         """Return the errors with their counts, the most frequent first."""

@@ -312,14 +312,6 @@ class TrackIndex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrackTemplate:
-    """A template that the track declares."""
-
-    name: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSource:
     """Origin and size of a corpus file as the track states them. None: not stated."""
 

@@ -115,9 +115,6 @@ class Impairment:
         return self != plain
 
 
-LINK_CONGESTION_CONTROL = "cubic"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A named link state. `None` keeps the kernel's value."""
@@ -157,7 +154,7 @@ class Profile:
     @property
     def link_congestion_control(self) -> str:
         """Return the congestion control of a simulated link, the same on all machines (kernel defaults differ)."""
-        return self.congestion_control or LINK_CONGESTION_CONTROL
+        return self.congestion_control or "cubic"
 
     @property
     def needs_netem(self) -> bool:

@@ -15,8 +15,6 @@ from ingest_bench.network.act.link import NETEM_CHECKS, QUEUE_CHECKS, open_link
 from ingest_bench.network.plan import link_plan, netem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ingest_bench.model.experiment import Capability
 
 _VETH = "ip link add name try0 type veth peer name try1"
@@ -27,38 +25,30 @@ def capabilities() -> tuple[Capability, ...]:
     """Check programs, namespaces and what works in them for the current user, and the netem backends."""
     programs = ("nsenter", "setpriv", "unshare")
     namespaces = run_check(CapabilityCheck(name="namespaces", attempt=_try_namespaces, programs=programs))
+    by_kernel = partial(CapabilityCheck, programs=("tc",))
+    in_namespaces = (
+        CapabilityCheck(name="process namespaces", attempt=_try_process_namespaces),
+        CapabilityCheck(
+            name="veth pairs", attempt=partial(_try_command, _VETH), programs=("ip",), remedy="As root: modprobe veth"
+        ),
+        by_kernel(name="token bucket", attempt=partial(_try_command, _BUCKET), remedy="As root: modprobe sch_tbf"),
+        CapabilityCheck(name="offloads", attempt=_try_offloads),
+        CapabilityCheck(name="links", attempt=_try_link, programs=("ip", "tc", "sysctl")),
+        by_kernel(
+            name="netem by kernel",
+            attempt=partial(_try_netem, "kernel"),
+            remedy="As root: modprobe sch_netem; or use --netem uml.",
+        ),
+        CapabilityCheck(name="netem by uml", attempt=partial(_try_netem, "uml")),
+        by_kernel(name="queues by kernel", attempt=partial(_try_queues, "kernel"), remedy="Use --netem uml."),
+        CapabilityCheck(name="queues by uml", attempt=partial(_try_queues, "uml")),
+    )
     return (
         run_check(CapabilityCheck(name="programs", attempt=_try_programs)),
         namespaces,
-        *(run_check(check) if namespaces.present else skip_check(check, "namespaces") for check in _namespace_checks()),
+        *(run_check(check) if namespaces.present else skip_check(check, "namespaces") for check in in_namespaces),
         run_check(CapabilityCheck(name="congestion control", attempt=_read_congestion_controls)),
     )
-
-
-def _namespace_checks() -> Iterator[CapabilityCheck]:
-    yield CapabilityCheck(name="process namespaces", attempt=_try_process_namespaces)
-    yield CapabilityCheck(
-        name="veth pairs", attempt=partial(_try_command, _VETH), programs=("ip",), remedy="As root: modprobe veth"
-    )
-    yield CapabilityCheck(
-        name="token bucket",
-        attempt=partial(_try_command, _BUCKET),
-        programs=("tc",),
-        remedy="As root: modprobe sch_tbf",
-    )
-    yield CapabilityCheck(name="offloads", attempt=_try_offloads)
-    yield CapabilityCheck(name="links", attempt=_try_link, programs=("ip", "tc", "sysctl"))
-    yield CapabilityCheck(
-        name="netem by kernel",
-        attempt=partial(_try_netem, "kernel"),
-        programs=("tc",),
-        remedy="As root: modprobe sch_netem; or use --netem uml.",
-    )
-    yield CapabilityCheck(name="netem by uml", attempt=partial(_try_netem, "uml"))
-    yield CapabilityCheck(
-        name="queues by kernel", attempt=partial(_try_queues, "kernel"), programs=("tc",), remedy="Use --netem uml."
-    )
-    yield CapabilityCheck(name="queues by uml", attempt=partial(_try_queues, "uml"))
 
 
 def _try_programs() -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ingest_bench.probes.context import Events, Probe
+    from ingest_bench.probes.context import Probe
 
 PROBES: Mapping[str, Probe] = {
     "reads": jfr.READS,
@@ -69,9 +69,7 @@ def jvm_options(names: Iterable[str], raw: Path, java_version: int, profile: Pat
     if java_version < _MIN_JAVA:
         raise MissingCapability(f"probes require Java {_MIN_JAVA} or later; the server would run on {java_version}")
     probes = [PROBES[name] for name in names]
-    events: Events = {}
-    for probe in probes:
-        recording.merge_events(events, probe.events)
+    events = recording.merge_events(probe.events for probe in probes)
     needs_recording = bool(events) or profile is not None
     options = recording.start_options(raw) if needs_recording else ()
     if needs_recording:

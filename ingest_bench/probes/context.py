@@ -1,15 +1,15 @@
-"""The interface of probes, and what they need to read their files."""
+"""A probe, and what it needs to read its files."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ingest_bench.inputs import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ingest_bench.jvm.options import Log
@@ -52,10 +52,8 @@ class ReadContext:
     @property
     def attachment(self) -> Attachment:
         """Facts about an attached JVM; the defaults if this run launched it."""
-        try:
-            attachment: Attachment = records.from_file(Attachment, self.raw / ATTACHMENT_FILE)
-        except FileNotFoundError:
-            return Attachment()
+        path = self.raw / ATTACHMENT_FILE
+        attachment: Attachment = records.from_file(Attachment, path) if path.exists() else Attachment()
         return attachment
 
     def covers(self, moment_ns: int) -> bool:
@@ -63,37 +61,15 @@ class ReadContext:
         return self.start_ns <= moment_ns < self.end_ns
 
 
-class Probe(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
     """An instrument. Watching writes files below `raw`; reading turns those files into numbers. Never both at once."""
 
-    @property
-    def events(self) -> Mapping[str, dict[str, str]]:
-        """Flight recorder events that it needs; one recording serves all probes."""
-        ...
-
-    @property
-    def logs(self) -> tuple[Log, ...]:
-        """Logs of the server's JVM that it reads in addition to the recording."""
-        ...
-
-    def watch(self, server_pid: int, raw: Path, /) -> AbstractContextManager[None]:
-        """Watch a running server from outside."""
-        ...
-
-    def read(self, context: ReadContext, /) -> Iterator[ProbeOutput]:
-        """Yield numbers, and remarks on those that are unavailable."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JvmProbe:
-    """A probe whose files are written by the JVM itself: the flight recording and logs."""
-
-    events: Events
     read: Callable[[ReadContext], Iterator[ProbeOutput]]
+    """Yields numbers, and remarks on those that are unavailable."""
+    watch: Callable[[int, Path], AbstractContextManager[None]] = lambda _server_pid, _raw: nullcontext()
+    """Watches a running server of this pid from outside. By default only the JVM writes files: recording and logs."""
+    events: Events = field(default_factory=dict)
+    """Flight recorder events that it needs; one recording serves all probes."""
     logs: tuple[Log, ...] = ()
-
-    def watch(self, server_pid: int, raw: Path, /) -> AbstractContextManager[None]:
-        """Do nothing: `Observer` has the JVM write recording and logs."""
-        del server_pid, raw
-        return nullcontext()
+    """Logs of the server's JVM that it reads in addition to the recording."""

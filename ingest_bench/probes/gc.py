@@ -7,22 +7,23 @@ pauses of the same collections, otherwise the run is invalid. If the recording i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.jvm.options import Log
 from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series, percentile
 from ingest_bench.probes import gc_log, recording
-from ingest_bench.probes.context import JvmProbe
-from ingest_bench.probes.gc_log import GcLog, LogPause
+from ingest_bench.probes.context import Probe
+from ingest_bench.probes.gc_log import GcLog, Pause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ingest_bench.probes.context import Events, ReadContext
 
+_LOG = "gc.log"
 # Largest distance between the JVM's log and our clock.
 _LOG_NS = 20_000_000
 # The two clocks of one pause are read some microseconds apart: 0.14 ms was the largest difference of 90 pauses of a
@@ -45,23 +46,6 @@ _FULL = {"G1Full", "SerialOld", "ParallelOld", "PSMarkSweep"}
 _UNDISTINGUISHED = {"Shenandoah"}
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """One pause of the recording."""
-
-    gc: int
-    end_ns: int
-    duration_ns: int
-
-    @property
-    def start_ns(self) -> int:
-        """Start of the pause (CLOCK_REALTIME)."""
-        return self.end_ns - self.duration_ns
-
-
-_AnyPause = TypeVar("_AnyPause", Pause, LogPause)
-
-
 class Collection(NamedTuple):
     """One collection of the recording."""
 
@@ -72,21 +56,11 @@ class Collection(NamedTuple):
     cause: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Number of pauses in the log within the measurement, and its differences from the recording."""
-
-    log_pauses: int
-    differences: tuple[str, ...]
-
-
 def _read_gc(context: ReadContext) -> Iterator[ProbeOutput]:
     """Yield pauses and collections that ended within the measurement."""
-    recorded = recording.load_recording(context)
-    log = _load_log(context)
-    if recorded.problem:
-        yield Note(source="gc", text=recorded.problem)
-    if log is None:
+    recorded = yield from recording.open_recording(context, "gc")
+    log = load_log(context)
+    if not (context.raw / _LOG).exists():
         yield Note(source="gc", text=f"there is no GC log in {context.raw}: no second source")
     else:
         yield from (Note(source="gc", text=text) for text in log.problems())
@@ -96,11 +70,11 @@ def _read_gc(context: ReadContext) -> Iterator[ProbeOutput]:
         yield Reading("humongous_regions_max", max(regions, default=None))
     if recorded.is_complete:
         yield from _read_recording(recorded, log, context)
-    elif log is not None and log.is_supported:
+    elif log.is_supported:
         yield from _read_log_only(log, context)
 
 
-GC = JvmProbe(
+GC = Probe(
     events={
         **{f"jdk.{name}": {"threshold": "0 ns"} for name in ("GarbageCollection", "GCPhasePause", "ZAllocationStall")},
         **{
@@ -111,16 +85,14 @@ GC = JvmProbe(
     },
     # The log has every collection; the recording starts after the first ones. Not gc+humongous=debug: it adds an unused
     # line for each humongous object to each pause.
-    logs=(Log(name="gc.log", what="gc*=info"),),
+    logs=(Log(name=_LOG, what="gc*=info"),),
     read=_read_gc,
 )
 
 
-def starved_spans(context: ReadContext) -> list[tuple[int, int]]:
-    """Return start and end of each pause that had no CPU, from the log; none without a log."""
-    log = _load_log(context)
-    pauses = log.pauses if log is not None else []
-    return [(pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses if pause.is_starved]
+def starved_spans(log: GcLog) -> list[tuple[int, int]]:
+    """Return start and end of each pause that had no CPU."""
+    return [(pause.start_ns, pause.end_ns) for pause in log.pauses if pause.is_starved]
 
 
 def pause_cause(start_ns: int, end_ns: int, starved: Sequence[tuple[int, int]]) -> str:
@@ -129,11 +101,11 @@ def pause_cause(start_ns: int, end_ns: int, starved: Sequence[tuple[int, int]]) 
     return STARVED if is_starved else PAUSE
 
 
-def _load_log(context: ReadContext) -> GcLog | None:
-    """Return the GC log; of an attached JVM from the moment on at which the recording ran too."""
-    path, attachment = context.raw / "gc.log", context.attachment
+def load_log(context: ReadContext) -> GcLog:
+    """Return the GC log, empty if there is none; of an attached JVM from the moment on at which the recording ran."""
+    path, attachment = context.raw / _LOG, context.attachment
     if not path.exists():
-        return None
+        return GcLog()
     try:
         log = gc_log.parse_gc_log(files.read_lines(path), attachment.collector)
     except OSError as error:
@@ -142,15 +114,14 @@ def _load_log(context: ReadContext) -> GcLog | None:
     return log
 
 
-def _read_recording(recorded: recording.Recording, log: GcLog | None, context: ReadContext) -> Iterator[ProbeOutput]:
+def _read_recording(recorded: recording.Recording, log: GcLog, context: ReadContext) -> Iterator[ProbeOutput]:
     content = recorded.content
     pauses = [Pause(gc_id, end_ns, duration_ns) for gc_id, end_ns, duration_ns, _ in content["pauses"]]
-    if log is not None:
-        pauses = complete_pauses(pauses, log, content["last_ns"])
+    pauses = complete_pauses(pauses, log, content["last_ns"])
     pauses_within = [pause for pause in pauses if context.covers(pause.end_ns)]
     collections = [Collection(*fields) for fields in content["collections"]]
     within = [collection for collection in collections if context.covers(collection.end_ns)]
-    yield from _pauses_over_time(pauses, context)
+    yield from _pauses_over_time(pauses, log)
     full = sum(collection.name in _FULL for collection in within)
     is_full_known = not any(collection.name in _UNDISTINGUISHED for collection in collections)
     yield from _pause_readings(pauses_within, full if is_full_known else None)
@@ -166,34 +137,35 @@ def _read_recording(recorded: recording.Recording, log: GcLog | None, context: R
     for name, event in _FAILURES.items():
         yield Reading(name, failures[event] if event in content["known"] else None)
     concurrent = {collection.gc for collection in collections if collection.name in _CONCURRENT}
-    yield from _heap_readings(content["heap"], concurrent, context)
+    heap = [row for row in content["heap"] if row[0] not in concurrent]
+    after = [used for _, at_ns, when, used, _ in heap if when == "After GC" and context.covers(at_ns)]
+    yield Reading("heap_after_gc_max_bytes", max(after, default=None))
+    yield make_series("heap_bytes", ((at_ns, used) for _, at_ns, _, used, _ in heap))
     yield from direct_buffer_readings(content["direct"], context)
-    if log is not None and log.is_supported:
-        agreement = compare_pauses(pauses, full, log.pauses, context)
-        yield Reading("gc_pauses_log", agreement.log_pauses)
-        yield from (Note(source="gc", text=text, invalidates=True) for text in agreement.differences)
+    if log.is_supported:
+        log_pauses, differences = compare_pauses(pauses, full, log.pauses, context)
+        yield Reading("gc_pauses_log", log_pauses)
+        yield from (Note(source="gc", text=text, invalidates=True) for text in differences)
 
 
 def _read_log_only(log: GcLog, context: ReadContext) -> Iterator[ProbeOutput]:
     """Yield the same numbers from the log alone: milliseconds, and a heap in whole megabytes."""
-    certain = [pause for pause in log.pauses if pause.is_certain]
-    within = [pause for pause in certain if context.covers(pause.end_ns)]
-    pauses = [Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in certain]
+    pauses = [pause for pause in log.pauses if pause.is_certain]
+    within = [pause for pause in pauses if context.covers(pause.end_ns)]
     yield Note(source="gc", text="pauses and heap are from the GC log alone: the flight recording is incomplete")
-    yield from _pauses_over_time(pauses, context)
-    full = sum(pause.is_full for pause in within)
-    yield from _pause_readings([pause for pause in pauses if context.covers(pause.end_ns)], full)
+    yield from _pauses_over_time(pauses, log)
+    yield from _pause_readings(within, sum(pause.is_full for pause in within))
     yield Reading("gc_pauses_log", len(within))
     yield Reading("gc_causes", _count_causes(pause.name for pause in within))
     after = [pause.after_bytes for pause in within if pause.collects and pause.after_bytes is not None]
     yield Reading("heap_after_gc_max_bytes", max(after, default=None))
     points = [
-        (pause.end_ns + offset_ns, used)
+        (at_ns, used)
         for pause in log.pauses
-        for offset_ns, used in ((-pause.duration_ns, pause.before_bytes), (0, pause.after_bytes))
+        for at_ns, used in ((pause.start_ns, pause.before_bytes), (pause.end_ns, pause.after_bytes))
         if pause.collects and used is not None
     ]
-    yield _series("heap_bytes", points)
+    yield make_series("heap_bytes", points)
 
 
 def _pause_readings(pauses: Sequence[Pause], full: int | None) -> Iterator[ProbeOutput]:
@@ -201,35 +173,26 @@ def _pause_readings(pauses: Sequence[Pause], full: int | None) -> Iterator[Probe
     yield Reading("gc_pauses", len(pauses))
     yield Reading("full_gcs", full)
     yield Reading("gc_pause_ms_total", sum(pause.duration_ns for pause in pauses) / 1e6)
-    for name, percent in (("p50", 50), ("p99", 99), ("max", 100)):
-        value = percentile(counts, percent)
-        yield Reading(f"gc_pause_ms_{name}", None if value is None else value / 1e6)
+    yield from percentile_readings("gc_pause_ms", counts, {"p50": 50, "p99": 99, "max": 100})
 
 
-def _pauses_over_time(pauses: Sequence[Pause], context: ReadContext) -> Iterator[ProbeOutput]:
+def percentile_readings(name: str, counts_ns: Mapping[int, int], percents: Mapping[str, int]) -> Iterator[Reading]:
+    """Yield percentiles of counted durations, in milliseconds."""
+    for suffix, percent in percents.items():
+        value_ns = percentile(counts_ns, percent)
+        yield Reading(f"{name}_{suffix}", None if value_ns is None else value_ns / 1e6)
+
+
+def _pauses_over_time(pauses: Sequence[Pause], log: GcLog) -> Iterator[ProbeOutput]:
     """Yield all pauses, also those of the warm-up: they delay requests too."""
-    yield _series("gc_pause_ms", [(pause.start_ns, pause.duration_ns / 1e6) for pause in pauses])
-    starved = starved_spans(context)
+    yield make_series("gc_pause_ms", [(pause.start_ns, pause.duration_ns / 1e6) for pause in pauses])
+    starved = starved_spans(log)
     spans: dict[str, list[Interval]] = {PAUSE: [], STARVED: []}
     for pause in pauses:
         cause = pause_cause(pause.start_ns, pause.end_ns, starved)
         spans[cause].append(Interval(cause, pause.start_ns, pause.end_ns))
     for cause, intervals in spans.items():
         yield CauseIntervals(cause, tuple(intervals), blocks_responses=True, timing_error_ns=_LOG_NS)
-
-
-def _heap_readings(
-    summaries: list[list[int | str]], concurrent: set[int], context: ReadContext
-) -> Iterator[ProbeOutput]:
-    points, after = [], []
-    for gc_id, at_ns, when, used, _ in summaries:
-        if gc_id in concurrent:
-            continue
-        points.append((int(at_ns), float(used)))
-        if when == "After GC" and context.covers(int(at_ns)):
-            after.append(int(used))
-    yield Reading("heap_after_gc_max_bytes", max(after, default=None))
-    yield _series("heap_bytes", points)
 
 
 def direct_buffer_readings(samples: list[list[int]], context: ReadContext) -> Iterator[ProbeOutput]:
@@ -239,16 +202,17 @@ def direct_buffer_readings(samples: list[list[int]], context: ReadContext) -> It
     for index, column in enumerate(columns, 1):
         yield Reading(column, max((sample[index] for sample in within), default=None))
     if samples:
-        yield _series("direct_buffer_bytes", [(at_ns, float(used)) for at_ns, _, used, _ in samples])
+        yield make_series("direct_buffer_bytes", [(at_ns, float(used)) for at_ns, _, used, _ in samples])
 
 
 def _count_causes(causes: Iterator[str]) -> str:
     return ", ".join(f"{cause}: {count}" for cause, count in Counter(causes).most_common())
 
 
-def _series(name: str, points: Sequence[tuple[int, float]]) -> Series:
+def make_series(name: str, points: Iterable[tuple[int, float]]) -> Series:
+    """Return these moments and values in order."""
     ordered = sorted(points)
-    return Series(name, tuple(at_ns for at_ns, _ in ordered), tuple(value for _, value in ordered))
+    return Series(name, tuple(at_ns for at_ns, _ in ordered), tuple(float(value) for _, value in ordered))
 
 
 def complete_pauses(pauses: Sequence[Pause], log: GcLog, until_ns: int) -> list[Pause]:
@@ -262,7 +226,7 @@ def complete_pauses(pauses: Sequence[Pause], log: GcLog, until_ns: int) -> list[
     waits_ns = {pause.gc: pause.duration_ns for pause in log.pauses if pause.waited_for_cms}
     recorded = {pause.gc for pause in pauses}
     unended = [
-        Pause(pause.gc, pause.end_ns, pause.duration_ns)
+        pause
         for pause in log.pauses
         if pause.is_concurrent and pause.gc not in recorded
         if log.cycle_ends.get(pause.gc, until_ns) >= until_ns // 10**6 * 10**6
@@ -271,15 +235,19 @@ def complete_pauses(pauses: Sequence[Pause], log: GcLog, until_ns: int) -> list[
     return [*adjusted, *unended]
 
 
-def compare_pauses(pauses: Iterable[Pause], full: int, log: Iterable[LogPause], context: ReadContext) -> Agreement:
-    """Compare both sources within the measurement: the n-th pause of a collection is the n-th in both.
+def compare_pauses(
+    pauses: Iterable[Pause], full: int, log: Iterable[Pause], context: ReadContext
+) -> tuple[int, list[str]]:
+    """Return the number of pauses in the log within the measurement, and its differences from the recording.
+
+    The n-th pause of a collection is the n-th in both.
 
     The recording's time decides if a pause is within the measurement: the log's is cut to milliseconds. Collections
     before the recording began and pauses that the log is not certain of are not differences.
     """
     recorded = _group_by_collection(pauses)
     logged = _group_by_collection(pause for pause in log if pause.is_certain or pause.gc in recorded)
-    pairs: list[tuple[Pause, LogPause]] = []
+    pairs: list[tuple[Pause, Pause]] = []
     only_recorded, only_logged = [], []
     for gc_id in sorted(recorded.keys() | logged.keys()):
         in_recording, in_log = recorded.get(gc_id, []), logged.get(gc_id, [])
@@ -300,17 +268,17 @@ def compare_pauses(pauses: Iterable[Pause], full: int, log: Iterable[LogPause], 
             f"sum of {len(pairs)} pauses: {recorded_ns / 1e6:.3f} ms in the recording, {logged_ns / 1e6:.3f} ms in the "
             "GC log"
         )
-    return Agreement(log_pauses=len(pairs) + len(only_logged), differences=tuple(differences))
+    return len(pairs) + len(only_logged), differences
 
 
-def _group_by_collection(pauses: Iterable[_AnyPause]) -> dict[int, list[_AnyPause]]:
-    groups: dict[int, list[_AnyPause]] = defaultdict(list)
+def _group_by_collection(pauses: Iterable[Pause]) -> dict[int, list[Pause]]:
+    groups: dict[int, list[Pause]] = defaultdict(list)
     for pause in sorted(pauses, key=lambda pause: pause.end_ns):
         groups[pause.gc].append(pause)
     return groups
 
 
-def _one_sided_differences(pauses: Sequence[Pause | LogPause], source: str) -> list[str]:
+def _one_sided_differences(pauses: Sequence[Pause], source: str) -> list[str]:
     if not pauses:
         return []
     examples = ", ".join(f"GC({pause.gc})" for pause in pauses[:5])

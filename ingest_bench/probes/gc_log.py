@@ -56,14 +56,15 @@ _SHOWN_CHARACTERS = 300
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPause:
-    """One pause of the log; `end_ns` is CLOCK_REALTIME, cut to milliseconds."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """One pause of the log or the recording, which has only the first three fields."""
 
     gc: int
     end_ns: int
+    """CLOCK_REALTIME; from the log, cut to milliseconds."""
     duration_ns: int
-    name: str
+    name: str = ""
     """"Pause Young (Normal) (G1 Evacuation Pause)"; ZGC: "Pause Mark End"."""
     before_bytes: int | None = None
     after_bytes: int | None = None
@@ -73,6 +74,11 @@ class LogPause:
     """CPU time of all its threads, to 10 ms; None if the log does not have it."""
     waited_for_cms: bool = False
     """It began during a concurrent phase of CMS and had to wait until CMS released the heap."""
+
+    @property
+    def start_ns(self) -> int:
+        """Start of the pause (CLOCK_REALTIME)."""
+        return self.end_ns - self.duration_ns
 
     @property
     def collects(self) -> bool:
@@ -105,7 +111,7 @@ class GcLog:
     """A name of `COLLECTORS`; empty if the log names none; "unknown: NAME" for any other."""
     region_bytes: int | None = None
     """Region size of G1's heap; a log has it only at the start of a JVM."""
-    pauses: list[LogPause] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
     humongous_regions: list[tuple[int, int, int]] = field(default_factory=list)
     """(end_ns, regions before, regions after) of each G1 collection."""
     cycle_ends: dict[int, int] = field(default_factory=dict)
@@ -174,7 +180,9 @@ class _Reader:
         if match["gc"] is None:
             self._read_global_line(match, tags, text)
         elif tags == "gc,start" and text.startswith("Pause "):
-            self._start(match)
+            if self.started:
+                self.started[-1].inner_start_ns = _realtime_ns(match["time"])
+            self.started.append(_Started(gc=int(match["gc"]), waited=self.concurrent))
         elif tags == "gc,heap":
             self.with_heap.add(match["gc"])
             if regions := _HUMONGOUS.fullmatch(text):
@@ -197,15 +205,19 @@ class _Reader:
         elif tags == "gc" and not _IGNORED.fullmatch(text):
             self.log.unknown_lines.append(match.string)
 
-    def _start(self, match: re.Match[str]) -> None:
-        if self.started:
-            self.started[-1].inner_start_ns = _realtime_ns(match["time"])
-        self.started.append(_Started(gc=int(match["gc"]), waited=self.concurrent))
-
     def _read_result(self, match: re.Match[str], tags: str, text: str) -> None:
         pause = _PAUSE.fullmatch(text)
         if pause:
-            self._end(_pause(match, pause))
+            self._end(
+                Pause(
+                    gc=int(match["gc"]),
+                    end_ns=_realtime_ns(match["time"]),
+                    duration_ns=round(_decimal(pause["ms"]) * 1e6),
+                    name=pause["name"],
+                    before_bytes=_bytes(pause["before"]),
+                    after_bytes=_bytes(pause["after"]),
+                )
+            )
         elif tags == "gc" and text.startswith("Concurrent ") and self.log.collector == "cms":
             self.concurrent = not text.endswith("ms")
             if not self.concurrent:
@@ -225,7 +237,7 @@ class _Reader:
             cpu_s = _decimal(cpu["user"]) + _decimal(cpu["system"])
             pauses[-1] = replace(pauses[-1], cpu_ns=round(cpu_s * 1e9))
 
-    def _end(self, pause: LogPause) -> None:
+    def _end(self, pause: Pause) -> None:
         """Append the pause. Serial and CMS up to 17 log a young collection that gave up in favour of a full one.
 
         If a full collection ran within it, the time before that is a pause only if the young one really collected, as
@@ -254,17 +266,6 @@ class _Reader:
         if is_young and self.log.collector == "serial" and str(pause.gc) not in self.with_heap:
             return
         self.log.pauses.append(pause)
-
-
-def _pause(match: re.Match[str], pause: re.Match[str]) -> LogPause:
-    return LogPause(
-        gc=int(match["gc"]),
-        end_ns=_realtime_ns(match["time"]),
-        duration_ns=round(_decimal(pause["ms"]) * 1e6),
-        name=pause["name"],
-        before_bytes=_bytes(pause["before"]),
-        after_bytes=_bytes(pause["after"]),
-    )
 
 
 def _decimal(text: str) -> float:

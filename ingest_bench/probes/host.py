@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from ingest_bench import system
 from ingest_bench.inputs import records
 from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series
 from ingest_bench.probes import recording
-from ingest_bench.probes.proc import ALWAYS, FIELDS, TICK_NS, read_waits
+from ingest_bench.probes.context import Probe
+from ingest_bench.probes.proc import ALWAYS, FIELDS, PRESSURE, TICK_NS, VMSTAT, ThreadWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ingest_bench.jvm.options import Log
-    from ingest_bench.probes.context import Events, ReadContext
+    from ingest_bench.probes.context import ReadContext
 
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
-# Older samples lack `at_monotonic_ns`.
-_MIN_FIELDS = FIELDS.index("at_monotonic_ns")
-_ALWAYS = [FIELDS.index(name) for name in ALWAYS]
 # Above every clock and counter; two such values can still be added in 64 bits.
 _LIMIT = 1 << 62
 # As causes of stalls.
@@ -40,27 +37,18 @@ SATURATED = "CPUs saturated"
 _SATURATED_THREADS = 5
 # Sampled ten times a second; an event that has just begun is in the next sample.
 _SAMPLE_NS = 120_000_000
-# Counters, reported as their increase within the measurement. The other `FIELDS` are levels.
-_INCREASES = {
-    "server_context_switches_voluntary": "server_voluntary_switches",
-    "server_context_switches_involuntary": "server_involuntary_switches",
-    "server_minor_faults": "server_minor_faults",
-    "server_major_faults": "server_major_faults",
-    "context_switches": "context_switches",
-    "thp_fault_alloc": "thp_fault_alloc",
-    "thp_fault_fallback": "thp_fault_fallback",
-    "thp_collapse_alloc": "thp_collapse_alloc",
-    "thp_split_page": "thp_split_page",
-    "compact_stall": "compact_stall",
-    "compact_fail": "compact_fail",
-    "compact_success": "compact_success",
-    "numa_pages_migrated": "numa_pages_migrated",
-    "pgmajfault": "pgmajfault",
-    "allocstall": "allocstall",
-}
+# Counters, reported as their increase within the measurement.
+_INCREASES = (
+    "server_context_switches_voluntary",
+    "server_context_switches_involuntary",
+    "server_minor_faults",
+    "server_major_faults",
+    "context_switches",
+    *VMSTAT,
+)
 # Counters over time.
 _RATES = {
-    "server_context_switches_per_s": ("server_voluntary_switches", "server_involuntary_switches"),
+    "server_context_switches_per_s": ("server_context_switches_voluntary", "server_context_switches_involuntary"),
     "server_page_faults_per_s": ("server_minor_faults", "server_major_faults"),
     "compact_stall_per_s": ("compact_stall",),
     "numa_pages_migrated_per_s": ("numa_pages_migrated",),
@@ -75,93 +63,69 @@ _JVM_THREAD = re.compile(
     r"(?:C[12] CompilerThre|GC Thread#|G1 |VM |JFR |Sweeper|Service Thread|Monitor |Signal |Finalizer|Reference |"
     r"Common-Cleaner|Notification |ZDriver|ZWorker|ZDirector|Concurrent Mark|Shenandoah).*"
 )
-_PRESSURE = ("cpu_some", "io_some", "io_full", "memory_some", "memory_full")
 
 
-class Host:
+@contextmanager
+def _watch(server_pid: int, raw: Path) -> Iterator[None]:
     """Write one line of counters every 100 ms, by a child process. psutil counts switches of the main thread only."""
+    argv = system.build_module_argv("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
+    child = system.start(argv, stdout=raw / "host.log")
+    try:
+        yield
+    finally:
+        system.stop(child)
 
-    events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
-    logs: tuple[Log, ...] = ()
 
-    @contextmanager
-    def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
-        """Sample until the block ends."""
-        argv = system.build_module_argv(
-            "ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS)
-        )
-        child = system.start(argv, stdout=raw / "host.log")
-        try:
-            yield
-        finally:
-            system.stop(child)
+def _read(context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield increases of counters, means and maxima of levels, from the first to the last sample within."""
+    table = _load_table(context.raw / _FILE)
+    # The load's samples are on CLOCK_REALTIME as it was at the end. Distances are those of CLOCK_MONOTONIC, so that
+    # clock changes meanwhile have no effect.
+    last_lead_ns = (table["at_ns"] - table["at_monotonic_ns"])[-1:]
+    table["at_ns"] = table["at_monotonic_ns"] + last_lead_ns
+    # Any other sample is impossible.
+    is_later = np.diff(np.maximum.accumulate(table["at_ns"]), prepend=-np.inf) > 0
+    table = {name: column[is_later] for name, column in table.items()}
+    at_ns = table["at_ns"]
+    within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
+    samples = int(within.sum())
+    if samples < 2:
+        yield Note(source="host", text=f"{samples} samples within the measurement: see host.log of the run")
+        return
+    yield from _readings({name: column[within] for name, column in table.items()})
+    yield from _series(table)
+    yield from machine_causes(table)
+    yield from thread_causes(context, int(last_lead_ns[0]))
 
-    def read(self, context: ReadContext) -> Iterator[ProbeOutput]:
-        """Yield increases of counters, means and maxima of levels, from the first to the last sample within."""
-        table = _load_table(context.raw / _FILE)
-        recorded_ns = table.get("at_ns", np.empty(0))
-        table["at_ns"] = at_ns = _correct_times(table) if table else recorded_ns
-        within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
-        samples = int(_is_later(at_ns[within]).sum())
-        if samples < 2:
-            yield Note(source="host", text=f"{samples} samples within the measurement: see host.log of the run")
-            return
-        yield from _readings({name: column[within] for name, column in table.items()})
-        yield from _series(table)
-        yield from machine_causes(table)
-        yield from thread_causes(context, dict(zip(recorded_ns.tolist(), at_ns.tolist(), strict=True)))
+
+def _decode_lines(hint: Any, path: Path) -> Iterator[Any]:
+    """Yield the records in a file of JSON lines; skip lines that are cut off or impossible."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError, RecursionError):
+            yield records.decode(hint, json.loads(line))
 
 
 def _load_table(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Return the samples by column. Skip lines that are cut off or impossible."""
-    if not path.exists():
-        return {}
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row: tuple[int | None, ...] = records.decode(tuple[int | None, ...], json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-        if not _MIN_FIELDS <= len(row) <= len(FIELDS) or any(row[index] is None for index in _ALWAYS):
-            continue
-        if all(value is None or 0 <= value < _LIMIT for value in row):
-            rows.append(row + (None,) * (len(FIELDS) - len(row)))
+    """Return the samples by column, without impossible ones."""
+    rows = [
+        row
+        for row in _decode_lines(tuple[int | None, ...], path)
+        if len(row) == len(FIELDS) and None not in row[: len(ALWAYS)]
+        if all(value is None or 0 <= value < _LIMIT for value in row)
+    ]
     # None: the machine has no such counter.
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
 
 
-def _correct_times(table: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the time of each sample on CLOCK_REALTIME as it was at the last one, like the load's samples.
-
-    Distances are those of CLOCK_MONOTONIC, so clock changes meanwhile have no effect. Samples without CLOCK_MONOTONIC
-    keep their recorded time.
-    """
-    at_ns, at_monotonic_ns = table["at_ns"], table["at_monotonic_ns"]
-    if not len(at_ns) or np.isnan(at_monotonic_ns).any():
-        return at_ns
-    corrected_ns: NDArray[np.float64] = at_monotonic_ns + (at_ns[-1] - at_monotonic_ns[-1])
-    return corrected_ns
-
-
-def _is_later(at_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return for each sample if it is later than all before it.
-
-    False only for samples without CLOCK_MONOTONIC after the clock was set back.
-    """
-    latest = np.maximum.accumulate(at_ns)
-    return np.concatenate((np.ones(min(1, len(at_ns)), dtype=bool), np.diff(latest) > 0))
-
-
 def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
-    is_later = _is_later(samples["at_ns"])[1:]
     increases = {name: float(samples[name][-1] - samples[name][0]) for name in FIELDS}
     # `FIELDS` that every kernel counts are never NaN.
     user_s, system_s = increases["server_user_ns"] / 1e9, increases["server_system_ns"] / 1e9
     yield Reading("server_cpu_s", user_s + system_s)
     yield Reading("server_cpu_user_s", user_s)
     yield Reading("server_cpu_system_s", system_s)
-    for name, column in _INCREASES.items():
-        yield Reading(name, None if np.isnan(increases[column]) else round(increases[column]))
+    for name in _INCREASES:
+        yield Reading(name, None if np.isnan(increases[name]) else round(increases[name]))
     busy, steal, idle = (float(ticks[1:].sum()) for ticks in _ticks(samples))
     total = max(busy + steal + idle, 1)
     yield Reading("cpu_busy_share", busy / total)
@@ -170,31 +134,26 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
     yield Reading("run_queue_max", int(samples["run_queue"].max()))
     yield Reading("server_threads_max", int(samples["server_threads"].max()))
     yield Reading("server_rss_max_bytes", int(samples["server_rss_bytes"].max()))
-    elapsed_ns = np.diff(samples["at_ns"])[is_later].sum()
-    for name in _PRESSURE:
-        stalled_us = np.diff(samples[f"pressure_{name}_us"])[is_later].sum()
-        yield Reading(f"pressure_{name}_share", None if np.isnan(stalled_us) else float(stalled_us * 1e3 / elapsed_ns))
+    for resource, kind in PRESSURE:
+        share = increases[f"pressure_{resource}_{kind}_us"] * 1e3 / increases["at_ns"]
+        yield Reading(f"pressure_{resource}_{kind}_share", None if np.isnan(share) else share)
 
 
 def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
     """Yield rates between neighbouring samples, at the later one, and the run queue. Nothing for missing counters."""
-    at_ns = table["at_ns"].astype(np.int64)
-    is_later = _is_later(table["at_ns"])
-    moments = tuple(int(at) for at in at_ns[1:][is_later[1:]])
-    yield Series("server_cpu_cores", moments, _rates(table, ("server_user_ns", "server_system_ns"), 1))
-    yield Series("server_cpu_system_cores", moments, _rates(table, ("server_system_ns",), 1))
+    moments = tuple(map(int, table["at_ns"]))
+    yield Series("server_cpu_cores", moments[1:], _rates(table, ("server_user_ns", "server_system_ns"), 1))
+    yield Series("server_cpu_system_cores", moments[1:], _rates(table, ("server_system_ns",), 1))
     for name, counters in _RATES.items():
         if not any(np.isnan(table[counter]).any() for counter in counters):
-            yield Series(name, moments, _rates(table, counters, 1e9))
-    yield Series("run_queue", tuple(int(at) for at in at_ns[is_later]), tuple(table["run_queue"][is_later]))
+            yield Series(name, moments[1:], _rates(table, counters, 1e9))
+    yield Series("run_queue", moments, tuple(table["run_queue"]))
 
 
 def _rates(table: Mapping[str, NDArray[np.float64]], counters: Sequence[str], unit_ns: float) -> tuple[float, ...]:
-    """Return the increase of the sum of *counters* from each sample to the next later one, per *unit_ns*."""
-    is_later = _is_later(table["at_ns"])[1:]
-    steps: NDArray[np.float64] = np.diff(table["at_ns"])[is_later] / unit_ns
-    increases = np.diff(sum((table[counter] for counter in counters), np.zeros(len(is_later) + 1)))[is_later]
-    return tuple(increases / steps)
+    """Return the increase of the sum of *counters* from each sample to the next, per *unit_ns*."""
+    totals = np.sum([table[counter] for counter in counters], axis=0)
+    return tuple(np.diff(totals) / (np.diff(table["at_ns"]) / unit_ns))
 
 
 def machine_causes(table: Mapping[str, NDArray[np.float64]]) -> Iterator[CauseIntervals]:
@@ -202,38 +161,39 @@ def machine_causes(table: Mapping[str, NDArray[np.float64]]) -> Iterator[CauseIn
 
     Causes that this machine does not count are not yielded: they were not searched for.
     """
-    at_ns, is_later = table["at_ns"], _is_later(table["at_ns"])
-    steps_ns = np.where(is_later, np.diff(at_ns, prepend=np.nan), np.nan)
+    at_ns = table["at_ns"]
+    steps_ns = np.diff(at_ns, prepend=np.nan)
     half_ns = np.nan_to_num(steps_ns) / 2
     around = at_ns - half_ns, at_ns + np.append(half_ns[1:], 0)
     since = np.concatenate((at_ns[:1], at_ns[:-1])), at_ns
     busy, steal, idle = _ticks(table)
     ticks = busy + steal + idle
+    cpus = np.nanmedian(ticks * TICK_NS / steps_ns)
+
+    def waits(resource: str) -> NDArray[np.bool_]:
+        return _increase(table, f"pressure_{resource}_full_us") * 1e3 / steps_ns >= _HALF
+
+    # Cause, its time, the counter without which it is not searched for, and the samples that show it.
     with np.errstate(divide="ignore", invalid="ignore"):
-        cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if is_later.sum() > 1 else np.nan
-        steps_us = steps_ns / 1e3
-        causes = {
-            STOPPED: (around, table["server_threads_stopped"] > 0),
-            _QUOTA: (since, _increase(table, "server_throttled_ns") / steps_ns >= _QUARTER),
-            _STOLEN: (since, steal / ticks >= _QUARTER),
-            SATURATED: (around, table["run_queue"] >= _SATURATED_THREADS * cpus),
-            "everything waiting for memory": (since, _increase(table, "pressure_memory_full_us") / steps_us >= _HALF),
-            "everything waiting for a disk": (since, _increase(table, "pressure_io_full_us") / steps_us >= _HALF),
-            "memory being compacted": (since, _increase(table, "compact_stall") > 0),
-            "pages moved between NUMA nodes": (since, _increase(table, "numa_pages_migrated") >= _MANY_PAGES),
-        }
-    optional_counters = {
-        _QUOTA: "server_throttled_ns",
-        "everything waiting for memory": "pressure_memory_full_us",
-        "everything waiting for a disk": "pressure_io_full_us",
-        "memory being compacted": "compact_stall",
-        "pages moved between NUMA nodes": "numa_pages_migrated",
-    }
-    for cause, ((begins, ends), is_present) in causes.items():
-        if cause in optional_counters and np.isnan(table[optional_counters[cause]]).all():
+        causes = (
+            (STOPPED, around, "server_threads_stopped", table["server_threads_stopped"] > 0),
+            (_QUOTA, since, "server_throttled_ns", _increase(table, "server_throttled_ns") / steps_ns >= _QUARTER),
+            (_STOLEN, since, "cpu_steal_ticks", steal / ticks >= _QUARTER),
+            (SATURATED, around, "run_queue", table["run_queue"] >= _SATURATED_THREADS * cpus),
+            ("everything waiting for memory", since, "pressure_memory_full_us", waits("memory")),
+            ("everything waiting for a disk", since, "pressure_io_full_us", waits("io")),
+            ("memory being compacted", since, "compact_stall", _increase(table, "compact_stall") > 0),
+            (
+                "pages moved between NUMA nodes",
+                since,
+                "numa_pages_migrated",
+                _increase(table, "numa_pages_migrated") >= _MANY_PAGES,
+            ),
+        )
+    for cause, (begins, ends), counter, is_present in causes:
+        if np.isnan(table[counter]).all():
             continue
-        selected = is_present & is_later
-        spans = zip(begins[selected].tolist(), ends[selected].tolist(), strict=True)
+        spans = zip(begins[is_present].tolist(), ends[is_present].tolist(), strict=True)
         yield CauseIntervals(
             cause,
             tuple(Interval(cause, int(begin), int(end)) for begin, end in spans),
@@ -244,11 +204,10 @@ def machine_causes(table: Mapping[str, NDArray[np.float64]]) -> Iterator[CauseIn
         )
 
 
-def thread_causes(context: ReadContext, times: Mapping[float, float]) -> Iterator[CauseIntervals]:
+def thread_causes(context: ReadContext, lead_ns: int) -> Iterator[CauseIntervals]:
     """Yield when a thread of the server waited for a CPU for half of the time, or for a disk.
 
-    *times* maps each sample's recorded time to its corrected one. Thread names are the flight recorder's if the probe
-    `stalls` ran.
+    *lead_ns*: of CLOCK_REALTIME over CLOCK_MONOTONIC. Thread names are the flight recorder's if the probe `stalls` ran.
     """
     path = context.raw / _THREADS
     if not path.exists():
@@ -257,9 +216,8 @@ def thread_causes(context: ReadContext, times: Mapping[float, float]) -> Iterato
     if recording.recording_files(context.raw)[0]:
         names = recording.load_recording(context).content.get("stalls", {}).get("threads", {})
     spans: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
-    for wait in read_waits(path):
-        since_ns, at_ns = (int(times.get(float(at), at)) for at in (wait.since_ns, wait.at_ns))
-        # The clock was set back meanwhile, by an unknown amount.
+    for wait in _decode_lines(ThreadWait, path):
+        since_ns, at_ns = wait.since_ns + lead_ns, wait.at_ns + lead_ns
         if at_ns <= since_ns or _JVM_THREAD.fullmatch(wait.name):
             continue
         thread = names.get(str(wait.thread), wait.name)
@@ -296,4 +254,4 @@ def _increase(table: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np
     return np.diff(table[name], prepend=np.nan)
 
 
-HOST = Host()
+HOST = Probe(watch=_watch, read=_read)

@@ -5,28 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.model.results import (
-    CauseIntervals,
-    Histogram,
-    Interval,
-    Note,
-    ProbeOutput,
-    Reading,
-    Series,
-    Stacks,
-    percentile,
-)
+from ingest_bench.model.results import CauseIntervals, Histogram, Interval, Note, ProbeOutput, Reading, Stacks
 from ingest_bench.probes import gc, recording
-from ingest_bench.probes.context import Events, JvmProbe
+from ingest_bench.probes.context import Events, Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ingest_bench.probes.context import ReadContext
 
 # --- reads: the size of every socket read of the load's connections.
-
-READ_COLUMNS = ("bytes_read", "reads_recorded", "reads_empty")
 
 
 def _read_reads(context: ReadContext) -> Iterator[ProbeOutput]:
@@ -40,7 +28,7 @@ def _read_reads(context: ReadContext) -> Iterator[ProbeOutput]:
             text=f"the recording has no reads of the load's connections, and {others} of others: a server with a"
             " native transport (epoll) does not write them; the probe kernel-reads sees those",
         )
-        yield from (Reading(name, None) for name in READ_COLUMNS)
+        yield from (Reading(name, None) for name in ("bytes_read", "reads_recorded", "reads_empty"))
         return
     yield Reading("bytes_read", reads["all"]["total"] if recorded.is_complete else None)
     yield Reading("reads_recorded", reads["all"]["count"] if recorded.is_complete else None)
@@ -51,7 +39,7 @@ def _read_reads(context: ReadContext) -> Iterator[ProbeOutput]:
 # jdk.SocketRead without a threshold is exact for NIO socket channels (1,562,721 reads and their bytes, Java 17). The
 # default threshold of 20 ms (default.jfc, 17.0.15) keeps no read of a fast link. Native epoll, asynchronous channels
 # and streams of a socket do not write this event.
-READS = JvmProbe(events={"jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "false"}}, read=_read_reads)
+READS = Probe(events={"jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "false"}}, read=_read_reads)
 
 
 # --- allocations: memory outside TLABs and new TLABs, by layer and site. Every column of Elasticsearch issue 23185.
@@ -79,14 +67,27 @@ def _read_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     seconds = recorded.seconds(context)
     content = recorded.content
     yield from allocation_stacks(content, "allocations")
-    yield from _unknown_layers(content["allocations"], context)
     # Without Netty, frames of the server's network layer are not recognised: they are counted in "other".
     has_netty = any(frame.startswith("io.netty.") for frame in content["stacks"]["names"])
     for kind, name in KINDS.items():
-        layers = {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}
-        unknown = content["allocations"].get(f"{kind} unknown")
-        yield from _allocation_totals(name, [*layers.values(), unknown], seconds)
-        for layer, sizes in layers.items():
+        sizes_by_layer = {layer: content["allocations"].get(f"{kind} {layer}") for layer in (*LAYERS, "unknown")}
+        present = [sizes for sizes in sizes_by_layer.values() if sizes]
+        count, total = (sum(sizes[key] for sizes in present) for key in ("count", "total"))
+        yield Reading(f"{name}_count", count)
+        yield Reading(f"{name}_max_bytes", max((sizes["max"] for sizes in present), default=None))
+        yield Reading(f"{name}_min_bytes", min((sizes["min"] for sizes in present), default=None))
+        yield Reading(f"{name}_mean_bytes", total / count if count else None)
+        yield Reading(f"{name}_total_bytes", total)
+        yield Reading(f"{name}_bytes_per_s", total / seconds if seconds else None)
+        if sizes := sizes_by_layer.pop("unknown"):
+            depth = context.attachment.stack_depth or recording.STACK_DEPTH
+            text = (
+                f"{name}: {sizes['count']} of {sizes['total']} bytes have only frames of the JDK among the {depth}"
+                " that this JVM keeps of a stack (-XX:FlightRecorderOptions=stackdepth=…, a start option):"
+                " their layer is unknown, so they are in no layer"
+            )
+            yield Note(source="allocations", text=text)
+        for layer, sizes in sizes_by_layer.items():
             empty = 0 if has_netty or layer != "network" else None
             yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else empty)
             yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else empty)
@@ -112,30 +113,7 @@ def allocation_stacks(content: Mapping[str, Any], probe: str) -> Iterator[Stacks
         yield Note(source=probe, text=text)
 
 
-def _unknown_layers(allocations: Mapping[str, Mapping[str, Any]], context: ReadContext) -> Iterator[Note]:
-    depth = context.attachment.stack_depth or recording.STACK_DEPTH
-    for kind, name in KINDS.items():
-        if sizes := allocations.get(f"{kind} unknown"):
-            yield Note(
-                source="allocations",
-                text=f"{name}: {sizes['count']} of {sizes['total']} bytes have only frames of the JDK among the {depth}"
-                " that this JVM keeps of a stack (-XX:FlightRecorderOptions=stackdepth=…, a start option):"
-                " their layer is unknown, so they are in no layer",
-            )
-
-
-def _allocation_totals(name: str, groups: Iterable[Mapping[str, Any] | None], seconds: float) -> Iterator[ProbeOutput]:
-    present = [sizes for sizes in groups if sizes]
-    count, total = (sum(sizes[key] for sizes in present) for key in ("count", "total"))
-    yield Reading(f"{name}_count", count)
-    yield Reading(f"{name}_max_bytes", max((sizes["max"] for sizes in present), default=None))
-    yield Reading(f"{name}_min_bytes", min((sizes["min"] for sizes in present), default=None))
-    yield Reading(f"{name}_mean_bytes", total / count if count else None)
-    yield Reading(f"{name}_total_bytes", total)
-    yield Reading(f"{name}_bytes_per_s", total / seconds if seconds else None)
-
-
-ALLOCATIONS = JvmProbe(events=_ALLOCATION_EVENTS, read=_read_allocations)
+ALLOCATIONS = Probe(events=_ALLOCATION_EVENTS, read=_read_allocations)
 
 
 # --- large-allocations: objects of 1 MiB and more, by site.
@@ -164,11 +142,11 @@ def _read_large_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     yield Reading("allocations_humongous", humongous)
     sites = ", ".join(f"{site}: {count} of {size}" for site, count, size in large["sites"][:_TOP_SITES])
     yield Reading("large_allocation_sites", sites or None)
-    points = sorted((at_ns, size) for at_ns, size in large["moments"])
     if large["lost"]:
-        text = f"the plot shows {len(points)} objects of 1 MiB and more; {large['lost']} later ones are only counted"
+        shown = len(large["moments"])
+        text = f"the plot shows {shown} objects of 1 MiB and more; {large['lost']} later ones are only counted"
         yield Note(source="large-allocations", text=text)
-    yield _series("large_allocation_bytes", points)
+    yield gc.make_series("large_allocation_bytes", map(tuple, large["moments"]))
 
 
 def _g1_region_bytes(content: Mapping[str, Any]) -> int | None:
@@ -182,7 +160,7 @@ def _g1_region_bytes(content: Mapping[str, Any]) -> int | None:
     return next(sizes, None)
 
 
-LARGE_ALLOCATIONS = JvmProbe(
+LARGE_ALLOCATIONS = Probe(
     # The two summaries together give the region size of G1.
     events=_ALLOCATION_EVENTS | {"jdk.GCHeapSummary": {"enabled": "true"}, "jdk.G1HeapSummary": {"enabled": "true"}},
     read=_read_large_allocations,
@@ -237,21 +215,14 @@ def _direct_allocations(direct: Mapping[str, Any], calls: int, seconds: float) -
     yield Reading("direct_allocations", count)
     yield Reading("direct_allocations_per_s", count / seconds if seconds else None)
     yield Reading("direct_allocation_ms_mean", window["total"] / count / 1e6 if count else None)
-    for name, percent in (("p50", 50), ("p99", 99)):
-        value = percentile(times, percent)
-        yield Reading(f"direct_allocation_ms_{name}", None if value is None else value / 1e6)
+    yield from gc.percentile_readings("direct_allocation_ms", times, {"p50": 50, "p99": 99})
     yield Reading("direct_allocation_ms_max", window["max"] / 1e6 if count else None)
     yield Reading("direct_allocations_per_system_gc", count / calls if calls else None)
     yield Histogram("direct_allocation_ns", times)
-    yield _series("direct_wait_ms", sorted((end_ns, waited_ns / 1e6) for end_ns, waited_ns in direct["longest"]))
+    yield gc.make_series("direct_wait_ms", ((end_ns, waited_ns / 1e6) for end_ns, waited_ns in direct["longest"]))
 
 
-def _series(name: str, points: Iterable[tuple[int, float]]) -> Series:
-    points = list(points)
-    return Series(name, tuple(at_ns for at_ns, _ in points), tuple(float(value) for _, value in points))
-
-
-DIRECT_MEMORY = JvmProbe(
+DIRECT_MEMORY = Probe(
     events={
         _ALLOCATION: {"enabled": "true"},
         _CALL: {"threshold": "0 ns", "stackTrace": "false"},
@@ -296,7 +267,7 @@ def _read_stalls(context: ReadContext) -> Iterator[ProbeOutput]:
     content = recorded.content["stalls"]
     usable_events = set(recorded.content["known"]) - set(content["wrong"])
     causes: dict[str, list[Interval]] = {cause: [] for cause, event in _CAUSE_EVENTS.items() if event in usable_events}
-    starved = gc.starved_spans(context)
+    starved = gc.starved_spans(gc.load_log(context))
     for activity, thread, start_ns, end_ns in content["spans"]:
         is_collector = _COLLECTOR_OPERATION.fullmatch(activity)
         cause = gc.pause_cause(start_ns, end_ns, starved) if is_collector else activity
@@ -316,7 +287,7 @@ def _read_stalls(context: ReadContext) -> Iterator[ProbeOutput]:
 
 
 # Not jdk.CPUTimeSample: only Java 25 has it, and jdk.ExecutionSample finds the same there.
-STALLS = JvmProbe(
+STALLS = Probe(
     events={
         "jdk.ExecutionSample": {"period": "20 ms"},
         **{

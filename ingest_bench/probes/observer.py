@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.attach import AttachedJvm
     from ingest_bench.model.results import ProbeOutput
     from ingest_bench.model.target import ObserverName
-    from ingest_bench.probes.context import Events, Probe, ReadContext
+    from ingest_bench.probes.context import Probe, ReadContext
 
 # The only probe that a server's stats API has numbers for.
 _EXTERNAL_PROBE = "gc"
@@ -83,9 +83,7 @@ class AttachedObserver:
         InvalidRun if the block takes longer than *limit_s*.
         """
         (raw,) = raws
-        events: Events = {}
-        for probe in probes.values():
-            recording.merge_events(events, probe.events)
+        events = recording.merge_events(probe.events for probe in probes.values())
         # Of the JDK that has jcmd, which may differ from the JVM's; a JVM ignores settings that it does not know.
         profile = recording.profile_path(self.jvm.jcmd.parent.parent) if self.is_profiling else None
         settings = recording.settings_path(raw) if events or self.is_profiling else None

@@ -1,9 +1,7 @@
 """Child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT WAITS` samples /proc until it is stopped.
 
 OUT gets one JSON list per line, in the order of `FIELDS`; null if this machine does not count it. WAITS gets one JSON
-object (`ThreadWait`) for each thread that waited between two samples' `at_ns`.
-
-Append new fields at the end: lines of an older ingest-bench lack them and are still read.
+object (`ThreadWait`) for each thread that waited between two samples.
 """
 
 from __future__ import annotations
@@ -20,32 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench.host.cpu import parse_ticks
-from ingest_bench.inputs import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PERIOD_NS = 100_000_000
-FIELDS = (
-    "at_ns",
-    "server_user_ns",
-    "server_system_ns",
-    "server_minor_faults",
-    "server_major_faults",
-    "server_threads",
-    "server_rss_bytes",
-    "server_voluntary_switches",
-    "server_involuntary_switches",
-    "cpu_busy_ticks",
-    "cpu_idle_ticks",
-    "cpu_steal_ticks",
-    "context_switches",
-    "run_queue",
-    "pressure_cpu_some_us",
-    "pressure_io_some_us",
-    "pressure_io_full_us",
-    "pressure_memory_some_us",
-    "pressure_memory_full_us",
+PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
+VMSTAT = (
     "thp_fault_alloc",
     "thp_fault_fallback",
     "thp_collapse_alloc",
@@ -56,21 +35,32 @@ FIELDS = (
     "numa_pages_migrated",
     "pgmajfault",
     "allocstall",
-    "server_threads_stopped",
-    "server_threads_blocked",
-    "server_throttled_ns",
-    "at_monotonic_ns",
 )
 # Every kernel counts these; it may lack any of the others.
-ALWAYS = (*FIELDS[: FIELDS.index("pressure_cpu_some_us")], "server_threads_stopped", "server_threads_blocked")
-_VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") : FIELDS.index("allocstall") + 1]
-_PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
+ALWAYS = (
+    "at_ns",
+    "at_monotonic_ns",
+    "server_user_ns",
+    "server_system_ns",
+    "server_minor_faults",
+    "server_major_faults",
+    "server_threads",
+    "server_rss_bytes",
+    "server_context_switches_voluntary",
+    "server_context_switches_involuntary",
+    "cpu_busy_ticks",
+    "cpu_idle_ticks",
+    "cpu_steal_ticks",
+    "context_switches",
+    "run_queue",
+    "server_threads_stopped",
+    "server_threads_blocked",
+)
+FIELDS = (*ALWAYS, *(f"pressure_{resource}_{kind}_us" for resource, kind in PRESSURE), *VMSTAT, "server_throttled_ns")
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Shorter waits within a sample's 100 ms explain nothing.
 _MIN_WAIT_NS = 20_000_000
-
-Number = int | None
 
 
 def main(pid: int, samples: Path, waits: Path) -> None:
@@ -96,18 +86,18 @@ def main(pid: int, samples: Path, waits: Path) -> None:
             time.sleep((next_ns - now_ns) / 1e9)
 
 
-def sample(pid: int, threads: ThreadSampler) -> list[Number]:
+def sample(pid: int, threads: ThreadSampler) -> list[int | None]:
     """Return one line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError if the server has ended."""
     server = parse_stat(_read(f"/proc/{pid}/stat"))
     machine = parse_system(_read("/proc/stat"))
     at_ns, at_monotonic_ns = time.time_ns(), time.monotonic_ns()
-    switches = threads.sample(at_ns)
+    switches = threads.sample(at_monotonic_ns)
     states = (threads.states()["T"], threads.states()["D"])
-    pressure = {name: parse_pressure(_read_if_present(f"/proc/pressure/{name}")) for name in ("cpu", "io", "memory")}
-    pressures = [pressure[name].get(kind) for name, kind in _PRESSURE]
+    stalls = {name: parse_pressure(_read_if_present(f"/proc/pressure/{name}")) for name in ("cpu", "io", "memory")}
+    pressures = (stalls[resource].get(kind) for resource, kind in PRESSURE)
     vmstat = parse_vmstat(_read_if_present("/proc/vmstat"))
-    counters = [vmstat.get(name) for name in _VMSTAT]
-    return [at_ns, *server, *switches, *machine, *pressures, *counters, *states, throttled_ns(pid), at_monotonic_ns]
+    counters = map(vmstat.get, VMSTAT)
+    return [at_ns, at_monotonic_ns, *server, *switches, *machine, *states, *pressures, *counters, throttled_ns(pid)]
 
 
 def throttled_ns(pid: int) -> int | None:
@@ -168,7 +158,7 @@ def _read(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadWait:
-    """One thread that waited for a CPU, or was in state D (disk), between two samples (CLOCK_REALTIME)."""
+    """One thread that waited for a CPU, or was in state D (disk), between two samples (CLOCK_MONOTONIC)."""
 
     since_ns: int
     at_ns: int
@@ -179,16 +169,6 @@ class ThreadWait:
     waited_ns: int
     """Time in the run queue. The kernel adds it when the thread runs again: it may exceed the sample interval."""
     state: str
-
-
-def read_waits(path: Path) -> Iterator[ThreadWait]:
-    """Yield the waits of a WAITS file; skip a line that was cut off by a kill."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            wait: ThreadWait = records.decode(ThreadWait, json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-        yield wait
 
 
 @dataclass(slots=True)
@@ -221,7 +201,7 @@ class ThreadSampler:
         self._since_ns = self._at_ns = 0
 
     def sample(self, at_ns: int) -> tuple[int, int]:
-        """Return voluntary and involuntary switches since each thread began. *at_ns*: now, CLOCK_REALTIME."""
+        """Return voluntary and involuntary switches since each thread began. *at_ns*: now, CLOCK_MONOTONIC."""
         self._since_ns, self._at_ns = self._at_ns, at_ns
         alive = {entry.name for entry in os.scandir(self._tasks)}
         for tid in self._alive.keys() - alive:
@@ -274,30 +254,21 @@ class ThreadSampler:
 def _update(thread: _Thread) -> None:
     if thread.schedstat_fd is not None:
         schedstat = os.pread(thread.schedstat_fd, 256, 0)
-        waited_ns = parse_schedstat(schedstat)
+        # The second of three numbers (Documentation/scheduler/sched-stats).
+        waited_ns = int(schedstat.split()[1])
         thread.new_wait_ns = waited_ns - thread.waited_ns if thread.schedstat else 0
         if schedstat == thread.schedstat and thread.state == "S":
             return
         thread.schedstat, thread.waited_ns = schedstat, waited_ns
     status = os.pread(thread.status_fd, 8192, 0)
-    thread.switches, thread.state = parse_switches(status), parse_state(status)
+    thread.switches, thread.state = parse_switches(status), _status_field(status, b"State")[:1]
     thread.name, thread.number = _status_field(status, b"Name"), parse_number(status)
-
-
-def parse_schedstat(text: bytes) -> int:
-    """Return a thread's wait in the run queue: the second of three numbers (Documentation/scheduler/sched-stats)."""
-    return int(text.split()[1])
 
 
 def parse_switches(status: bytes) -> tuple[int, int]:
     """Return voluntary_ctxt_switches and nonvoluntary_ctxt_switches, the last two lines of a thread's `status`."""
     voluntary, involuntary = status.rstrip().rsplit(b"\n", 2)[1:]
     return int(voluntary.split()[1]), int(involuntary.split()[1])
-
-
-def parse_state(status: bytes) -> str:
-    """Return the letter of a thread's state; empty if missing."""
-    return _status_field(status, b"State")[:1]
 
 
 def parse_number(status: bytes) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
-from xml.sax.saxutils import quoteattr
 
 from ingest_bench import jvm, system
 from ingest_bench.errors import MissingCapability, SpecError
@@ -19,7 +19,7 @@ from ingest_bench.jvm.java import compile_classes
 from ingest_bench.model.results import Note
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from ingest_bench.jvm.java import Java
     from ingest_bench.probes.context import Events, ReadContext
@@ -40,15 +40,17 @@ READER_VERSION = 11
 STACK_DEPTH = 128
 
 
-def merge_events(into: Events, events: Mapping[str, dict[str, str]]) -> None:
-    """Add the events of another probe. The lower threshold applies; all other settings must be equal."""
-    for name, settings in events.items():
-        existing = into.setdefault(name, settings)
+def merge_events(probe_events: Iterable[Events]) -> Events:
+    """Return the events of all probes. The lowest threshold applies; all other settings must be equal."""
+    merged: Events = {}
+    for name, settings in itertools.chain.from_iterable(events.items() for events in probe_events):
+        existing = merged.setdefault(name, settings)
         thresholds = [either["threshold"] for either in (existing, settings) if "threshold" in either]
         lower = {"threshold": min(thresholds, key=_parse_threshold_ns)} if len(thresholds) > 1 else {}
         if existing | lower != settings | lower:
             raise ValueError(f"two probes require {name} with different settings: {existing} and {settings}")
-        into[name] = existing | lower
+        merged[name] = existing | lower
+    return merged
 
 
 def _parse_threshold_ns(threshold: str) -> int:
@@ -69,40 +71,28 @@ def settings_path(raw: Path) -> Path:
 def format_settings(events: Events, profile: Path | None = None) -> str:
     """Return a settings file (.jfc) that enables only these events, or adds them to those of the file *profile*.
 
-    A file, because Java 11 has no settings on the command line. A setting that an event or a Java version does not know
-    is ignored. Each event has the highest `throttle`: another recording of the JVM would set a lower one for ours too.
+    One file, because Java 11 has no settings on the command line and takes only one. A setting that an event or a Java
+    version does not know is ignored. Each event has the highest `throttle`: another recording of the JVM would set a
+    lower one for ours too. Events that leak secrets are off.
     """
+    root = ElementTree.Element("configuration", version="2.0", label="ingest-bench")
     if profile is not None:
-        return _add_to_profile(events | _DATA_LOSS, profile)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<configuration version="2.0" label="ingest-bench">']
-    for name, settings in (events | _DATA_LOSS).items():
-        lines.append(f"  <event name={quoteattr(name)}>")
-        for key, value in (_NO_THROTTLE | settings).items():
-            lines.append(f"    <setting name={quoteattr(key)}>{value}</setting>")
-        lines.append("  </event>")
-    return "\n".join([*lines, "</configuration>", ""])
-
-
-def _add_to_profile(events: Events, profile: Path) -> str:
-    """Return the profile's settings, with the probes' events instead of its own and without events that leak secrets.
-
-    Merged into one file, because Java 11 takes only one.
-    """
-    try:
-        root = ElementTree.parse(profile).getroot()  # noqa: S314 - from the JDK that we run
-    except (OSError, ElementTree.ParseError) as error:
-        raise MissingCapability(
-            f"--jfr profile: cannot read the profiling settings of this Java ({profile}: {error}). Give another JDK by "
-            "--java-home."
-        ) from None
+        try:
+            root = ElementTree.parse(profile).getroot()  # noqa: S314 - from the JDK that we run
+        except (OSError, ElementTree.ParseError) as error:
+            raise MissingCapability(
+                f"--jfr profile: cannot read the profiling settings of this Java ({profile}: {error}). Give another "
+                "JDK by --java-home."
+            ) from None
     in_profile = {event.get("name"): event for event in root.iter("event")}
-    for name, settings in (events | _SECRET).items():
+    for name, settings in (events | _DATA_LOSS | _SECRET).items():
         event = in_profile[name] if name in in_profile else ElementTree.SubElement(root, "event", name=name)
         # Remove the profile's settings: its threshold or throttle would drop events that a probe counts.
         event.clear()
         event.set("name", name)
         for key, value in (_NO_THROTTLE | settings).items():
             ElementTree.SubElement(event, "setting", name=key).text = value
+    ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
@@ -175,7 +165,10 @@ def load_recording(context: ReadContext) -> Recording:
     cache, reads = context.raw / "recording.json", context.raw / "reads.bin"
     content = _load_cached(cache, key, reads)
     if content is None:
-        content = json.loads(system.run(_reader_argv(context, reads, paths), timeout_s=600))
+        times = (context.attachment.since_ns, context.start_ns, context.end_ns)
+        ports = ",".join(map(str, sorted(context.ports)))
+        argv = (*context.reader(), *map(str, times), ports, str(reads), *map(str, paths))
+        content = json.loads(system.run(argv, timeout_s=600))
         text = json.dumps(content)
         head = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(text)}
         cache.write_text(f"{json.dumps(head)[:-1]}{_CONTENT}{text}}}", encoding="utf-8")
@@ -219,13 +212,6 @@ def _sha256(content: str) -> str:
 def reader_command(java: Java) -> tuple[str, ...]:
     """Return the command, without arguments, that reads recordings with that Java; its classes are compiled once."""
     return (str(java.java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(compile_classes(java, READER)), "JfrReader")
-
-
-def _reader_argv(context: ReadContext, reads: Path, recordings: list[Path]) -> tuple[str, ...]:
-    """Return the command that reads recordings into JSON, and their socket reads into *reads*."""
-    ports = ",".join(map(str, sorted(context.ports)))
-    times = (context.attachment.since_ns, context.start_ns, context.end_ns)
-    return (*context.reader(), *map(str, times), ports, str(reads), *map(str, recordings))
 
 
 def _judge(content: Mapping[str, Any], *, ended_by_jvm: bool) -> Recording:

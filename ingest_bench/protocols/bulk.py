@@ -7,13 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
 import numpy as np
 
-from ingest_bench.documents.body import DIGITS, Body, BodyTemplate, draw_reused
+from ingest_bench.documents.body import DIGITS, Body, BodyTemplate, draw_reused, item_sizes
 from ingest_bench.documents.corpus import item_effects
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
@@ -29,13 +28,15 @@ from ingest_bench.protocols.response import (
     REJECTED,
     Verdict,
     acknowledge_all,
+    fail_all,
     parse_json_body,
+    reject_all,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions, TrackFile
     from ingest_bench.protocols.response import Response
     from ingest_bench.protocols.users import Http1User
 
@@ -83,13 +84,15 @@ class Bulk:
         indices = () if action.indices == 1 else action.index_names(index)
         return cls(path=path, action=action, gzip=options.gzip, indices=indices)
 
-    def for_file(self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False) -> Bulk:
+    def for_file(self, file: TrackFile) -> Bulk:
         """Return the protocol for the documents of a file; a data stream only takes `create`."""
-        if has_action_lines and (self._has_ids or self.action.indices != 1):
-            raise SpecError(f"{path}: conflicts and indices cannot be combined with bulk bodies, which have their own")
-        indices = self.indices if index is None or self.indices else (index,)
-        action = replace(self.action, operation="create") if is_data_stream else self.action
-        return replace(self, has_action_lines=has_action_lines, indices=indices, action=action)
+        if file.has_action_lines and (self._has_ids or self.action.indices != 1):
+            raise SpecError(
+                f"{file.path}: conflicts and indices cannot be combined with bulk bodies, which have their own"
+            )
+        indices = self.indices or ((file.index,) if file.index else ())
+        action = replace(self.action, operation="create") if file.is_data_stream else self.action
+        return replace(self, has_action_lines=file.has_action_lines, indices=indices, action=action)
 
     @property
     def overhead_bytes(self) -> int:
@@ -147,28 +150,28 @@ class Bulk:
         return _judge_whole(response, body, may_be_stored)
 
     def _build_without_ids(self, documents: Sequence[bytes]) -> Body:
-        if not self.indices:
-            line = _action_line(self.action.operation, "", has_id=False)
-            data = b"".join((line, (b"\n" + line).join(documents), b"\n"))
+        lines = [_action_line(self.action.operation, index, has_id=False) for index in self.indices or ("",)]
+        if len(lines) == 1:
+            data = b"".join((lines[0], (b"\n" + lines[0]).join(documents), b"\n"))
         else:
-            lines = itertools.cycle(
-                [_action_line(self.action.operation, index, has_id=False) for index in self.indices]
-            )
-            data = b"".join(itertools.chain.from_iterable(zip(lines, documents, itertools.repeat(b"\n"))))
-        return Body(data, len(documents), lines_per_item=2)
+            parts = zip(itertools.cycle(lines), documents, itertools.repeat(b"\n"))
+            data = b"".join(itertools.chain.from_iterable(parts))
+        sizes = item_sizes(documents) + np.resize([len(line) + 1 for line in lines], len(documents))
+        return Body(data, len(documents), sizes)
 
     def _build_template(self, documents: Sequence[bytes], reuses_id: NDArray[np.bool_]) -> BodyTemplate:
         indices = itertools.cycle(self.indices or ("",))
         data = bytearray()
-        id_offsets = []
+        id_offsets, ends = [], [0]
         for document, index, reuses in zip(documents, indices, reuses_id.tolist(), strict=False):
             update = reuses and self.action.on_conflict == "update"
             data += _action_line("update" if update else self.action.operation, index, has_id=True)
             # The gap is before the quote, both braces and the line feed.
             id_offsets.append(len(data) - 4 - DIGITS)
             data += b'{"doc": %s}\n' % document if update else document + b"\n"
+            ends.append(len(data))
         offsets = np.array(id_offsets, dtype=np.int64)
-        return BodyTemplate(data, offsets, reuses_id, lines_per_item=2, compress=self.gzip)
+        return BodyTemplate(data, offsets, reuses_id, sizes=np.diff(ends), compress=self.gzip)
 
 
 def count_added(response: Response, documents: int) -> int | None:
@@ -211,36 +214,18 @@ def _join_ready_items(items: Sequence[bytes]) -> Body:
 
     Duplicate ids are not detected here, which would take a table of all ids: the responses of the server tell.
     """
-    effects = item_effects(items)
-    return Body(
-        b"\n".join((*items, b"")),
-        len(items),
-        sizes=np.fromiter(map(len, items), dtype=np.int64, count=len(items)) + 1,
-        adds=effects.adds,
-        adds_when_resent=effects.adds_when_resent,
-        is_idempotent=effects.is_idempotent,
-    )
+    return Body(b"\n".join((*items, b"")), len(items), item_sizes(items) + 1, **item_effects(items))
 
 
 def _judge_whole(response: Response, body: Body, may_be_stored: bool) -> Verdict:
     """Judge a bulk by its whole response."""
     status, content, documents = response.status, response.body, body.documents
-    if status == 429 or (status == 503 and body.is_idempotent):
-        return Verdict(
-            outcome=REJECTED if status == 429 else HTTP_ERROR,
-            rejected_items=tuple(range(documents)),
-            may_be_stored=status == 503,
-            rejections={f"{status} {_error_type(content)}": documents},
-            message=_describe_error(response),
-        )
     if not 200 <= status < 300:
-        return Verdict(
-            outcome=HTTP_ERROR,
-            failed=documents,
-            in_doubt=documents if status >= 500 else 0,
-            failures={f"{status} {_error_type(content)}": documents},
-            message=_describe_error(response) + (f" ({NOT_RETRIED})" if status == 503 else ""),
-        )
+        kind, message = f"{status} {_error_type(content)}", _describe_error(response)
+        if status == 429 or (status == 503 and body.is_idempotent):
+            return reject_all(documents, kind, message, may_be_stored=status == 503)
+        note = f" ({NOT_RETRIED})" if status == 503 else ""
+        return fail_all(documents, kind, message + note, in_doubt=status >= 500)
     try:
         result = parse_json_body(content)
         if result["errors"] is False and not may_be_stored:

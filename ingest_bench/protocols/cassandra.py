@@ -5,30 +5,30 @@ The key makes a request idempotent: a row that is sent twice is stored once.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from ingest_bench.documents.body import draw_reused
+import numpy as np
+
+from ingest_bench.documents.body import BodyTemplate, draw_reused, item_sizes
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import Pattern
-from ingest_bench.protocols.json_array import refuse_action_lines
+from ingest_bench.protocols.json_array import DocumentsOnly
 from ingest_bench.protocols.response import (
-    HTTP_ERROR,
     MESSAGE_BYTES,
-    REJECTED,
     InvalidResponseError,
+    ResponseHead,
+    ResponseReader,
     Verdict,
     acknowledge_all,
+    fail_all,
+    reject_all,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ingest_bench.documents.body import Body
     from ingest_bench.model.load import LoadOptions
     from ingest_bench.protocols.response import Response
@@ -49,13 +49,11 @@ class RowKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowProtocol:
+class RowProtocol(DocumentsOnly):
     """Documents as rows of tables, in turn."""
 
     picks_nodes: ClassVar[bool] = False
     max_documents: ClassVar[None] = None
-    protocol: ClassVar[str]
-    """Key in PROTOCOLS."""
     table: ClassVar[str]
     """The protocol's word for a table."""
 
@@ -77,16 +75,18 @@ class RowProtocol:
                 f"and {cls.protocol} does not tell which rows are new"
             )
 
-    def for_file(self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False) -> Self:
-        """Return this protocol; SpecError for bulk bodies."""
-        del index, is_data_stream
-        refuse_action_lines(path, self.protocol, has_action_lines=has_action_lines)
-        return self
-
-    def draw_reused_keys(self, rows: int, seed: int) -> NDArray[np.bool_]:
-        """Draw which rows reuse a key; a seed always gives the same ones."""
-        has_conflicts = self.action.conflicts != "none"
-        return draw_reused(rows, self.action.conflict_probability_ppm if has_conflicts else 0, seed)
+    def build_template(
+        self, before: bytes, rows: list[bytes], after: bytes, key_offset: int, seed: int
+    ) -> BodyTemplate:
+        """Return a request with gaps for the keys of its rows; the seed decides which rows reuse a key."""
+        sizes = item_sizes(rows)
+        id_offsets = len(before) + key_offset + np.cumsum(sizes) - sizes
+        # Items cover the whole request: the first one includes its start, the last one its end.
+        sizes[0] += len(before)
+        sizes[-1] += len(after)
+        probability_ppm = 0 if self.action.conflicts == "none" else self.action.conflict_probability_ppm
+        data = bytearray(b"".join((before, *rows, after)))
+        return BodyTemplate(data, id_offsets, draw_reused(len(rows), probability_ppm, seed), sizes=sizes)
 
     def judge(self, response: Response, body: Body, may_be_stored: bool = False) -> Verdict:
         """Decide for all documents at once. Each row has a key, so all may be retried."""
@@ -95,18 +95,11 @@ class RowProtocol:
         if status == 200:
             return acknowledge_all(body.documents)
         message = response.body[:MESSAGE_BYTES].decode("utf-8", "replace")
-        kinds = {f"{status} {message.partition(':')[0]}": body.documents}
+        kind = f"{status} {message.partition(':')[0]}"
         if status in (503, 504):
             # 503: no replica got the request. 504: one may have stored some of it.
-            return Verdict(
-                outcome=REJECTED if status == 503 else HTTP_ERROR,
-                rejected_items=tuple(range(body.documents)),
-                rejections=kinds,
-                may_be_stored=status == 504,
-                message=message,
-            )
-        in_doubt = body.documents if status >= 500 else 0
-        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, message=message)
+            return reject_all(body.documents, kind, message, may_be_stored=status == 504)
+        return fail_all(body.documents, kind, message, in_doubt=status >= 500)
 
 
 class FrameSummary(NamedTuple):
@@ -115,11 +108,10 @@ class FrameSummary(NamedTuple):
     status: int
     message: bytes = b""
     close: bool = False
-    retry_after_s: int = 0
 
 
-class FrameReader(ABC):
-    """`ResponseReader` for responses of several frames, each of which begins with its length.
+class FrameReader(ResponseReader):
+    """Reader of responses of several frames, each of which begins with its length.
 
     Once they are complete, the body is the error message of the server, or empty.
     """
@@ -132,9 +124,7 @@ class FrameReader(ABC):
         """The expected frames of a success, one per request frame."""
         self.is_handshake = False
         """True while a connection is set up: no later request has such a response."""
-        self.buffer = bytearray(_BUFFER_BYTES)
-        self.view = memoryview(self.buffer)
-        self.reset()
+        super().__init__(_BUFFER_BYTES)
 
     @abstractmethod
     def frame_length(self, offset: int) -> int:
@@ -144,20 +134,10 @@ class FrameReader(ABC):
     def summarize(self, frames: list[bytes]) -> FrameSummary:
         """Return the combined result of all frames; InvalidResponseError for an unexpected one."""
 
-    def reset(self) -> None:
-        """Start with the next response."""
-        self.head: FrameSummary | None = None
-        self.is_complete = False
-        self.start = self.end = self.filled = 0
-
     @property
     def comparable_bytes(self) -> int | None:
         """The whole response, if it is a success."""
         return self.filled if self.head is not None and self.head.status == 200 and not self.is_handshake else None
-
-    def free_space(self) -> memoryview:
-        """Return the buffer for the next bytes."""
-        return self.view[self.filled :]
 
     def feed(self, size_bytes: int) -> None:
         """Parse more received bytes."""
@@ -171,24 +151,16 @@ class FrameReader(ABC):
             frames.append(bytes(self.view[start:offset]))
         if len(frames) < len(self.expected):
             # Space for a surplus byte, which must be detected, and enough to be worth a read.
-            self._reserve(max(offset, self.filled) + 4096)
+            self.grow(max(offset, self.filled) + 4096)
             return
         if self.filled > offset:
             raise InvalidResponseError(f"{self.filled - offset} bytes more than the expected frames")
-        self.head = self.summarize(frames)
+        status, message, close = self.summarize(frames)
+        self.head = ResponseHead(status, close=close)
         self.is_complete = True
         # The body is the message. Of a success the frames stay in the buffer, to compare the next response.
         self.start = self.end = self.filled
-        if message := self.head.message:
+        if message:
             self.start, self.end = 0, len(message)
-            self._reserve(self.end)
+            self.grow(self.end)
             self.buffer[: self.end] = message
-
-    def feed_eof(self) -> None:  # noqa: B027 - nothing to do
-        """Do nothing: a frame has a length, so the end of the connection completes none."""
-
-    def _reserve(self, size_bytes: int) -> None:
-        if size_bytes > len(self.buffer):
-            larger = bytearray(size_bytes)
-            larger[: self.filled] = self.view[: self.filled]
-            self.buffer, self.view = larger, memoryview(larger)

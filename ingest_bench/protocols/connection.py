@@ -73,6 +73,10 @@ class Connection:
         """When the last byte of the last response arrived."""
         self.bytes_sent = 0
         """Bytes of the last request that the kernel accepted."""
+        self._timeout_ns = 0
+        self._follow: Callable[[Response, int], Request | None]
+        self._pumping: Any
+        self._error: BaseException | None = None
         self._refused = 0, 0
         """`bytes_sent` and `done_ns` of the last refused request."""
 
@@ -118,7 +122,8 @@ class Connection:
         self._expired = ""
         self.last_address = self.address
         failed = 0
-        sockets = self.address.sockets if self.address.resolver is None else self._resolve(self.address.resolver)
+        resolver = self.address.server.resolver
+        sockets = self.address.sockets if resolver is None else self._resolve(resolver)
         *_, last = sockets
         for family, socket_address in sockets:
             try:
@@ -144,7 +149,7 @@ class Connection:
 
     def _resolve(self, name_server: Endpoint) -> tuple[tuple[int, Any], ...]:
         """Resolve the host of the address; ConnectionBrokenError if its name server does not know it."""
-        endpoint = self.address.endpoint
+        endpoint = self.address.server.endpoint
         self._lookup = Greenlet.spawn(resolve_host, endpoint, name_server)
         try:
             result = self._lookup.get()
@@ -409,22 +414,6 @@ class Connection:
         self.close()
         return ConnectionBrokenError(INVALID_RESPONSE, message)
 
-
-def _no_usual(buffer: bytearray) -> tuple[bytes, Response]:
-    """Return a sentinel that matches no response."""
-    return b"", Response(0, buffer, 0, -1)
-
-
-class PumpedConnection(Connection):
-    """Plain TCP connection on which the event loop itself sends the next request after a usual response."""
-
-    def __init__(self, upstream: Upstream, reader: ResponseReader) -> None:
-        super().__init__(upstream, reader)
-        self._timeout_ns = 0
-        self._follow: Callable[[Response, int], Request | None]
-        self._pumping: Any
-        self._error: BaseException | None = None
-
     def pump(
         self,
         head: bytes,
@@ -433,6 +422,8 @@ class PumpedConnection(Connection):
         follow: Callable[[Response, int], Request | None],
     ) -> None:
         """Send this request, and after each response the one that *follow* returns, until it returns None.
+
+        The event loop itself sends the next request. The connection must be open and without TLS.
 
         *follow* gets a response and when its last byte arrived. It runs in the event loop, so it must not block; its
         exceptions are raised here. After a response that differs from the last one this returns in the middle of the
@@ -499,3 +490,8 @@ class PumpedConnection(Connection):
         else:
             self.written_ns = 0
             self._pumping.switch(self)
+
+
+def _no_usual(buffer: bytearray) -> tuple[bytes, Response]:
+    """Return a sentinel that matches no response."""
+    return b"", Response(0, buffer, 0, -1)

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import numpy as np
-
-from ingest_bench.documents.body import DIGITS, BodyTemplate
+from ingest_bench.documents.body import DIGITS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.protocols import cql_wire
@@ -23,6 +21,7 @@ from ingest_bench.protocols.response import InvalidResponseError
 from ingest_bench.protocols.thrift_wire import BrokenMessageError, ServerError, table_name
 
 if TYPE_CHECKING:
+    from ingest_bench.documents.body import BodyTemplate
     from ingest_bench.model.load import LoadOptions, ProtocolOptions
     from ingest_bench.protocols.users import FramedUser
 
@@ -148,15 +147,10 @@ class Cql(RowProtocol):
         _check_rows(len(documents))
         statements = [self.statements[number % len(self.statements)] for number in range(len(documents))]
         rows = [*map(_row, statements, documents)]
-        data = bytearray(cql_wire.encode_batch(b"".join(rows), len(rows)))
-        sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        rows_offset = len(data) - len(cql_wire.BATCH_SUFFIX) - int(sizes.sum())
-        key_offset = _row(statements[0], b"").index(_KEY)
-        id_offsets = rows_offset + key_offset + np.cumsum(sizes) - sizes
-        # Items cover the whole batch: the first one includes its start, the last one its end.
-        sizes[0] += rows_offset
-        sizes[-1] += len(cql_wire.BATCH_SUFFIX)
-        return BodyTemplate(data, id_offsets, self.draw_reused_keys(len(documents), seed), sizes=sizes)
+        data = b"".join(rows)
+        batch, end = cql_wire.encode_batch(data, len(rows)), cql_wire.BATCH_SUFFIX
+        before = batch[: len(batch) - len(data) - len(end)]
+        return self.build_template(before, rows, end, _row(statements[0], b"").index(_KEY), seed)
 
     def user_class(self) -> type[FramedUser]:
         """Return a Locust user class that sends such batches.

@@ -6,12 +6,12 @@ A response that could be read in two ways is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.protocols.response import InvalidResponseError
+from ingest_bench.protocols.response import InvalidResponseError, ResponseHead, ResponseReader
 
 if TYPE_CHECKING:
     from ingest_bench.protocols.upstream import Address
@@ -32,19 +32,7 @@ def build_request_head(path: str, address: Address, headers: Mapping[str, str], 
     return f"{method} {path} HTTP/1.1\r\n{lines}content-length: ".encode()
 
 
-class Head(NamedTuple):
-    """The part of an HTTP response that determines the length of its body."""
-
-    status: int
-    length_bytes: int | None
-    """None: chunked, or until the server closes."""
-    chunked: bool
-    close: bool
-    retry_after_s: int = 0
-    """Seconds that the server asks to wait; 0: it does not, or as a date."""
-
-
-def parse_response_head(raw: bytes) -> Head:
+def parse_response_head(raw: bytes) -> ResponseHead:
     """Parse the head of a response with its blank line; InvalidResponseError tells what is wrong."""
     if not raw.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
         raise InvalidResponseError(f"not an HTTP/1 response: it begins with {raw[:40]!r}")
@@ -65,7 +53,7 @@ def parse_response_head(raw: bytes) -> Head:
     length = handler.headers.get(b"content-length")
     has_no_body = status < 200 or status in (204, 304)
     retry_after = handler.headers.get(b"retry-after", b"")[:9]
-    return Head(
+    return ResponseHead(
         status=status,
         length_bytes=0 if has_no_body else None if length is None else int(length),
         chunked=coding is not None and not has_no_body,
@@ -107,14 +95,12 @@ class ChunkDecoder:
         return handler.pieces
 
 
-class HttpResponseReader:
-    """`ResponseReader` for HTTP/1.1."""
+class HttpResponseReader(ResponseReader):
+    """Reader of HTTP/1.1 responses."""
 
     def __init__(self) -> None:
-        self.buffer = bytearray(_BUFFER_BYTES)
-        self.view = memoryview(self.buffer)
-        self._heads: dict[bytes, Head] = {}
-        self.reset()
+        self._heads: dict[bytes, ResponseHead] = {}
+        super().__init__(_BUFFER_BYTES)
 
     @property
     def comparable_bytes(self) -> int | None:
@@ -123,16 +109,9 @@ class HttpResponseReader:
 
     def reset(self) -> None:
         """Start with the next response."""
-        self.head: Head | None = None
-        """The final head, not that of an interim response."""
-        self.is_complete = False
-        self.start = self.end = self.filled = 0
+        super().reset()
         self._interim_bytes = 0
         self._decoder: ChunkDecoder | None = None
-
-    def free_space(self) -> memoryview:
-        """Return the buffer for the next bytes."""
-        return self.view[self.filled :]
 
     def feed(self, size_bytes: int) -> None:
         """Parse more received bytes."""
@@ -158,11 +137,15 @@ class HttpResponseReader:
         if self.head is not None and self.head.length_bytes is None and self._decoder is None:
             self.end, self.is_complete = self.filled, True
 
-    def _parse_final_head(self) -> Head | None:
+    def _parse_final_head(self) -> ResponseHead | None:
         """Return the head once it is complete; interim responses before it are removed from the buffer."""
         while (start := self.buffer.find(b"\r\n\r\n", 0, self.filled) + 4) >= 4:
             raw = bytes(self.view[:start])
-            head = self._heads.get(raw) or self._parse_new_head(raw)
+            head = self._heads.get(raw)
+            if head is None:
+                if len(self._heads) >= _CACHED_HEADS:
+                    self._heads.clear()
+                head = self._heads[raw] = parse_response_head(raw)
             if head.status >= 200:
                 self.start = start
                 return head
@@ -173,20 +156,13 @@ class HttpResponseReader:
             raise InvalidResponseError(f"invalid HTTP: the head is longer than {_HEAD_LIMIT_BYTES} bytes")
         return None
 
-    def _parse_new_head(self, raw: bytes) -> Head:
-        if len(self._heads) >= _CACHED_HEADS:
-            self._heads.clear()
-        head = self._heads[raw] = parse_response_head(raw)
-        return head
-
-    def _start_body(self, head: Head) -> None:
+    def _start_body(self, head: ResponseHead) -> None:
         if head.chunked:
             self._decoder = ChunkDecoder(bytes(self.view[: self.start]))
         elif head.length_bytes is not None:
             self.end = self.start + head.length_bytes
             # Space for a surplus byte, which must be detected.
-            if self.end >= len(self.buffer):
-                self._grow(self.end + 1)
+            self._grow_limited(self.end + 1)
 
     def _decode(self, decoder: ChunkDecoder) -> None:
         """Decode received bytes in place: the decoded body begins where the buffer does."""
@@ -202,14 +178,12 @@ class HttpResponseReader:
     def _reserve(self) -> None:
         """Reserve enough space to be worth a read."""
         if len(self.buffer) - self.filled < _BUFFER_BYTES // 2:
-            self._grow(2 * len(self.buffer))
+            self._grow_limited(2 * len(self.buffer))
 
-    def _grow(self, size_bytes: int) -> None:
+    def _grow_limited(self, size_bytes: int) -> None:
         if size_bytes > _RESPONSE_LIMIT_BYTES:
             raise InvalidResponseError(f"the response is larger than the limit of {_RESPONSE_LIMIT_BYTES} bytes")
-        larger = bytearray(size_bytes)
-        larger[: self.filled] = self.view[: self.filled]
-        self.buffer, self.view = larger, memoryview(larger)
+        self.grow(size_bytes)
 
 
 class _HeadHandler:

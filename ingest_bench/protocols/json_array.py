@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 
-from ingest_bench.documents.body import DIGITS, Body, BodyTemplate
+from ingest_bench.documents.body import DIGITS, Body, BodyTemplate, item_sizes
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import Length, Pattern, UrlPath
-from ingest_bench.protocols.response import HTTP_ERROR, INVALID_RESPONSE, REJECTED, Verdict, acknowledge_all
+from ingest_bench.protocols.response import INVALID_RESPONSE, Verdict, acknowledge_all, fail_all, reject_all
 
 if TYPE_CHECKING:
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions, TrackFile
     from ingest_bench.protocols.response import Response
     from ingest_bench.protocols.users import Http1User
 
@@ -69,13 +69,39 @@ class JsonArrayKeys:
         return {status: name for name in lists for status in getattr(self, name)}
 
 
+class DocumentsOnly:
+    """Base of protocols whose requests consist of documents, without the action lines of the bulk API."""
+
+    __slots__ = ()
+
+    protocol: ClassVar[str]
+    """Key in PROTOCOLS."""
+
+    @classmethod
+    def check_action(cls, options: LoadOptions) -> None:
+        """Raise SpecError for options of the bulk API."""
+        if options.action != BulkAction():
+            raise SpecError(
+                f"load.action: {cls.protocol} has no ids, indices, pipelines or refresh; these belong to the bulk API"
+            )
+
+    def for_file(self, file: TrackFile) -> Self:
+        """Return this protocol; SpecError for a file of bulk bodies."""
+        if file.has_action_lines:
+            raise SpecError(
+                f"{file.path}: a file of bulk bodies cannot be sent with {self.protocol}, which takes documents alone"
+            )
+        return self
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonArray:
+class JsonArray(DocumentsOnly):
     """Protocol `json-array`: documents in an array, in lines or one per request; one status for all.
 
     Documents have no ids from ingest-bench, so a document that is sent twice may be stored twice.
     """
 
+    protocol: ClassVar[str] = "json-array"
     picks_nodes: ClassVar[bool] = False
 
     keys: JsonArrayKeys
@@ -87,22 +113,10 @@ class JsonArray:
         """Create the protocol; SpecError for an unknown or invalid key."""
         del index
         keys = records.from_toml(JsonArrayKeys, protocol_options.keys, protocol_options.toml_key)
-        for problem in _find_problems(keys):
-            raise SpecError(f"{protocol_options.toml_key}: {problem}")
-        if options.action != BulkAction():
-            raise SpecError(
-                "load.action: json-array has no ids, indices, pipelines or refresh; these belong to the bulk API"
-            )
+        _check_keys(keys, protocol_options.toml_key)
+        cls.check_action(options)
         acknowledged = frozenset(status for status in range(200, 600) if _meaning_of(keys, status) == "acknowledged")
         return cls(keys=keys, acknowledged=acknowledged, gzip=options.gzip)
-
-    def for_file(
-        self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False
-    ) -> JsonArray:
-        """Return this protocol; SpecError for bulk bodies."""
-        del index, is_data_stream
-        refuse_action_lines(path, "json-array", has_action_lines=has_action_lines)
-        return self
 
     @property
     def max_documents(self) -> int | None:
@@ -146,7 +160,7 @@ class JsonArray:
         )
 
     def _join(self, documents: Sequence[bytes]) -> Body:
-        sizes = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
+        sizes = item_sizes(documents)
         if self.keys.format == "array":
             data = b"[" + b",".join(documents) + b"]"
             sizes += 1
@@ -179,21 +193,12 @@ class JsonArray:
         if status in self.acknowledged:
             return acknowledge_all(body.documents)
         meaning = _meaning_of(self.keys, status)
-        kinds = {str(status): body.documents}
         message = f"{status}: {response.text}"
         if meaning == "retry":
-            all_items = tuple(range(body.documents))
-            return Verdict(outcome=REJECTED, rejected_items=all_items, rejections=kinds, message=message)
+            return reject_all(body.documents, str(status), message)
         if meaning is None and status < 500:
             return Verdict(outcome=INVALID_RESPONSE, message=f"{message} (neither acknowledged nor refused)")
-        in_doubt = body.documents if meaning is None else 0
-        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, message=message)
-
-
-def refuse_action_lines(path: Path, protocol: str, *, has_action_lines: bool) -> None:
-    """Raise SpecError for a file of bulk bodies."""
-    if has_action_lines:
-        raise SpecError(f"{path}: a file of bulk bodies cannot be sent with {protocol}, which takes documents alone")
+        return fail_all(body.documents, str(status), message, in_doubt=meaning is None)
 
 
 def _has_field(document: bytes, name: str) -> bool:
@@ -208,16 +213,18 @@ def _meaning_of(keys: JsonArrayKeys, status: int) -> Meaning | None:
     return keys.meanings.get(str(status)) or keys.meanings.get(f"{status // 100}xx")
 
 
-def _find_problems(keys: JsonArrayKeys) -> Iterator[str]:
+def _check_keys(keys: JsonArrayKeys, where: str) -> None:
     for name in keys.headers:
         if name.lower() in _RESERVED:
-            yield f"headers: {name}: is set by ingest-bench{_ALTERNATIVES.get(name.lower(), '')}"
+            raise SpecError(f"{where}: headers: {name}: is set by ingest-bench{_ALTERNATIVES.get(name.lower(), '')}")
         if name.lower() in _SECRET:
-            yield (
-                f"headers: {name}: would be visible in plans and results. Set credentials in the environment: "
+            raise SpecError(
+                f"{where}: headers: {name}: would be visible in plans and results. Set credentials in the environment: "
                 "INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or INGEST_BENCH_API_KEY."
             )
-    statuses = (*keys.acknowledged, *keys.retry, *keys.refused)
-    for status in dict.fromkeys(statuses):
-        if statuses.count(status) > 1:
-            yield f"acknowledged, retry and refused: {status} occurs twice; a status has one meaning"
+    counts = Counter((*keys.acknowledged, *keys.retry, *keys.refused))
+    for status, count in counts.items():
+        if count > 1:
+            raise SpecError(
+                f"{where}: acknowledged, retry and refused: {status} occurs twice; a status has one meaning"
+            )

@@ -18,14 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-import numpy as np
-
-from ingest_bench.documents.body import Body
+from ingest_bench.documents.body import Body, item_sizes
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import HOUR, MIB, MS, Between
-from ingest_bench.protocols.json_array import refuse_action_lines
+from ingest_bench.protocols.json_array import DocumentsOnly
 from ingest_bench.protocols.response import HTTP_ERROR, MESSAGE_BYTES, PARTIAL, REJECTED, Verdict, acknowledge_all
 
 if TYPE_CHECKING:
@@ -70,9 +67,10 @@ class KafkaKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kafka:
+class Kafka(DocumentsOnly):
     """Protocol `kafka`: records for one topic, named as the index. They have no ids from ingest-bench."""
 
+    protocol: ClassVar[str] = "kafka"
     picks_nodes: ClassVar[bool] = True
     max_documents: ClassVar[None] = None
     overhead_bytes: ClassVar[int] = 0
@@ -89,23 +87,13 @@ class Kafka:
             raise SpecError('load.gzip: kafka compresses batches, not requests. Use compression = "gzip".')
         if options.nodes != "all":
             raise SpecError(f'load.nodes: must be "all", not {options.nodes}: kafka sends to the leader of a partition')
-        if options.action != BulkAction():
-            raise SpecError(
-                "load.action: kafka has no ids, indices, pipelines or refresh; these belong to the bulk API"
-            )
+        cls.check_action(options)
         return cls(topic=index, config=_build_config(keys, options.timeout_ns))
-
-    def for_file(self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False) -> Kafka:
-        """Return this protocol; SpecError for bulk bodies."""
-        del index, is_data_stream
-        refuse_action_lines(path, "kafka", has_action_lines=has_action_lines)
-        return self
 
     def build_body(self, documents: Sequence[bytes], seed: int) -> Body:
         """Concatenate the documents."""
         del seed
-        sizes = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
-        return Body(b"".join(documents), len(documents), sizes=sizes)
+        return Body(b"".join(documents), len(documents), item_sizes(documents))
 
     def user_class(self) -> type[KafkaUser]:
         """Return a Locust user class that sends records."""

@@ -7,10 +7,11 @@ import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gevent
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from gevent.lock import RLock
 from gevent.threadpool import ThreadPool
 from locust import User
@@ -56,8 +57,12 @@ class ProducerConnection:
     """A producer, with the fields that a sample records."""
 
     def __init__(self, upstream: Upstream, config: Mapping[str, str | float | bool]) -> None:
-        self.last_address = upstream.merged_address()
-        brokers = [socket_address[:2] for _, socket_address in self.last_address.sockets]
+        self.last_address = upstream.addresses[0]
+        if len(upstream.addresses) > 1:
+            # The library picks the node for each record.
+            names = ", ".join(address.name for address in upstream.addresses)
+            self.last_address = replace(self.last_address, index=-1, name=names)
+        brokers = [socket_address[:2] for address in upstream.addresses for _, socket_address in address.sockets]
         self._connections = LibraryConnections(brokers, upstream.traffic)
         servers = ",".join(f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in brokers)
         self._config = {**config, "bootstrap.servers": servers}
@@ -114,7 +119,7 @@ class ProducerConnection:
                 try:
                     producer.produce(topic, value, on_delivery=functools.partial(request.report, item))
                 except BufferError:
-                    request.report(item, _QueueFull)
+                    request.report(item, KafkaError(KafkaError._QUEUE_FULL))  # noqa: SLF001 - the library's name
                 except KafkaException as error:
                     request.report(item, error.args[0])
             while request.pending:
@@ -159,15 +164,6 @@ class ProducerConnection:
         self._pool.apply(producer.close, (_CLOSE_S,))
         self._connections.close()
         self._pool.kill()
-
-
-class _QueueFull:
-    """Error of a record that did not fit into the library's queue."""
-
-    @staticmethod
-    def name() -> str:
-        """Return the library's name of the error."""
-        return "_QUEUE_FULL"
 
 
 class KafkaUser(User):

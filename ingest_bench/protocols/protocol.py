@@ -16,9 +16,9 @@ through `Protocol.user_class`, and `Protocol.judge` decides the result of each d
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
+from ingest_bench.documents.source import BodyBuilder
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.records import suggest
 from ingest_bench.protocols.bulk import Bulk
@@ -28,8 +28,8 @@ from ingest_bench.protocols.kafka import Kafka
 from ingest_bench.protocols.thrift import Thrift
 
 if typing.TYPE_CHECKING:
-    from ingest_bench.documents.body import Body, BodyTemplate
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions
+    from ingest_bench.documents.body import Body
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions, TrackFile
     from ingest_bench.protocols.response import Response, Verdict
     from ingest_bench.protocols.upstream import Address, Upstream
 
@@ -82,31 +82,15 @@ class ProtocolUser(typing.Protocol):
         """Close the connection."""
 
 
-class Protocol(typing.Protocol):
+class Protocol(BodyBuilder, typing.Protocol):
     """Encoding of documents and meaning of responses. Only this package knows wire formats."""
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Most bytes that an item has in addition to its document."""
 
     @property
     def picks_nodes(self) -> bool:
         """True if a library picks the node for each document, so that a request has no single node."""
 
-    @property
-    def max_documents(self) -> int | None:
-        """Most documents in one request; None: no limit."""
-
-    def build_body(self, documents: Sequence[bytes], seed: int) -> Body | BodyTemplate:
-        """Build a body, or a template if users assign ids. The seed decides which documents reuse one."""
-
-    def for_file(
-        self, path: Path, *, has_action_lines: bool, index: str | None, is_data_stream: bool = False
-    ) -> Protocol:
-        """Return the protocol for the documents of a file; SpecError if it cannot send that file.
-
-        `has_action_lines`: the documents are bulk items already. `index`: each item names this index.
-        """
+    def for_file(self, file: TrackFile) -> Protocol:
+        """Return the protocol for the documents of a file; SpecError if it cannot send that file."""
 
     def user_class(self) -> type[ProtocolUser]:
         """Return a Locust user class with one connection."""
@@ -118,21 +102,14 @@ class Protocol(typing.Protocol):
         """
 
 
-class ProtocolKind(typing.Protocol):
-    """Class of a protocol, before its keys are parsed."""
-
-    @classmethod
-    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
-        """Create the protocol from the target's keys, the name of the index (topic, table) and the load options."""
-
-
-PROTOCOLS: Mapping[str, type[ProtocolKind]] = {
-    "bulk": Bulk,
-    "json-array": JsonArray,
-    "cql": Cql,
-    "thrift": Thrift,
-    "kafka": Kafka,
+PROTOCOLS: Mapping[str, Callable[[ProtocolOptions, str, LoadOptions], Protocol]] = {
+    "bulk": Bulk.from_options,
+    "json-array": JsonArray.from_options,
+    "cql": Cql.from_options,
+    "thrift": Thrift.from_options,
+    "kafka": Kafka.from_options,
 }
+"""Creates a protocol from the target's keys, the name of the index (topic, table) and the load options."""
 
 
 def create_protocol(protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
@@ -140,4 +117,4 @@ def create_protocol(protocol_options: ProtocolOptions, index: str, options: Load
     name = protocol_options.protocol
     if name not in PROTOCOLS:
         raise SpecError(f'{protocol_options.toml_key}: unknown protocol "{name}"; {suggest(name, PROTOCOLS)}')
-    return PROTOCOLS[name].from_options(protocol_options, index, options)
+    return PROTOCOLS[name](protocol_options, index, options)

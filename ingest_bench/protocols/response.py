@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,57 +65,63 @@ class InvalidResponseError(ValueError):
     """Bytes that are not an unambiguous response of the protocol."""
 
 
-class ResponseHead(Protocol):
-    """The beginning of a response."""
+class ResponseHead(NamedTuple):
+    """The beginning of a response: its status, and how long its body is."""
 
-    @property
-    def status(self) -> int:
-        """HTTP status, for all protocols."""
-
-    @property
-    def close(self) -> bool:
-        """True if the server accepts no more requests on this connection."""
-
-    @property
-    def retry_after_s(self) -> int:
-        """Seconds that the server asks to wait; 0: it does not."""
+    status: int
+    """HTTP status, for all protocols."""
+    close: bool = False
+    """True if the server accepts no more requests on this connection."""
+    retry_after_s: int = 0
+    """Seconds that the server asks to wait; 0: it does not, or as a date."""
+    length_bytes: int | None = 0
+    """None: chunked, or until the server closes."""
+    chunked: bool = False
 
 
-class ResponseReader(Protocol):
+class ResponseReader(ABC):
     """Reader of a response: bytes are received into `free_space()`, then passed on by `feed` or `feed_eof`.
 
-    Once it `is_complete`, the body is `buffer[start:end]`. The three methods raise InvalidResponseError.
+    Once it `is_complete`, the body is `buffer[start:end]`. The methods raise InvalidResponseError.
     """
 
-    buffer: bytearray
-    view: memoryview
-    is_complete: bool
-    start: int
-    end: int
-    filled: int
+    def __init__(self, buffer_bytes: int) -> None:
+        self.buffer = bytearray(buffer_bytes)
+        self.view = memoryview(self.buffer)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start with the next response."""
+        self.head: ResponseHead | None = None
+        """None until it is complete. Never the head of an interim response."""
+        self.is_complete = False
+        self.start = self.end = self.filled = 0
 
     @property
-    def head(self) -> ResponseHead | None:
-        """None until it is complete."""
-
-    @property
+    @abstractmethod
     def comparable_bytes(self) -> int | None:
         """Length of a prefix that identifies this response: one of the same length and prefix means the same.
 
         None: a response must be parsed to know.
         """
 
-    def reset(self) -> None:
-        """Start with the next response."""
-
-    def free_space(self) -> memoryview:
-        """Return the buffer for the next bytes."""
-
+    @abstractmethod
     def feed(self, size_bytes: int) -> None:
         """Parse more received bytes."""
 
-    def feed_eof(self) -> None:
+    def feed_eof(self) -> None:  # noqa: B027 - only some bodies end with the connection
         """Handle that the server closed: this completes a body without a length."""
+
+    def free_space(self) -> memoryview:
+        """Return the buffer for the next bytes."""
+        return self.view[self.filled :]
+
+    def grow(self, size_bytes: int) -> None:
+        """Make the buffer at least this large."""
+        if size_bytes > len(self.buffer):
+            larger = bytearray(size_bytes)
+            larger[: self.filled] = self.view[: self.filled]
+            self.buffer, self.view = larger, memoryview(larger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +172,21 @@ class Verdict:
 def acknowledge_all(documents: int) -> Verdict:
     """Return the verdict that all documents are acknowledged; cached, because it is the usual one."""
     return Verdict(outcome=OK, acked=documents)
+
+
+def reject_all(documents: int, kind: str, message: str, *, may_be_stored: bool = False) -> Verdict:
+    """Return the verdict that all documents may be retried; *may_be_stored*: some may be stored already."""
+    return Verdict(
+        outcome=HTTP_ERROR if may_be_stored else REJECTED,
+        rejected_items=tuple(range(documents)),
+        rejections={kind: documents},
+        may_be_stored=may_be_stored,
+        message=message,
+    )
+
+
+def fail_all(documents: int, kind: str, message: str, *, in_doubt: bool) -> Verdict:
+    """Return the verdict that all documents failed; *in_doubt*: they may be stored nevertheless."""
+    in_doubt_count = documents if in_doubt else 0
+    failures = {kind: documents}
+    return Verdict(outcome=HTTP_ERROR, failed=documents, in_doubt=in_doubt_count, failures=failures, message=message)

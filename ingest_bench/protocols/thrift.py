@@ -6,19 +6,19 @@ encoding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from ingest_bench.documents.body import DIGITS, BodyTemplate
+from ingest_bench.documents.body import DIGITS
 from ingest_bench.inputs import records
 from ingest_bench.protocols import thrift_wire
 from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowKeys, RowProtocol
 from ingest_bench.protocols.response import InvalidResponseError
 
 if TYPE_CHECKING:
+    from ingest_bench.documents.body import BodyTemplate
     from ingest_bench.model.load import LoadOptions, ProtocolOptions
     from ingest_bench.protocols.users import FramedUser
 
@@ -84,28 +84,16 @@ class Thrift(RowProtocol):
 
     def build_body(self, documents: Sequence[bytes], seed: int) -> BodyTemplate:
         """Build a call with gaps for the keys of its rows. The seed decides which ones reuse a key."""
-        prefix, suffix = _call_ends(len(documents))
-        row_ends = [_row_ends(family) for family in self.families]
-        data = bytearray(prefix)
-        id_offsets, sizes = [], []
-        for number, document in enumerate(documents):
-            before, after = row_ends[number % len(row_ends)]
-            start = len(data)
-            # A row begins with the length of its key.
-            id_offsets.append(start + thrift_wire.LENGTH.size)
-            data += before
-            data += thrift_wire.LENGTH.pack(len(document))
-            data += document
-            data += after
-            sizes.append(len(data) - start)
-        data += suffix
-        # Items cover the whole call: the first one includes its start, the last one its end.
-        sizes[0] += len(prefix)
-        sizes[-1] += len(suffix)
-        thrift_wire.LENGTH.pack_into(data, 0, len(data) - thrift_wire.LENGTH.size)
-        reuses_key = self.draw_reused_keys(len(documents), seed)
-        offsets = np.array(id_offsets, dtype=np.int64)
-        return BodyTemplate(data, offsets, reuses_key, sizes=np.array(sizes, dtype=np.int64))
+        before, after = _call_ends(len(documents))
+        row_ends = itertools.cycle([_row_ends(family) for family in self.families])
+        rows = [
+            b"".join((start, thrift_wire.LENGTH.pack(len(document)), document, end))
+            for document, (start, end) in zip(documents, row_ends, strict=False)
+        ]
+        frame_bytes = len(before) + sum(map(len, rows)) + len(after) - thrift_wire.LENGTH.size
+        before = thrift_wire.LENGTH.pack(frame_bytes) + before[thrift_wire.LENGTH.size :]
+        # A row begins with the length of its key.
+        return self.build_template(before, rows, after, thrift_wire.LENGTH.size, seed)
 
     def user_class(self) -> type[FramedUser]:
         """Return a Locust user class that sends such calls.

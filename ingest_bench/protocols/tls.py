@@ -28,7 +28,7 @@ class TlsConnection(Connection):
         """Wait for the event that OpenSSL needs; return at once if it has buffered bytes."""
         sock = self._sock
         if isinstance(sock, TlsSocket):
-            if watcher is self._readable and sock.has_buffered:
+            if watcher is self._readable and sock.tls.pending():
                 return
             watcher = self._writable if sock.needs == WRITE else self._readable
         super()._wait(watcher)
@@ -40,9 +40,9 @@ class TlsConnection(Connection):
         return super()._wait_for_either()
 
     def _connect(self) -> _socket.socket:
-        tls = self.address.tls
-        assert tls is not None  # noqa: S101 - all addresses of an upstream have TLS, or none
-        sock = TlsSocket(super()._connect(), tls.context, tls.host)
+        context, tls = self.address.tls_context, self.address.server.tls
+        assert context is not None and tls is not None  # noqa: S101, PT018 - all addresses of an upstream have TLS, or none
+        sock = TlsSocket(super()._connect(), context, tls.name)
         self._sock = cast("_socket.socket", sock)
         while True:
             try:
@@ -51,11 +51,11 @@ class TlsConnection(Connection):
                 self._wait(None)
             except ssl.SSLCertVerificationError as error:
                 raise self._broken(
-                    f"TLS: the certificate of {tls.host} is not verified: {error.verify_message}. "
+                    f"TLS: the certificate of {tls.name} is not verified: {error.verify_message}. "
                     "Name its CA with --ca-file."
                 ) from None
             except OSError as error:
-                raise self._broken(f"TLS with {tls.host}: {error.strerror or error}") from None
+                raise self._broken(f"TLS with {tls.name}: {error.strerror or error}") from None
             else:
                 return cast("_socket.socket", sock)
 
@@ -64,22 +64,15 @@ class TlsSocket:
     """The socket methods that `Connection` uses, over TLS. After BlockingIOError, `needs` is the event to wait for."""
 
     def __init__(self, sock: _socket.socket, context: ssl.SSLContext, host: str) -> None:
-        self._tls = context.wrap_socket(
-            cast("socket.socket", sock), do_handshake_on_connect=False, server_hostname=host
-        )
+        self.tls = context.wrap_socket(cast("socket.socket", sock), do_handshake_on_connect=False, server_hostname=host)
         self._is_corked = False
         self.needs = 0
         """READ or WRITE, after a call of any kind that blocked; 0: it succeeded."""
 
-    @property
-    def has_buffered(self) -> bool:
-        """True if decrypted bytes are buffered."""
-        return self._tls.pending() > 0
-
     def do_handshake(self) -> None:
         """Verify the server and start encryption."""
         try:
-            self._tls.do_handshake()
+            self.tls.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             raise self._blocked(error) from None
         self.needs = 0
@@ -109,7 +102,7 @@ class TlsSocket:
         accepted = 0
         while accepted < len(view):
             try:
-                accepted += self._tls.write(view[accepted : accepted + _PIECE_BYTES])
+                accepted += self.tls.write(view[accepted : accepted + _PIECE_BYTES])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
                 blocked = self._blocked(error)
                 if accepted:
@@ -124,13 +117,13 @@ class TlsSocket:
 
     def _cork(self, is_corked: bool) -> None:
         """Make the kernel send only full segments, or flush."""
-        self._tls.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_CORK, is_corked)
+        self.tls.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_CORK, is_corked)
         self._is_corked = is_corked
 
     def recv_into(self, buffer: bytearray | memoryview) -> int:
         """Receive as many bytes as fit; 0: the server has closed."""
         try:
-            received = self._tls.recv_into(buffer)
+            received = self.tls.recv_into(buffer)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             raise self._blocked(error) from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -143,7 +136,7 @@ class TlsSocket:
     def shutdown(self, how: int) -> None:
         """Stop both directions; received bytes can still be decrypted."""
         # SSLSocket.shutdown would continue to read without TLS.
-        borrowed = _socket.socket(fileno=self._tls.fileno())
+        borrowed = _socket.socket(fileno=self.tls.fileno())
         try:
             borrowed.shutdown(how)
         finally:
@@ -151,7 +144,7 @@ class TlsSocket:
 
     def close(self) -> None:
         """Close the socket without a TLS shutdown, as without TLS."""
-        self._tls.close()
+        self.tls.close()
 
     def _blocked(self, error: ssl.SSLError) -> BlockingIOError:
         self.needs = READ if isinstance(error, ssl.SSLWantReadError) else WRITE

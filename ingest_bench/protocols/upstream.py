@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 import gevent
@@ -73,12 +73,10 @@ class Deadlines:
     def _sweep(self) -> None:
         while True:
             gevent.sleep(_SWEEP_S)
-            self._expire_late(time.monotonic_ns())
-
-    def _expire_late(self, now_ns: int) -> None:
-        for connection in self._connections:
-            if 0 < connection.deadline_ns < now_ns:
-                connection.expire("timeout")
+            now_ns = time.monotonic_ns()
+            for connection in self._connections:
+                if 0 < connection.deadline_ns < now_ns:
+                    connection.expire("timeout")
 
 
 class Traffic:
@@ -92,14 +90,6 @@ class Traffic:
         self.connects = 0
 
 
-class TlsOptions(NamedTuple):
-    """Verification of a server, and the client certificate."""
-
-    host: str
-    """The host name that its certificate must be valid for."""
-    context: ssl.SSLContext
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Address:
     """One of the addresses of the server."""
@@ -108,16 +98,11 @@ class Address:
     """Its number, as in samples."""
     name: str
     """Host and port as configured, for the Host header and errors."""
-    tls: TlsOptions | None
-    """None: plain TCP."""
+    server: ServerAddress
+    tls_context: ssl.SSLContext | None
+    """Verifies the server, with the client certificate; None: plain TCP."""
     sockets: tuple[tuple[int, Any], ...]
     """Family and socket address of all addresses of the host, tried in turn. Empty: resolved per connection."""
-    endpoint: Endpoint
-    """Host and port to resolve."""
-    resolver: Endpoint | None = None
-    """Name server that resolves the host for each connection; None: it was resolved once."""
-    path_prefix: str = ""
-    """Prefix of every request's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,21 +119,11 @@ class Upstream:
     @property
     def is_tls(self) -> bool:
         """True if the connections are encrypted: all are, or none."""
-        return self.addresses[0].tls is not None
+        return self.addresses[0].tls_context is not None
 
     def next_address(self) -> Address:
         """Return the address for the next connection: round robin."""
         return self.addresses[next(self._turns) % len(self.addresses)]
-
-    def merged_address(self) -> Address:
-        """Return all addresses as one, for a library that picks the node itself; of several its index is -1."""
-        return Address(
-            index=-1 if len(self.addresses) > 1 else 0,
-            name=", ".join(address.name for address in self.addresses),
-            tls=self.addresses[0].tls,
-            sockets=tuple(socket_address for address in self.addresses for socket_address in address.sockets),
-            endpoint=self.addresses[0].endpoint,
-        )
 
 
 def resolve_upstream(
@@ -166,26 +141,17 @@ def resolve_upstream(
     )
 
 
-def _resolve_address(index: int, address: ServerAddress) -> Address:
-    name, endpoint = address.host_header or str(address.endpoint), address.endpoint
-    tls = None if address.tls is None else TlsOptions(address.tls.name, _ssl_context(address.tls))
+def _resolve_address(index: int, server: ServerAddress) -> Address:
     sockets: Mapping[tuple[int, Any], None] = {}
-    if address.resolver is None:
+    if server.resolver is None:
         try:
             # Locust patches this to gevent's own, which does not block the event loop.
-            entries = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(server.endpoint.host, server.endpoint.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise RunFailed(f"{name}: unknown host ({error.strerror}). Check its spelling.") from None
+            raise RunFailed(f"{server}: unknown host ({error.strerror}). Check its spelling.") from None
         sockets = dict.fromkeys((int(family), socket_address) for family, *_, socket_address in entries)
-    return Address(
-        index=index,
-        name=name,
-        tls=tls,
-        sockets=tuple(sockets),
-        endpoint=endpoint,
-        resolver=address.resolver,
-        path_prefix=address.path_prefix,
-    )
+    context = None if server.tls is None else _ssl_context(server.tls)
+    return Address(index=index, name=str(server), server=server, tls_context=context, sockets=tuple(sockets))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from locust import User
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.protocols import tls
-from ingest_bench.protocols.connection import PumpedConnection
+from ingest_bench.protocols.connection import Connection
 from ingest_bench.protocols.http1 import HttpResponseReader, build_request_head
 
 if TYPE_CHECKING:
@@ -26,28 +26,52 @@ if TYPE_CHECKING:
 _CACHED_HEADS = 4096
 
 
-class Http1User(User):
-    """Posts bodies to one path over a keep-alive connection, which the first exchange opens."""
+class ConnectionUser(User):
+    """User with one connection, which the first exchange opens."""
 
     abstract = True
     upstream: Upstream
-    path = "/"
-    method = "POST"
-    protocol_headers: Mapping[str, str] = {}
     timeout_ns = 60 * 10**9
     pumps = True
-
-    def on_start(self) -> None:
-        """Create the connection."""
-        upstream = self.upstream
-        connection_class = tls.TlsConnection if upstream.is_tls else PumpedConnection
-        self.connection = connection_class(upstream, HttpResponseReader())
-        upstream.deadlines.watch(self.connection)
-        self._use_address(self.connection.address)
+    connection: Connection
 
     def on_stop(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+    def request(self, body: Body) -> Request:
+        """Return head and body as they go over an open connection."""
+        return b"", body.data
+
+    @property
+    def can_pump(self) -> bool:
+        """True if `pump` can send now: over an open connection without TLS."""
+        self.connection.close_if_ended()
+        return self.connection.is_open and not self.upstream.is_tls
+
+    def pump(self, body: Body, follow: Callable[[Response, int], Request | None]) -> None:
+        """Send *body*, and after each response the request that *follow* returns (`Connection.pump`)."""
+        self.connection.pump(*self.request(body), self.timeout_ns, follow)
+
+    def finish(self, body: Body) -> Response:
+        """Return the response to the request during which `pump` returned; ConnectionBrokenError without one."""
+        return self.connection.finish(*self.request(body))
+
+
+class Http1User(ConnectionUser):
+    """Posts bodies to one path over a keep-alive connection."""
+
+    abstract = True
+    path = "/"
+    method = "POST"
+    protocol_headers: Mapping[str, str] = {}
+
+    def on_start(self) -> None:
+        """Create the connection."""
+        connection_class = tls.TlsConnection if self.upstream.is_tls else Connection
+        self.connection = connection_class(self.upstream, HttpResponseReader())
+        self.upstream.deadlines.watch(self.connection)
+        self._use_address(self.connection.address)
 
     def exchange(self, body: Body) -> Response:
         """Return the response to one request; ConnectionBrokenError without one."""
@@ -61,25 +85,10 @@ class Http1User(User):
         data = body.data
         return self._heads.get(len(data)) or self._build_head(len(data)), data
 
-    @property
-    def can_pump(self) -> bool:
-        """True if `pump` can send now: over an open connection without TLS."""
-        self.connection.close_if_ended()
-        return isinstance(self.connection, PumpedConnection) and self.connection.is_open
-
-    def pump(self, body: Body, follow: Callable[[Response, int], Request | None]) -> None:
-        """Send *body*, and after each response the request that *follow* returns (`PumpedConnection.pump`)."""
-        assert isinstance(self.connection, PumpedConnection)  # noqa: S101 - checked by `can_pump`
-        self.connection.pump(*self.request(body), self.timeout_ns, follow)
-
-    def finish(self, body: Body) -> Response:
-        """Return the response to the request during which `pump` returned; ConnectionBrokenError without one."""
-        return self.connection.finish(*self.request(body))
-
     def _use_address(self, address: Address) -> None:
         self._address = address
         headers = {**self.protocol_headers, **self.upstream.headers}
-        self._head = build_request_head(address.path_prefix + self.path, address, headers, self.method)
+        self._head = build_request_head(address.server.path_prefix + self.path, address, headers, self.method)
         self._heads: dict[int, bytes] = {}
 
     def _build_head(self, size_bytes: int) -> bytes:
@@ -89,7 +98,7 @@ class Http1User(User):
         return self._heads[size_bytes]
 
 
-class FramedUser(User):
+class FramedUser(ConnectionUser):
     """Sends binary frames. The first exchange opens the connection, with the protocol's handshake."""
 
     abstract = True
@@ -100,21 +109,14 @@ class FramedUser(User):
     """Requests that open a connection, each with the frames of its successful response (`FrameReader.expected`)."""
     expected: Sequence[Any] = ()
     """The frames of a successful response to a body."""
-    upstream: Upstream
-    timeout_ns = 60 * 10**9
-    pumps = True
 
     def on_start(self) -> None:
         """Create the connection."""
         if self.upstream.is_tls:
             raise RunFailed(f"{self.protocol}: TLS is not supported. Use a URL with http://.")
         self._reader = self.reader_class()
-        self.connection = PumpedConnection(self.upstream, self._reader)
+        self.connection = Connection(self.upstream, self._reader)
         self.upstream.deadlines.watch(self.connection)
-
-    def on_stop(self) -> None:
-        """Close the connection."""
-        self.connection.close()
 
     def exchange(self, body: Body) -> Response:
         """Return the response to one request; ConnectionBrokenError without one."""
@@ -136,21 +138,3 @@ class FramedUser(User):
             return connection.exchange(b"", body.data, until_ns - time.monotonic_ns())
         finally:
             connection.bytes_sent += handshake_bytes
-
-    def request(self, body: Body) -> Request:
-        """Return head and body as they go over an open connection."""
-        return b"", body.data
-
-    @property
-    def can_pump(self) -> bool:
-        """True if `pump` can send now: over an open connection."""
-        self.connection.close_if_ended()
-        return self.connection.is_open
-
-    def pump(self, body: Body, follow: Callable[[Response, int], Request | None]) -> None:
-        """Send *body*, and after each response the request that *follow* returns (`PumpedConnection.pump`)."""
-        self.connection.pump(*self.request(body), self.timeout_ns, follow)
-
-    def finish(self, body: Body) -> Response:
-        """Return the response to the request during which `pump` returned; ConnectionBrokenError without one."""
-        return self.connection.finish(*self.request(body))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ingest_bench import units
 from ingest_bench.analysis.compare import cells
@@ -28,7 +27,6 @@ from ingest_bench.report.formatting import (
 from ingest_bench.report.published import PublishedRow
 
 Rows = list[list[str]]
-_Applies = Callable[[Sequence[CellRuns], Sequence[str]], bool]
 HOST_KEYS = "host."
 """Prefix of the factors that are settings of the table [host]."""
 _FAULT = "fault"
@@ -45,8 +43,8 @@ class ShownColumn:
     format: Callable[[float], str]
     only_if: str = ""
     """Shown only if this column is not 0 in some run: otherwise it is noise."""
-    compute: Callable[[CellRuns, Sequence[CellRuns]], str] | None = None
-    """Return the text of a cell that is not a column of `summary.csv`, from its row and all rows."""
+    compute: Callable[[CellRuns, Sequence[CellRuns]], float | str | None] | None = None
+    """Return the value of a cell that is not a column of `summary.csv`, from its row and all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +55,14 @@ class Topic:
     """Of its files: `report/NAME.csv` and `report/NAME.md`."""
     title: str
     """Of its section of the page."""
-    applies: _Applies
-    """True if these rows, with these varying factors, have something to show."""
     columns: tuple[ShownColumn, ...]
+    requires: str = ""
+    """The table exists only where a cell has this column; empty where it needs none."""
+    requires_factor: str = ""
+    """The table exists only where a factor whose key begins with this varies."""
     publication: str = ""
     """Where the published rows are from; empty where nothing is published."""
-    published_rows: Callable[[CellRuns, Sequence[CellRuns]], Iterable[PublishedRow]] = field(
-        default=lambda _row, _rows: ()
-    )
+    published_rows: Callable[[CellRuns, Sequence[CellRuns]], Iterable[PublishedRow]]
     is_typical_only: bool = False
     """Medians without the spread and the number of runs, and a CSV of plain numbers."""
 
@@ -80,24 +78,16 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def _format_known(value: float | None) -> str:
-    return "" if value is None else format_number(value)
-
-
-def _format_sleeps(row: CellRuns, _rows: Sequence[CellRuns]) -> str:
+def _find_sleeps(row: CellRuns, _rows: Sequence[CellRuns]) -> str:
     """Return the sleeps of the first run: counts by length have no median."""
     return next((str(run.values.get("direct_sleeps") or "none") for run in row.measured_or_oom.valid), "")
 
 
-def _has(column: str) -> _Applies:
-    return lambda rows, _keys: any(row.measured_or_oom.numbers(column) for row in rows)
-
-
-_COMPUTED: Mapping[str, Callable[[CellRuns, Sequence[CellRuns]], str]] = {
-    "sleeps": _format_sleeps,
-    "cap_per_pair": lambda row, _rows: _format_known(published.cap_per_pair(row)),
-    "forwards_per_pair": lambda row, _rows: _format_known(published.forwards_per_pair(row)),
-    "asynchronous_ratio": lambda row, rows: _format_known(published.asynchronous_ratio(row, rows)),
+_COMPUTED: Mapping[str, Callable[[CellRuns, Sequence[CellRuns]], float | str | None]] = {
+    "sleeps": _find_sleeps,
+    "cap_per_pair": lambda row, _rows: published.cap_per_pair(row),
+    "forwards_per_pair": lambda row, _rows: published.forwards_per_pair(row),
+    "asynchronous_ratio": published.asynchronous_ratio,
 }
 
 
@@ -112,23 +102,19 @@ _TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encodi
 CELL_COLUMNS = _load_columns(_TABLES["cells"])
 
 
-def _load_topic(name: str, applies: _Applies, **options: Any) -> Topic:
-    table = _TABLES["topics"][name]
-    return Topic(name=name, applies=applies, **{**table, **options, "columns": _load_columns(table["columns"])})
-
-
-_ALL_TOPICS = (
-    _load_topic(
-        "es-23185",
-        lambda rows, _keys: any(row.numbers("outside_tlab_count") or row.oom_runs for row in rows),
-        published_rows=published.es23185_rows,
-        is_typical_only=True,
-    ),
-    _load_topic("direct-memory", _has("direct_allocations"), published_rows=published.allocation_rows),
-    _load_topic("forwarding", _has(published.FORWARDS), published_rows=published.forwarding_rows),
-    _load_topic("machine", lambda _rows, keys: any(key.startswith(HOST_KEYS) for key in keys)),
-)
-TOPICS: Mapping[str, Topic] = {topic.name: topic for topic in _ALL_TOPICS}
+_PUBLISHED_ROWS = {
+    "es-23185": published.es23185_rows,
+    "direct-memory": published.allocation_rows,
+    "forwarding": published.forwarding_rows,
+}
+TOPICS: Mapping[str, Topic] = {
+    name: Topic(
+        name=name,
+        published_rows=_PUBLISHED_ROWS.get(name, lambda _row, _rows: ()),
+        **{**table, "columns": _load_columns(table["columns"])},
+    )
+    for name, table in _TABLES["topics"].items()
+}
 
 
 def cell_rows(summaries: Sequence[Summary]) -> Rows:
@@ -157,7 +143,9 @@ def topic_rows(topic: Topic, summaries: Sequence[Summary]) -> Rows:
     Empty where the topic does not apply.
     """
     rows, varying = cells.group_by_cell(summaries), cells.varying_keys(summaries)
-    if not topic.applies(rows, varying):
+    if topic.requires and not any(row.measured_or_oom.numbers(topic.requires) for row in rows):
+        return []
+    if topic.requires_factor and not any(key.startswith(topic.requires_factor) for key in varying):
         return []
     keys = varying or list(summaries[0].levels)
     columns = [column for column in topic.columns if topic.publication or _is_worth_showing(column, rows)]
@@ -170,7 +158,7 @@ def topic_rows(topic: Topic, summaries: Sequence[Summary]) -> Rows:
         table.append([*("ours" for _ in source), *levels, *(format_runs(row) for _ in runs), *texts])
         for theirs in topic.published_rows(row, rows):
             levels = [row.levels.get(key, "") if format_key(key) in theirs.shared_factors else "" for key in keys]
-            texts = [_format_theirs(column, theirs.values) for column in columns]
+            texts = [_format(column, theirs.values.get(column.column)) for column in columns]
             table.append(["published", *levels, *("" for _ in runs), *texts])
     return table
 
@@ -264,18 +252,16 @@ def _is_worth_showing(column: ShownColumn, rows: Sequence[CellRuns]) -> bool:
 
 def _format_ours(topic: Topic, column: ShownColumn, row: CellRuns, rows: Sequence[CellRuns]) -> str:
     if column.compute is not None:
-        return column.compute(row, rows)
+        return _format(column, column.compute(row, rows))
     if not topic.is_typical_only:
         return format_spread(row.measured_or_oom.numbers(column.column), column.format)
     if column.column == "docs_per_s_mean" and row.oom_runs and not row.numbers(column.column):
         return "OOM"
-    value = row.measured_or_oom.median(column.column)
-    return "" if value is None else column.format(value)
+    return _format(column, row.measured_or_oom.median(column.column))
 
 
-def _format_theirs(column: ShownColumn, values: Mapping[str, float | str]) -> str:
-    value = values.get(column.column, "")
-    return value if isinstance(value, str) else column.format(value)
+def _format(column: ShownColumn, value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else column.format(value)
 
 
 def _format_ending(run: Summary) -> str:

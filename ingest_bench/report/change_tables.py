@@ -22,22 +22,6 @@ EVERY_COLUMN = tuple(dict.fromkeys(columns_module.compared_column(column.name) f
 _DISTINCT = {True: "yes", False: "no", None: "one run a side"}
 
 
-def comparison_rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Return a head and a row for each two cells that differ in one factor, and each column that both have.
-
-    The interval is of the relative difference, at 95%; "" where a side has fewer than two runs. "distinct" holds for
-    the table as a whole.
-    """
-    rows = [["column", "from", "to", "runs", "mean from", "mean to", "change", "95% interval", "distinct"]]
-    for change in comparison.compare_pairs(summaries, comparison.DEFAULT_COLUMNS):
-        relative = "" if change.relative is None else f"{change.relative:+.1%}"
-        runs = f"{change.first_runs}, {change.second_runs}{' in blocks' if change.paired else ''}"
-        means = (format_number(change.first_mean), format_number(change.second_mean))
-        ends = (change.column, change.first, change.second)
-        rows.append([*ends, runs, *means, relative, format_interval(change), _DISTINCT[change.is_distinct]])
-    return rows
-
-
 def change_rows(changes: Changes) -> list[list[str]]:
     """Return a head and a row for each comparison of two results, for people."""
     head = ["column", "cell", "runs", "mean before", "mean now", "change", "95% interval", "verdict"]
@@ -52,8 +36,8 @@ def change_rows(changes: Changes) -> list[list[str]]:
     return [head, *body]
 
 
-def change_numbers(changes: Changes) -> list[list[object]]:
-    """Return the same as numbers for a CSV: shares of the first mean. An unknown one is an empty cell."""
+def change_numbers(changes: Sequence[Comparison]) -> list[list[object]]:
+    """Return comparisons as numbers for a CSV: shares of the first mean. An unknown one is an empty cell."""
     head: list[object] = [
         *("column", "first", "second", "first_runs", "second_runs", "first_mean", "second_mean"),
         *("change", "change_low", "change_high", "changed"),
@@ -64,7 +48,7 @@ def change_numbers(changes: Changes) -> list[list[object]]:
             *(change.first_mean, change.second_mean, *_relative_numbers(change)),
             {True: "yes", False: "no", None: ""}[change.is_distinct],
         ]
-        for change in changes.comparisons
+        for change in changes
     ]
     return [head, *body]
 
@@ -214,11 +198,6 @@ def describe_change(change: Change, since: str) -> str:
     """Describe a change: "-12.1% (-14.0% to -10.2%) since 2026-11-22T04-00-00Z"."""
     interval = format_interval(change.compared)
     return f"{format_change(change.compared)}{f' ({interval})' if interval else ''} since {since}"
-
-
-def describe_facts(change: Change) -> str:
-    """Describe which facts of the machine or server changed with it."""
-    return f"with it: {'; '.join(change.facts)}" if change.facts else "no fact changed with it"
 
 
 def level_segments(history: History) -> list[tuple[int, int]]:

@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 
 from ingest_bench import units
 
-SEPARATOR = "  ·  "
-"""Stands between the conditions above a picture."""
-
 
 def format_integer(value: float) -> str:
     """Format a number in groups of thousands: "12,345"."""
@@ -77,10 +74,6 @@ def describe_level(key: str, level: str) -> str:
     return f"at {name} {level}"
 
 
-def join_conditions(parts: Sequence[str], characters: int = 120) -> str:
-    """Join the parts with separators into lines that neither begin nor end with one."""
-    lines: list[str] = []
-    for part in parts:
-        longer = f"{lines[-1]}{SEPARATOR}{part}" if lines else part
-        lines[-1:] = [longer] if len(longer) <= characters else [*lines[-1:], part]
-    return "\n".join(lines)
+def shorten(text: str, most: int) -> str:
+    """Return the text in at most that many characters, without its middle: a level may be a path or many options."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-((most - 1) // 2) :]}"

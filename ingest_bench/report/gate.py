@@ -1,13 +1,5 @@
 """Judge results by thresholds and a baseline: pass, fail, or no verdict; as Markdown, JSON and JUnit XML. Pure.
 
-    [[threshold]]
-    column = "docs_per_s_mean"     # a column of summary.csv
-    at_least = 20000                 # or at_most: absolute, by the median of the cell's runs
-    [[threshold]]
-    column = "gc_pause_ms_total_per_gb"
-    may_rise = "10%"                 # or may_fall: relative to the baseline
-    cells = "network=ethernet*"      # pattern of the cells; default: all
-
 The 95% interval of the change decides against a baseline (`analysis.compare`). All of it within the allowance passes,
 all of it beyond fails. Anything else is no verdict, and the text says how many replicates would decide it. With one run
 a side there is no interval.
@@ -26,7 +18,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
@@ -47,6 +39,7 @@ from ingest_bench.units import quote_name, quote_value
 
 Outcome = Literal["pass", "fail", "no verdict"]
 Limit = Annotated[float, Between(-1e18, 1e18)]
+_Judged = tuple[Outcome, str]
 EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "fail": 1, "no verdict": 3}
 _SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "no verdict": "⚠️ no verdict"}
 _UNITS = ("bytes", "ms", "s", "ppm", "percent")
@@ -134,26 +127,17 @@ def parse_thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, .
 def judge(now: Results, thresholds: Iterable[Threshold], baseline: Results | None = None) -> Verdict:
     """Judge all runs. An invalid or failed run is no verdict on its cell, never a pass."""
     rows = _group_applicable(now)
-    before = {} if baseline is None else {row.name: row for row in _group_applicable(baseline)}
-    checks = [check for row in rows for check in _check_states(row, before.get(row.name))]
+    before = None if baseline is None else {row.name: row for row in _group_applicable(baseline)}
+    checks = [check for row in rows for check in _check_states(row, (before or {}).get(row.name))]
     notes: list[str] = []
     if baseline is not None:
-        conflicts, notes = _compare_conditions(now, baseline, rows, before)
+        conflicts, notes = _compare_conditions(now, baseline, rows, before or {})
         checks += [Check(cell="*", column="facts", outcome="no verdict", reason=reason) for reason in conflicts]
-    for item in thresholds:
-        selected = select_cells(rows, item)
-        if not selected:
-            checks.append(_check_missing(item.cells, item, f'no cell matches "{item.cells}"'))
-        for row in selected:
-            of_row = _check_absolute(row, item)
-            if item.is_relative:
-                of_row.append(_check_relative(row, item, None if baseline is None else before))
-            checks += [_require_all_runs(row, item, check) for check in of_row]
-        if item.is_relative:
-            present = {row.name for row in rows}
-            gone = [name for name in before if name not in present and fnmatchcase(name, item.cells)]
-            reason = "the baseline has this cell, and these results do not"
-            checks += [_check_missing(name, item, reason) for name in gone]
+    checks += [
+        Check(cell=cell, column=item.column, outcome=outcome, reason=reason)
+        for item in thresholds
+        for cell, (outcome, reason) in _judge_threshold(item, rows, before)
+    ]
     return Verdict(checks=tuple(checks), notes=tuple(notes))
 
 
@@ -264,86 +248,88 @@ def _check_states(row: CellRuns, before: CellRuns | None) -> list[Check]:
     return checks
 
 
-def _check_absolute(row: CellRuns, item: Threshold) -> list[Check]:
+def _judge_threshold(
+    item: Threshold, rows: Sequence[CellRuns], before: Mapping[str, CellRuns] | None
+) -> Iterator[tuple[str, _Judged]]:
+    """Yield each cell that the threshold is for, and the outcome with its reason."""
+    selected = select_cells(rows, item)
+    if not selected:
+        yield item.cells, ("no verdict", f'no cell matches "{item.cells}"')
+    for row in selected:
+        judged = [*_judge_absolute(row, item), *([_judge_relative(row, item, before)] if item.is_relative else [])]
+        unknown = ", ".join(row.runs_without(item.column))
+        for outcome, reason in judged:
+            # A run without a number might have exceeded the limit.
+            is_unsure = outcome == "pass" and unknown
+            yield (
+                row.name,
+                ("no verdict", f"{reason}; but {unknown} did not measure it") if is_unsure else (outcome, reason),
+            )
+    if item.is_relative:
+        present = {row.name for row in rows}
+        for name in before or ():
+            if name not in present and fnmatchcase(name, item.cells):
+                yield name, ("no verdict", "the baseline has this cell, and these results do not")
+
+
+def _judge_absolute(row: CellRuns, item: Threshold) -> list[_Judged]:
     if item.at_least is None and item.at_most is None:
         return []
     value = row.median(item.column)
     if value is None:
-        return [_check(row, item, "no verdict", "no valid run measured it")]
-    checks = []
-    for limit, is_kept, word in (
-        (item.at_least, item.at_least is not None and value >= item.at_least, "at least"),
-        (item.at_most, item.at_most is not None and value <= item.at_most, "at most"),
-    ):
-        if limit is not None:
-            outcome: Outcome = "pass" if is_kept else "fail"
-            checks.append(_check(row, item, outcome, f"{value:,.6g}, wanted {word} {limit:,.6g}"))
-    return checks
+        return [("no verdict", "no valid run measured it")]
+    judged: list[_Judged] = []
+    if item.at_least is not None:
+        outcome: Outcome = "pass" if value >= item.at_least else "fail"
+        judged.append((outcome, f"{value:,.6g}, wanted at least {item.at_least:,.6g}"))
+    if item.at_most is not None:
+        outcome = "pass" if value <= item.at_most else "fail"
+        judged.append((outcome, f"{value:,.6g}, wanted at most {item.at_most:,.6g}"))
+    return judged
 
 
-def _check_relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] | None) -> Check:
+def _judge_relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] | None) -> _Judged:
     if baseline is None:
-        return _check(row, item, "no verdict", "may_fall and may_rise require --baseline")
+        return "no verdict", "may_fall and may_rise require --baseline"
     before = baseline.get(row.name)
     if before is None:
-        return _check(row, item, "no verdict", "the baseline has no such cell")
+        return "no verdict", "the baseline has no such cell"
     if difference := changes.find_experiment_difference(before.runs, row.runs):
-        return _check(row, item, "no verdict", difference)
+        return "no verdict", difference
     column = columns_module.compared_column(item.column)
     # Never paired: the runs of a baseline were measured at another time.
     change = comparison.compare_cells(column, before, row, paired=False)
     if change is None:
-        return _check(row, item, "no verdict", "it was not measured on both sides")
+        return "no verdict", "it was not measured on both sides"
     means = f"{change.first_mean:,.6g} to {change.second_mean:,.6g}{' for each GB' if column != item.column else ''}"
     if change.interval is None:
         runs = f"{change.first_runs} and {change.second_runs} runs"
-        reason = f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"
-        return _check(row, item, "no verdict", reason)
+        return "no verdict", f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"
     if change.relative_interval is None:
-        return _check_near_zero(row, item, means, before.numbers(column), row.numbers(column))
+        return _judge_near_zero(item, means, before.numbers(column), row.numbers(column))
     low, high = change.relative_interval
     interval = change_tables.format_interval(change)
     reason = f"{change.relative:+.1%} against the baseline ({means}, 95% interval {interval})"
     least = -math.inf if item.may_fall_ppm is None else -item.may_fall_ppm / 1e6
     most = math.inf if item.may_rise_ppm is None else item.may_rise_ppm / 1e6
     if least <= low and high <= most:
-        return _check(row, item, "pass", reason)
+        return "pass", reason
     if high < least or low > most:
-        return _check(row, item, "fail", reason)
+        return "fail", reason
     # A limit of -100% cannot be exceeded.
     enough = comparison.replicates_for_verdict(change, [limit for limit in (least, most) if -1 < limit < math.inf])
     advice = f"about {enough} replicates a side would decide" if enough else "it is too close to the limit to decide"
-    return _check(row, item, "no verdict", f"{reason}: {advice}")
+    return "no verdict", f"{reason}: {advice}"
 
 
-def _check_near_zero(
-    row: CellRuns, item: Threshold, means: str, before: Sequence[float], now: Sequence[float]
-) -> Check:
-    """Check a column whose baseline mean is 0 or almost 0, which has no shares: no run may be outside its range."""
+def _judge_near_zero(item: Threshold, means: str, before: Sequence[float], now: Sequence[float]) -> _Judged:
+    """Judge a column whose baseline mean is 0 or almost 0, which has no shares: no run may be outside its range."""
     is_up = item.may_rise_ppm is not None and max(now) > max(before)
     is_down = item.may_fall_ppm is not None and min(now) < min(before)
     if not is_up and not is_down:
-        return _check(row, item, "pass", means)
+        return "pass", means
     is_in_all = (is_up and min(now) > max(before)) or (is_down and max(now) < min(before))
-    return _check(
-        row, item, "fail" if is_in_all else "no verdict", f"{means}: in {'all' if is_in_all else 'some'} runs"
-    )
-
-
-def _require_all_runs(row: CellRuns, item: Threshold, check: Check) -> Check:
-    """Turn a pass into no verdict where a run has no number: it might have exceeded the limit."""
-    unknown = row.runs_without(item.column)
-    if check.outcome != "pass" or not unknown:
-        return check
-    return _check(row, item, "no verdict", f"{check.reason}; but {', '.join(unknown)} did not measure it")
-
-
-def _check(row: CellRuns, item: Threshold, outcome: Outcome, reason: str) -> Check:
-    return Check(cell=row.name, column=item.column, outcome=outcome, reason=reason)
-
-
-def _check_missing(cell: str, item: Threshold, reason: str) -> Check:
-    return Check(cell=cell, column=item.column, outcome="no verdict", reason=reason)
+    return ("fail", f"{means}: in all runs") if is_in_all else ("no verdict", f"{means}: in some runs")
 
 
 def _benchmark_entry(row: CellRuns, column: str) -> dict[str, str | float] | None:

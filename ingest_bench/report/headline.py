@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
@@ -21,6 +21,29 @@ from ingest_bench.report.formatting import (
 
 LEAST_RATIO = 1.1
 """Below this ratio two cells count as equal: replicates of one cell differ by a few percent."""
+NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
+"""What the network layer allocated outside TLABs for each GB accepted."""
+# By picture: column, sentence, format, and the headline without any number.
+_COMPARED: Mapping[str, tuple[str, str, Callable[[float], str], str]] = {
+    "layers": (
+        NETWORK_COLUMN,
+        "Allocated outside TLABs by the network, for each GB accepted: {}",
+        format_gb,
+        "No allocation was measured",
+    ),
+    "large-allocations": (
+        "largest_allocation_bytes",
+        "The largest object: {}",
+        format_size,
+        "No large allocation was recorded",
+    ),
+    "machine": (
+        "docs_per_s_p10",
+        "Documents/s in all but the worst tenth of seconds: {}",
+        format_integer,
+        "No throughput was measured",
+    ),
+}
 
 
 def describe_reads(summaries: Sequence[Summary]) -> str:
@@ -34,34 +57,15 @@ def describe_reads(summaries: Sequence[Summary]) -> str:
         ("docs_per_s_mean", "Documents/s accepted: {}", format_integer, ""),
     ):
         if any(row.median(column) for row in rows):
-            return _compare_cells(summaries, rows, _typical(column), sentence, text, alone)
+            return _compare_cells(summaries, rows, column, sentence, text, alone)
     return "Neither reads nor throughput could be measured"
 
 
-def describe_allocations(summaries: Sequence[Summary]) -> str:
-    """Return the headline of the picture of allocations by layer."""
-    rows = [row for row in cells.group_by_cell(summaries) if network_bytes_per_gb(row) is not None]
-    sentence = "Allocated outside TLABs by the network, for each GB accepted: {}"
-    if not rows:
-        return "No allocation was measured"
-    return _compare_cells(summaries, rows, network_bytes_per_gb, sentence, format_gb)
-
-
-def describe_large_objects(summaries: Sequence[Summary]) -> str:
-    """Return the headline of the picture of large allocations."""
-    rows = [row for row in cells.group_by_cell(summaries) if row.median("largest_allocation_bytes")]
-    if not rows:
-        return "No large allocation was recorded"
-    return _compare_cells(summaries, rows, _typical("largest_allocation_bytes"), "The largest object: {}")
-
-
-def describe_machine(summaries: Sequence[Summary]) -> str:
-    """Return the headline of the picture of settings of the machine."""
-    rows = [row for row in cells.group_by_cell(summaries) if row.median("docs_per_s_p10") is not None]
-    if not rows:
-        return "No throughput was measured"
-    sentence = "Documents/s in all but the worst tenth of seconds: {}"
-    return _compare_cells(summaries, rows, _typical("docs_per_s_p10"), sentence, format_integer)
+def compare_cells(picture: str, summaries: Sequence[Summary]) -> str:
+    """Return the headline of a picture that compares cells by one column: "layers", "large-allocations", "machine"."""
+    column, sentence, text, nothing = _COMPARED[picture]
+    rows = [row for row in cells.group_by_cell(summaries) if row.median(column) is not None]
+    return _compare_cells(summaries, rows, column, sentence, text) if rows else nothing
 
 
 def describe_run(run: Summary) -> str:
@@ -83,58 +87,47 @@ def describe_run(run: Summary) -> str:
     return ", ".join(parts) or "One run over time"
 
 
-def network_bytes_per_gb(row: CellRuns) -> float | None:
-    """Return the bytes that the network layer allocated outside TLABs for each GB accepted."""
-    return row.median("outside_tlab_network_bytes_per_gb")
-
-
-def _typical(column: str) -> Callable[[CellRuns], float | None]:
-    return lambda row: row.median(column)
-
-
 def _compare_cells(
     summaries: Sequence[Summary],
     rows: Sequence[CellRuns],
-    value: Callable[[CellRuns], float | None],
+    column: str,
     sentence: str,
-    text: Callable[[float], str] = format_size,
+    text: Callable[[float], str],
     alone: str = "",
 ) -> str:
     """Complete the sentence with the two cells that differ most, or with the range of all and `alone`."""
-    measured = [row for row in rows if value(row) is not None]
-    pair = _find_pair(summaries, measured, value)
+    measured = [row for row in rows if row.median(column) is not None]
+    pair = _find_pair(summaries, measured, column)
     if pair is None:
-        return sentence.format(format_range([value(row) or 0.0 for row in measured], text)) + alone
+        return sentence.format(format_range([row.median(column) or 0.0 for row in measured], text)) + alone
     key, low, high = pair
-    small, large = value(low) or 0.0, value(high) or 0.0
+    small, large = low.median(column) or 0.0, high.median(column) or 0.0
     both = (
         f"{text(small)} {describe_level(key, low.levels[key])}, {text(large)} {describe_level(key, high.levels[key])}"
     )
     others = [f"{format_key(other)} {low.levels[other]}" for other in cells.varying_keys(summaries) if other != key]
     ratio = large / small
-    times = f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
-    return f"{sentence.format(both)}: {times}" + (f" ({', '.join(others)})" if others else "")
+    return f"{sentence.format(both)}: {ratio:.{0 if ratio >= 10 else 1}f}x" + (
+        f" ({', '.join(others)})" if others else ""
+    )
 
 
 def _find_pair(
-    summaries: Sequence[Summary], rows: Sequence[CellRuns], value: Callable[[CellRuns], float | None]
+    summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str
 ) -> tuple[str, CellRuns, CellRuns] | None:
     """Return the first factor that makes a difference, and the two cells that differ most in the value by it alone."""
     for key in cells.varying_keys(summaries):
         alike = [
             (low, high)
             for low, high in itertools.permutations(rows, 2)
-            if low.levels[key] != high.levels[key] and _without(low, key) == _without(high, key)
+            if [other for other in low.levels if low.levels[other] != high.levels.get(other)] == [key]
         ]
-        ratios = [((value(high) or 0) / (value(low) or 1), low, high) for low, high in alike if value(low)]
+        pairs = [(value, low, high) for low, high in alike if (value := low.median(column))]
+        ratios = [((high.median(column) or 0) / value, low, high) for value, low, high in pairs]
         best = max(ratios, key=lambda item: item[0], default=None)
         if best is not None and best[0] >= LEAST_RATIO:
             return key, best[1], best[2]
     return None
-
-
-def _without(row: CellRuns, key: str) -> dict[str, str]:
-    return {other: level for other, level in row.levels.items() if other != key}
 
 
 def _describe_recovery(run: Summary) -> str:

@@ -1,11 +1,15 @@
-"""HTML pages: `index.html` of an experiment, the page of `compare` and that of `trend`."""
+"""HTML pages: `index.html` of an experiment, those of `compare` and `trend`. They load nothing from elsewhere."""
 
 from __future__ import annotations
 
 import base64
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from ingest_bench.analysis.compare import cells, comparison
@@ -17,14 +21,13 @@ from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Summary
 from ingest_bench.report import cell_tables, change_tables, headline, page_charts, stall_table
 from ingest_bench.report.formatting import format_key
-from ingest_bench.report.page_charts import IcicleData
-from ingest_bench.report.page_html import (
-    render_document,
-    render_list,
-    render_section,
-    render_table,
-)
+from ingest_bench.report.page_charts import IcicleData, escape_breakable
 
+_FOLDER = Path(__file__).parent
+# More columns of numbers do not fit a window of 1280 pixels in the normal font size.
+_MAX_NORMAL_COLUMNS = 12
+# The space between a number and its unit, which must not break.
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]i?)?B\b|ms\b|s\b)")
 _DATA_FILES = ("summary.csv", "summary.json", "histograms.csv")
 # Beginnings of the names of pictures whose content the page draws itself.
 _DRAWN_BY_PAGE = ("reads.png", "time-", "large-allocations.png")
@@ -75,7 +78,12 @@ def render_results(
         render_section("Notes", render_list(cell_tables.list_notes(others))),
         render_section("Changes from cell to cell, each with its 95% interval", page_charts.draw_intervals(changes)),
         *(render_section(title, content) for title, content in more),
-        *(_embed(picture) for name, picture in pictures.items() if not name.startswith(_DRAWN_BY_PAGE)),
+        *(
+            f'<p><img src="data:image/png;base64,{base64.b64encode(picture.content).decode()}" '
+            f'alt="{escape(picture.caption)}"></p>'
+            for name, picture in pictures.items()
+            if not name.startswith(_DRAWN_BY_PAGE)
+        ),
         *(
             _cell_section(row, anchor, [run for run, _ in charts], icicles)
             for row, anchor in zip(rows, anchors, strict=True)
@@ -128,11 +136,72 @@ def _cell_section(row: CellRuns, anchor: str, charted: Sequence[Summary], icicle
     return render_section(row.name, "\n".join([render_table(states), *figures]), anchor)
 
 
-def _embed(picture: Picture) -> str:
-    content = base64.b64encode(picture.content).decode()
-    return f'<p><img src="data:image/png;base64,{content}" alt="{escape(picture.caption)}"></p>'
-
-
 def _describe_columns() -> str:
     items = "".join(f"<dt>{column.name}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
     return f"<details>\n<summary>What each of the {len(COLUMNS)} columns holds</summary>\n<dl>{items}</dl>\n</details>"
+
+
+def render_document(title: str, parts: Sequence[str], data: Mapping[str, Any] | None = None) -> str:
+    """Render a page of these parts (HTML). With `data`, `page.js` draws its charts from it."""
+    script = ""
+    if data is not None:
+        script = (
+            f'<script type="application/json" id="data">{_to_json(data)}</script>\n'
+            f"<script>\n{(_FOLDER / 'page.js').read_text(encoding='utf-8')}</script>\n"
+        )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{(_FOLDER / 'page.css').read_text(encoding='utf-8')}</style>\n"
+        "</head>\n<body>\n<main>\n"
+        + "\n".join(part for part in parts if part)
+        + f"\n</main>\n{script}</body>\n</html>\n"
+    )
+
+
+def render_section(title: str, content: str, anchor: str = "") -> str:
+    """Render a section with its title; "" without content."""
+    mark = f' id="{escape(anchor)}"' if anchor else ""
+    return f"<section{mark}>\n<h2>{escape_breakable(title)}</h2>\n{content}\n</section>" if content else ""
+
+
+def render_table(
+    rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | None = None, *, stacked: bool = False
+) -> str:
+    """Render rows as a table, the first as its head; columns with numbers are right-aligned.
+
+    `links` maps the index of a column to an address for each row. In a narrow window the cells of a row of a `stacked`
+    table stand below each other, each with its head: use it for sentences.
+    """
+    head, *body = rows
+    is_numeric = [any(row[place][:1].isdigit() for row in body) for place in range(len(head))]
+    marks = [' class="number"' if number else "" for number in is_numeric]
+
+    def render_row(texts: Sequence[str], tag: str) -> str:
+        return "".join(f"<{tag}{mark}>{text}</{tag}>" for text, mark in zip(texts, marks, strict=True))
+
+    def add_links(number: int, row: Sequence[str]) -> list[str]:
+        texts = [_UNIT.sub("&nbsp;", escape_breakable(cell)) for cell in row]
+        for place, addresses in (links or {}).items():
+            texts[place] = f'<a href="{escape(addresses[number])}">{texts[place] or "(no name)"}</a>'
+        return texts
+
+    heads = render_row([escape(cell) for cell in head], "th")
+    if stacked:
+        marks = [f'{mark} data-head="{escape(cell)}"' for mark, cell in zip(marks, head, strict=True)]
+    content = "".join(f"<tr>{render_row(add_links(number, row), 'td')}</tr>\n" for number, row in enumerate(body))
+    look = ' class="dense"' if len(head) > _MAX_NORMAL_COLUMNS else ' class="stacked"' if stacked else ""
+    # The tab index lets keys scroll what is cut off.
+    begin = f'<div class="wide" tabindex="0"><table{look}>\n<thead><tr>{heads}</tr></thead>'
+    return f"{begin}\n<tbody>{content}</tbody></table></div>"
+
+
+def render_list(texts: Sequence[str]) -> str:
+    """Render a list; "" without items."""
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def _to_json(data: Mapping[str, Any]) -> str:
+    """Format JSON that cannot end the script element, whatever names are in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

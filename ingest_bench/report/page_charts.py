@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -21,7 +22,6 @@ from ingest_bench.analysis.run import generator
 from ingest_bench.model.results import Series, Summary, percentile
 from ingest_bench.report import change_tables, stall_table
 from ingest_bench.report.formatting import format_axis_number, format_count, format_gb, format_size
-from ingest_bench.report.page_html import escape_breakable, render_cards
 
 Point = tuple[float, float]
 # A longer series keeps the lowest and highest value of each part: a day of seconds has more points than a screen.
@@ -281,7 +281,7 @@ def draw_read_sizes(rows: Sequence[CellRuns]) -> str:
     # A bar below 0.5% is too low to see: rare small reads would only squeeze the others.
     low = min(log2(percentile(counts, 0.5) or 1) for _, counts in measured) - 0.5
     high = max(max(log2(max(counts)) for _, counts in measured) + 0.3, low + 4)
-    return render_cards([(row.name, _draw_histogram(row, counts, low, high)) for row, counts in measured])
+    return _render_cards([(row.name, _draw_histogram(row, counts, low, high)) for row, counts in measured])
 
 
 def draw_response_times(rows: Sequence[CellRuns]) -> str:
@@ -294,7 +294,7 @@ def draw_response_times(rows: Sequence[CellRuns]) -> str:
         return ""
     low = floor(log10(min(value for _, times in measured for _, value in times)))
     high = ceil(log10(max(value for _, times in measured for _, value in times)))
-    return render_cards(
+    return _render_cards(
         [(row.name, _draw_curve(times, low, max(high, low + 1)) + _hidden_wait(row)) for row, times in measured]
     )
 
@@ -360,6 +360,17 @@ def _hidden_wait(row: CellRuns) -> str:
     )
     text = generator.describe_hidden_waiting(worst) if worst else ""
     return f'<p class="hides">{escape_breakable(text)}</p>' if text else ""
+
+
+def _render_cards(cards: Sequence[tuple[str, str]], look: str = "cards") -> str:
+    """Render small pictures next to each other, as (title, HTML); "" without any."""
+    parts = (f"<div>\n<h3>{escape_breakable(title)}</h3>\n{content}\n</div>\n" for title, content in cards)
+    return f'<div class="{look}">\n{"".join(parts)}</div>' if cards else ""
+
+
+def escape_breakable(name: str) -> str:
+    """Escape a text and allow line breaks between levels of a cell and ends of a range, but not within a number."""
+    return re.sub(r",(?=[^0-9 ])|\+(?=[a-z])|\.\.(?=[0-9])", r"\g<0><wbr>", escape(name))
 
 
 def _svg(parts: Sequence[str], label: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
@@ -441,7 +452,7 @@ def draw_histories(trend: Trend) -> str:
         (f"{history.column}, {change_tables.format_history(history, trend)}", _draw_history(history))
         for history in change_tables.order_histories(trend)
     ]
-    return render_cards(cards, "cards wide-cards")
+    return _render_cards(cards, "cards wide-cards")
 
 
 def _draw_history(history: History) -> str:
@@ -472,13 +483,11 @@ def _draw_history(history: History) -> str:
     for place, anchor in ((0, "start"), (last, "end")):
         text = escape(history.dates[place][:10])
         parts.append(f'<text x="{x(place):.1f}" y="{_HISTORY_HEIGHT - 10}" text-anchor="{anchor}">{text}</text>')
-    sentences = [
-        change_tables.describe_change(change, change_tables.date_of(history, change)) for change in history.changes
-    ]
-    lines = [
-        f"{text}; {change_tables.describe_facts(change)}"
-        for text, change in zip(sentences, history.changes, strict=True)
-    ]
+    sentences, lines = [], []
+    for change in history.changes:
+        sentences.append(change_tables.describe_change(change, change_tables.date_of(history, change)))
+        facts = f"with it: {'; '.join(change.facts)}" if change.facts else "no fact changed with it"
+        lines.append(f"{sentences[-1]}; {facts}")
     label = "; ".join(sentences or [change_tables.NO_STEP])
     texts = "".join(f'<p class="faint">{escape(line)}</p>' for line in lines or [change_tables.NO_STEP])
     return _svg(parts, label, _HISTORY_WIDTH, _HISTORY_HEIGHT) + texts

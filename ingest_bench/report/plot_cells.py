@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from math import log2
 from statistics import median
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ingest_bench import units
 from ingest_bench.analysis import quantiles
@@ -28,22 +28,16 @@ from ingest_bench.report.formatting import (
     format_number,
     format_range,
     format_size,
+    shorten,
 )
 
 Rows = Sequence[CellRuns]
 Paint = Mapping[str, str]
 
-_MARGIN_IN, _GAP_IN, _LABELS_IN = 0.3, 0.35, 3.6
-_SIZE_IN = 1.05  # "63.9 KiB" at 14 points
-_NUMBER_IN = 1.0  # a point, and "21,066" at 14 points
-_TICK_IN = 0.68  # "256 KiB" with space around it
+# A label of the longest level may take a third of the page.
+_MAX_LABEL = 32
 _ROW_FRACTION = 0.72  # of a row's height, for histograms and bars
 _BINS_PER_OCTAVE = 3
-# Column, name and format of the typical value of a histogram.
-_TYPICAL_SIZES: Mapping[str, tuple[str, str, Callable[[float], str]]] = {
-    "read_bytes": ("read_bytes_mean", "mean", format_size),
-    "wire_bytes": ("wire_bytes_p50", "median", format_exact_bytes),
-}
 LAYERS = (
     ("outside_tlab_network_bytes", "network layer", style.RED),
     ("outside_tlab_lucene_bytes", "Lucene", style.BLUE),
@@ -55,16 +49,16 @@ _WAITED = "peer_wait_ms_mean"
 # A node is named only if it was waited for more than this many times as long as any other.
 _CLEAR_RATIO = 2
 _MARKERS = "os^Dv"
+_BOLD: Any = {"fontsize": 14, "fontweight": "bold"}
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel: its title, how it is drawn, its share of the width, and the space that it needs to its right."""
+    """A panel: its title, how it is drawn, and its share of the width."""
 
     title: str
     draw: Callable[[Axes, Rows, Paint], None]
     weight: float = 1.0
-    right_in: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +81,7 @@ class CellPicture:
 
 def draw_picture(name: str, summaries: Sequence[Summary]) -> bytes | None:
     """Draw a picture of `CELL_PICTURES`; None where no cell has anything to show."""
-    return _draw_cells(CELL_PICTURES[name], summaries)
-
-
-def _draw_cells(picture: CellPicture, summaries: Sequence[Summary]) -> bytes | None:
+    picture = CELL_PICTURES[name]
     rows = cells.group_by_cell(summaries)
     matching = [row for row in rows if picture.applies(row)]
     if not matching:
@@ -101,77 +92,57 @@ def _draw_cells(picture: CellPicture, summaries: Sequence[Summary]) -> bytes | N
     by_level = style.assign_colours(levels.values())
     paint = {name: by_level[level] for name, level in levels.items()}
     with style.figure_style():
-        figure = style.new_figure(3.8 + max(1.1, picture.row_in * len(shown)))
-        title = picture.title(summaries, matching)
-        top = style.add_heading(figure, title, style.describe_conditions(summaries), picture.names(shown))
-        height_in = figure.get_figheight()
-        top -= 0.45 / height_in
-        bottom = style.add_notes(figure, style.left_out_notes(summaries)) + 0.75 / height_in
-        labels = [style.shorten_to_width(figure, label, 14, _LABELS_IN) for label in row_labels(shown, keys)]
-        left_in = _MARGIN_IN + max(style.text_width_in(figure, label, 14) for label in labels) + 0.2
-        for panel, axes in _add_panels(figure, picture.panels(shown), left_in, bottom, top):
-            _frame(axes, panel.title, len(shown))
+        figure = style.new_figure(
+            1.2 + max(1.1, picture.row_in * len(shown)),
+            picture.title(summaries, matching),
+            style.describe_conditions(summaries),
+            picture.names(shown),
+            style.left_out_notes(summaries),
+        )
+        panels = picture.panels(shown)
+        (every,) = figure.subplots(1, len(panels), squeeze=False, width_ratios=[panel.weight for panel in panels])
+        for panel, axes in zip(panels, every, strict=True):
+            axes.set_title(panel.title, pad=10)
+            axes.spines["left"].set_visible(False)
+            axes.set_yticks([])
+            axes.set_ylim(len(shown) - 0.5, -0.5)
+            for number in range(len(shown)):
+                axes.axhline(number + _ROW_FRACTION / 2, color=style.RULE, linewidth=0.8, zorder=0)
             panel.draw(axes, shown, paint)
-        for number, (row, label) in enumerate(zip(shown, labels, strict=True)):
-            colour = paint[row.name] if picture.has_level_colours else style.INK
-            figure.text(
-                (left_in - 0.2) / style.WIDTH_IN, top - (top - bottom) * (number + 0.5) / len(shown), label, ha="right",
-                va="center", fontsize=14, fontweight="bold", color=colour,
-            )  # fmt: skip
+        every[0].tick_params("y", pad=12)
+        every[0].set_yticks(range(len(shown)), row_labels(shown, keys), **_BOLD)
+        for text, row in zip(every[0].get_yticklabels(), shown, strict=True):
+            text.set_color(paint[row.name] if picture.has_level_colours else style.INK)
         return style.save_figure(figure)
 
 
 def row_labels(rows: Rows, keys: Sequence[str]) -> list[str]:
     """Return a label for each row: its levels of the factors that vary."""
     if keys:
-        return [" · ".join(row.levels.get(key, "") for key in keys) for row in rows]
-    return ["" if len(rows) == 1 else row.name for row in rows]
-
-
-def _add_panels(
-    figure: Figure, panels: Sequence[Panel], left_in: float, bottom: float, top: float
-) -> list[tuple[Panel, Axes]]:
-    """Share the width among the panels by their weights."""
-    fixed_in = sum(panel.right_in for panel in panels) + _GAP_IN * (len(panels) - 1)
-    free_in = style.WIDTH_IN - left_in - _MARGIN_IN - fixed_in
-    placed = []
-    for panel in panels:
-        width_in = free_in * panel.weight / sum(other.weight for other in panels)
-        axes = figure.add_axes((left_in / style.WIDTH_IN, bottom, width_in / style.WIDTH_IN, top - bottom))
-        placed.append((panel, axes))
-        left_in += width_in + panel.right_in + _GAP_IN
-    return placed
-
-
-def _frame(axes: Axes, title: str, rows: int) -> None:
-    """Prepare an empty panel: its title, and a line below each row."""
-    style.strip_axes(axes)
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_title(title, loc="left", fontweight="bold", pad=10)
-    for row in range(rows):
-        axes.axhline(row + _ROW_FRACTION / 2, color=style.RULE, linewidth=0.8, zorder=0)
+        labels = [" · ".join(row.levels.get(key, "") for key in keys) for row in rows]
+    else:
+        labels = ["" if len(rows) == 1 else row.name for row in rows]
+    return [shorten(label, _MAX_LABEL) for label in labels]
 
 
 def _draw_missing(axes: Axes, number: int, row: CellRuns) -> None:
     """Write why a row has no number: out of memory, no valid run, or not measured."""
     out_of_memory = f"OOM ({row.exhausted_memory})" if row.exhausted_memory else "OOM"
     text = out_of_memory if row.oom_runs else "not measured" if row.valid else "no valid run"
-    axes.text(
-        0.02,
-        number,
-        text,
-        transform=axes.get_yaxis_transform(),
-        va="center",
-        color=style.FAINT,
-        style="italic",
-        fontsize=12,
-    )
+    axes.text(0.02, number, text, transform=axes.get_yaxis_transform(), va="center", color=style.FAINT, fontsize=12)
 
 
-def _width_in(axes: Axes) -> float:
-    figure = axes.get_figure()
-    assert figure is not None  # noqa: S101 - for mypy: a panel is in a figure
-    return float(axes.get_position().width * figure.get_figwidth())  # type: ignore[union-attr]
+def _write_right(axes: Axes, x: float, number: int, text: str) -> None:
+    """Write a bold text to the right of a value."""
+    axes.annotate(text, (x, number), xytext=(9, 0), textcoords="offset points", va="center", **_BOLD)
+
+
+def _begin_at_zero(axes: Axes, most: float, label: str, colour: str = style.INK) -> None:
+    """Prepare an axis from 0 to `most` without numbers."""
+    axes.set_xlim(-0.03 * most, 1.03 * most)
+    axes.set_xticks([])
+    axes.axvline(0, color=style.RULE, linewidth=1)
+    axes.set_xlabel(label, color=colour)
 
 
 def _points(column: str, title: str) -> Panel:
@@ -179,11 +150,7 @@ def _points(column: str, title: str) -> Panel:
 
     def draw(axes: Axes, rows: Rows, paint: Paint) -> None:
         most = max((value for row in rows for value in row.numbers(column)), default=1.0) or 1.0
-        width_in = _width_in(axes)
-        axes.set_xlim(-0.03 * most, most * width_in / max(width_in - _NUMBER_IN, 0.3 * width_in))
-        axes.set_xticks([])
-        axes.axvline(0, color=style.RULE, linewidth=1)
-        axes.set_xlabel("a point a run")
+        _begin_at_zero(axes, most, "a point a run")
         for number, row in enumerate(rows):
             values = row.numbers(column)
             if not values:
@@ -192,15 +159,12 @@ def _points(column: str, title: str) -> Panel:
             middle, colour = row.median(column) or 0.0, paint[row.name]
             axes.plot([0, middle], [number, number], color=colour, linewidth=2, alpha=0.35, zorder=1)
             axes.scatter(values, [number] * len(values), s=70, color=colour, alpha=0.75, linewidths=0, zorder=2)
-            axes.annotate(
-                format_count(middle), (max(values), number),
-                xytext=(9, 0), textcoords="offset points", va="center", fontsize=14, fontweight="bold",
-            )  # fmt: skip
+            _write_right(axes, max(values), number, format_count(middle))
 
     return Panel(title, draw)
 
 
-def _numbers(column: str, title: str, text: Callable[[float], str]) -> Panel:
+def _numbers(column: str, title: str, format_value: Callable[[float], str]) -> Panel:
     """Return a panel with the typical value of each row as text, also of runs that ended out of memory."""
 
     def draw(axes: Axes, rows: Rows, _paint: Paint) -> None:
@@ -208,44 +172,33 @@ def _numbers(column: str, title: str, text: Callable[[float], str]) -> Panel:
         axes.spines["bottom"].set_visible(False)
         for number, row in enumerate(rows):
             value = row.measured_or_oom.median(column)
-            axes.text(
-                0, number, "" if value is None else text(value), transform=axes.get_yaxis_transform(), va="center",
-                fontsize=14, fontweight="bold",
-            )  # fmt: skip
+            text = "" if value is None else format_value(value)
+            axes.text(0, number, text, transform=axes.get_yaxis_transform(), va="center", **_BOLD)
 
-    return Panel(title, draw, weight=0.4)
+    return Panel(title, draw, weight=0.5)
 
 
 def _sizes(name: str, title: str) -> Panel:
-    """Return a panel with a histogram of sizes in each row, and the typical size to its right."""
+    """Return a panel with a histogram of sizes in each row."""
 
     def draw(axes: Axes, rows: Rows, paint: Paint) -> None:
         axes.set_xlim(*size_limits(rows))
-        _add_size_ticks(axes)
+        # Even powers of two are the rounder sizes: 1, 4, 16, 64, 256 KiB.
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 8, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: format_size(2**power)))
         axes.set_xlabel(f"bytes per {'read' if name == 'read_bytes' else 'frame'} (log)")
-        column, middle, text = _TYPICAL_SIZES[name]
-        right = 1 + _SIZE_IN / _width_in(axes)
-        axes.annotate(
-            middle, (right, 1), xycoords="axes fraction", xytext=(0, 10), textcoords="offset points", ha="right",
-            va="bottom", color=style.FAINT, fontsize=12,
-        )  # fmt: skip
         for number, row in enumerate(rows):
-            counts = row.counts(name)
-            if not counts:
+            if counts := row.counts(name):
+                _draw_histogram(axes, number, counts, paint[row.name])
+            else:
                 _draw_missing(axes, number, row)
-                continue
-            _draw_histogram(axes, number, counts, paint[row.name])
-            axes.text(
-                right, number, text(row.median(column) or 0), transform=axes.get_yaxis_transform(), ha="right",
-                va="center", fontsize=14, fontweight="bold",
-            )  # fmt: skip
 
-    return Panel(title, draw, weight=1.6, right_in=_SIZE_IN)
+    return Panel(title, draw, weight=1.6)
 
 
 def size_limits(rows: Rows) -> tuple[float, float]:
     """Return the ends of the logarithmic axis that frames and reads share, so that they can be compared by eye."""
-    measured = [counts for row in rows for name in _TYPICAL_SIZES if (counts := row.counts(name))]
+    measured = [counts for row in rows for name in ("read_bytes", "wire_bytes") if (counts := row.counts(name))]
     # A bar below 0.5% is too low to see: rare small frames and first reads would only squeeze the others.
     low = min((log2(percentile(counts, 0.5) or min(counts)) for counts in measured), default=10.0)
     high = max((log2(max(counts)) for counts in measured), default=16.0)
@@ -254,25 +207,10 @@ def size_limits(rows: Rows) -> tuple[float, float]:
 
 def _draw_histogram(axes: Axes, number: int, counts: Mapping[int, int], colour: str) -> None:
     """Draw one row's histogram on its own scale, so that a wide one is as readable as a narrow one."""
-    bins = quantiles.logarithmic_bins(counts, _BINS_PER_OCTAVE)
-    highest = max(count for _, _, count in bins)
-    for lower, upper, count in bins:
-        left, right = log2(lower) if lower > 1 else -0.2, log2(upper + 1)
-        axes.bar(
-            left, -_ROW_FRACTION * count / highest, width=(right - left) * 0.94, bottom=number + _ROW_FRACTION / 2,
-            align="edge", color=colour, zorder=2,
-        )  # fmt: skip
-
-
-def _add_size_ticks(axes: Axes) -> None:
-    low, high = axes.get_xlim()
-    most = max(3, int(_width_in(axes) / _TICK_IN))
-    first = ceil(low)
-    step = next(step for step in range(1, 64) if (high - first) / step < most)
-    # Even powers of two are the rounder sizes: 1, 4, 16, 64, 256 KiB.
-    first += first % 2 if step % 2 == 0 else 0
-    powers = range(first, int(high) + 1, step)
-    axes.set_xticks(list(powers), [format_size(1 << power) for power in powers])
+    lower, upper, count = np.array(quantiles.logarithmic_bins(counts, _BINS_PER_OCTAVE)).T
+    left, right = np.where(lower > 1, np.log2(np.maximum(lower, 1)), -0.2), np.log2(upper + 1)
+    heights = -_ROW_FRACTION * count / count.max()
+    axes.bar(left, heights, (right - left) * 0.94, number + _ROW_FRACTION / 2, align="edge", color=colour, zorder=2)
 
 
 def _draw_layers(axes: Axes, rows: Rows, _paint: Paint) -> None:
@@ -289,10 +227,7 @@ def _draw_layers(axes: Axes, rows: Rows, _paint: Paint) -> None:
         for (_, _, colour), value in zip(LAYERS, sorted(shares)[len(shares) // 2], strict=True):
             axes.barh(number, value, left=right, color=colour, height=0.66)
             right += value
-        axes.annotate(
-            format_gb(right), (right, number), xytext=(7, 0), textcoords="offset points", va="center", fontsize=14,
-            fontweight="bold", color=style.INK, annotation_clip=False,
-        )  # fmt: skip
+        _write_right(axes, right, number, format_gb(right))
     axes.set_xlim(left=0)
 
 
@@ -325,9 +260,7 @@ def _draw_direct_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
             )
         axes.scatter([mean], [number], s=80, color=style.BLUE, linewidths=0, zorder=4)
         if (theirs := published.match_allocations(row)) is not None:
-            axes.scatter(
-                [theirs.mean_ms], [number], s=70, marker="D", facecolors="none", edgecolors=style.INK, zorder=5
-            )
+            axes.scatter([theirs[_MEAN]], [number], s=70, marker="D", facecolors="none", edgecolors=style.INK, zorder=5)
 
 
 def _direct_memory_title(_summaries: Sequence[Summary], rows: Rows) -> str:
@@ -363,10 +296,7 @@ def _draw_node_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
     """Draw a bar for each node in each row, from node 1 down, with its number."""
     waits = [node_waits(row) for row in rows]
     most = max((value for values in waits for value in values if value is not None), default=1.0) or 1.0
-    axes.set_xlim(0, 2.1 * most)
-    axes.set_xticks([])
-    axes.axvline(0, color=style.RULE, linewidth=1)
-    axes.set_xlabel("a bar a node")
+    _begin_at_zero(axes, most, "a bar a node")
     for number, values in enumerate(waits):
         if not values:
             _draw_missing(axes, number, rows[number])
@@ -405,10 +335,7 @@ def _draw_forwards(axes: Axes, rows: Rows, _paint: Paint) -> None:
         if (rate := published.forwards_per_pair(row)) is not None
     ]
     most = max((max(rate, cap or 0.0) for _, rate, cap in measured), default=1.0) or 1.0
-    axes.set_xlim(-0.03 * most, 1.75 * most)
-    axes.set_xticks([])
-    axes.axvline(0, color=style.RULE, linewidth=1)
-    axes.set_xlabel("| workers / batch delay", color=style.RED)
+    _begin_at_zero(axes, most, "| workers / batch delay", style.RED)
     for number, rate, cap in measured:
         axes.plot([0, rate], [number, number], color=style.BLUE, linewidth=2, alpha=0.35, zorder=1)
         axes.scatter([rate], [number], s=70, color=style.BLUE, alpha=0.75, linewidths=0, zorder=2)
@@ -416,10 +343,7 @@ def _draw_forwards(axes: Axes, rows: Rows, _paint: Paint) -> None:
         if cap is not None:
             axes.plot([cap, cap], [number - 0.3, number + 0.3], color=style.RED, linewidth=2.5, zorder=3)
             text += f" of {format_number(cap)}"
-        axes.annotate(
-            text, (max(rate, cap or 0.0), number), xytext=(9, 0), textcoords="offset points", va="center",
-            fontsize=14, fontweight="bold",
-        )  # fmt: skip
+        _write_right(axes, max(rate, cap or 0.0), number, text)
 
 
 def _forwarding_title(_summaries: Sequence[Summary], rows: Rows) -> str:
@@ -433,16 +357,7 @@ def _forwarding_title(_summaries: Sequence[Summary], rows: Rows) -> str:
     return f"A node forwards {format_range(shares, lambda share: f'{share:.0%}')} of workers / batch delay"
 
 
-_FORWARDING = CellPicture(
-    caption="forwards and deliveries of each cell",
-    applies=lambda row: bool(row.numbers(published.FORWARDS)),
-    title=_forwarding_title,
-    panels=lambda _rows: (
-        Panel("Forwards/s, node to peer", _draw_forwards),
-        _points(published.DELIVERED, "Delivered/s"),
-        _points("delivery_ms_p50", "Accepted to delivered, p50, ms"),
-    ),
-)
+_WIRE_PANELS = (_sizes("wire_bytes", "Wire frames"), _numbers("wire_bytes_p50", "median", format_exact_bytes))
 CELL_PICTURES: Mapping[str, CellPicture] = {
     "direct-memory": CellPicture(
         caption="for each cell: time for each direct buffer",
@@ -456,6 +371,16 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         ),
         names=_direct_memory_names,
         shows_all_rows=True,
+    ),
+    "forwarding": CellPicture(
+        caption="documents forwarded and delivered",
+        applies=lambda row: bool(row.numbers(published.FORWARDS)),
+        title=_forwarding_title,
+        panels=lambda _rows: (
+            Panel("Forwards/s, node to peer", _draw_forwards),
+            _points(published.DELIVERED, "Delivered/s"),
+            _points("delivery_ms_p50", "Accepted to delivered, p50, ms"),
+        ),
     ),
     "nodes": CellPicture(
         caption="for each cell: rate, response time, and the node that was waited for",
@@ -474,8 +399,9 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         applies=lambda _row: True,
         title=lambda summaries, _rows: headline.describe_reads(summaries),
         panels=lambda rows: (
-            *((_sizes("wire_bytes", "Wire frames"),) if any(row.counts("wire_bytes") for row in rows) else ()),
+            *(_WIRE_PANELS if any(row.counts("wire_bytes") for row in rows) else ()),
             _sizes("read_bytes", "Socket reads"),
+            _numbers("read_bytes_mean", "mean", format_size),
             _points("docs_per_s_mean", "Documents/s"),
             _points("gc_pauses", "GC pauses"),
         ),
@@ -483,13 +409,13 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
     ),
     "layers": CellPicture(
         caption="allocations outside TLABs by layer",
-        applies=lambda row: headline.network_bytes_per_gb(row) is not None,
-        title=lambda summaries, _rows: headline.describe_allocations(summaries),
-        panels=lambda _rows: (Panel("", _draw_layers, right_in=_SIZE_IN),),
+        applies=lambda row: row.median(headline.NETWORK_COLUMN) is not None,
+        title=lambda summaries, _rows: headline.compare_cells("layers", summaries),
+        panels=lambda _rows: (Panel("", _draw_layers),),
         names=lambda _rows: {name: colour if colour != style.GREY else style.FAINT for _, name, colour in LAYERS},
     ),
 }
-"""By file name without the suffix."""
+"""By file name without the suffix. The main picture of a topic comes before that of the reads."""
 
 
 def draw_forwarding(summaries: Sequence[Summary]) -> bytes | None:
@@ -501,67 +427,54 @@ def draw_forwarding(summaries: Sequence[Summary]) -> bytes | None:
     varying = cells.varying_keys(summaries)
     delay = next((key for key in varying if key.startswith("peers.") and key.endswith(".delay")), None)
     if not rows or delay is None:
-        return _draw_cells(_FORWARDING, summaries)
+        return draw_picture("forwarding", summaries)
     keys = [key for key in varying if key != delay]
     trips = sorted({row.levels[delay] for row in rows}, key=units.parse_time_ns)
     with style.figure_style():
-        figure = style.new_figure(7.5)
-        top = style.add_heading(figure, _round_trip_title(rows, delay), style.describe_conditions(summaries))
-        height_in = figure.get_figheight()
-        top -= 0.35 / height_in
-        bottom = style.add_notes(figure, style.left_out_notes(summaries)) + 0.8 / height_in
+        figure = style.new_figure(
+            5.8,
+            _round_trip_title(rows, delay),
+            style.describe_conditions(summaries),
+            None,
+            style.left_out_notes(summaries),
+        )
+        axes = figure.subplots()
         lines: dict[str, dict[int, float]] = {}
         for row, label in zip(rows, row_labels(rows, keys), strict=True):
-            name = style.shorten_to_width(figure, label or "delivered/s", 14, _LABELS_IN)
-            lines.setdefault(name, {})[trips.index(row.levels[delay])] = row.median(published.DELIVERED) or 0.0
-        texts = [f"{name}  {format_integer(points[max(points)])}" for name, points in lines.items()]
-        right_in = 0.4 + max(style.text_width_in(figure, text, 14) for text in texts)
-        axes = figure.add_axes((1.0 / style.WIDTH_IN, bottom, 1 - (1.0 + right_in) / style.WIDTH_IN, top - bottom))
-        _draw_lines(axes, texts, list(lines.values()), (top - bottom) * height_in)
-        axes.set_title("Documents delivered/s, logarithmic", loc="left", fontweight="bold", pad=10)
+            points = lines.setdefault(label or "delivered/s", {})
+            points[trips.index(row.levels[delay])] = row.median(published.DELIVERED) or 0.0
+        _draw_lines(axes, lines)
+        axes.set_title("Documents delivered/s, logarithmic", pad=10)
         axes.set_xticks(range(len(trips)), trips)
         axes.set_xlabel("round trip between the nodes")
         return style.save_figure(figure)
 
 
-def _draw_lines(axes: Axes, texts: Sequence[str], lines: Sequence[Mapping[int, float]], height_in: float) -> None:
-    """Draw the lines on a logarithmic axis, each with its text at the right end."""
-    style.strip_axes(axes, left=True)
+def _draw_lines(axes: Axes, lines: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw the lines on a logarithmic axis; their names and last values are to the right, the highest first."""
     axes.set_yscale("log")
-    if not any(value > 0 for points in lines for value in points.values()):
+    if not any(value > 0 for points in lines.values() for value in points.values()):
         axes.set_ylim(1, 10)  # without any value the axis has no scale
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_axis_number(value)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color=style.RULE, linewidth=0.8)
+    axes.grid(axis="y", linewidth=0.8)
     ends = []
-    for number, (text, points) in enumerate(zip(texts, lines, strict=True)):
+    for number, (name, points) in enumerate(lines.items()):
         colour, places = style.PALETTE[number % len(style.PALETTE)], sorted(points)
         values = [points[place] for place in places]
         marker = _MARKERS[number % len(_MARKERS)]
-        axes.plot(places, values, color=colour, linewidth=2.5, marker=marker, markersize=9, alpha=0.9)
-        ends.append((values[-1], places[-1], text, colour))
-    _label_ends(axes, sorted(ends), 0.3 / height_in)
-
-
-def _label_ends(axes: Axes, ends: Sequence[tuple[float, int, str, str]], distance: float) -> None:
-    """Write the text of each line at its end, at least `distance` (a fraction of the height) apart."""
-    low, high = axes.get_ylim()
-    heights: list[float] = []
-    for value, place, _, _ in ends:
-        # A line that ends at 0 leaves a logarithmic axis at its lower end.
-        pixel = axes.transData.transform((place, max(value, low)))
-        height = float(axes.transAxes.inverted().transform(pixel)[1])
-        heights.append(max([height, *(below + distance for below in heights[-1:])]))
-    highest = 1.0
-    for (_, _, text, colour), height in zip(reversed(ends), reversed(heights), strict=True):
-        y = min(height, highest)
-        highest = y - distance
-        axes.annotate(
-            text, (1.0, y), xycoords="axes fraction", xytext=(10, 0), textcoords="offset points", va="center",
-            fontsize=14, fontweight="bold", color=colour,
-        )  # fmt: skip
-    axes.set_ylim(low, high)
+        (line,) = axes.plot(places, values, color=colour, linewidth=2.5, marker=marker, markersize=9, alpha=0.9)
+        ends.append((values[-1], f"{name}  {format_integer(values[-1])}", line))
+    _, names, handles = zip(*sorted(ends, key=lambda end: -end[0]), strict=True)
+    axes.legend(
+        handles,
+        names,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        labelcolor="linecolor",
+        prop={"size": 14, "weight": "bold"},
+    )
 
 
 def _round_trip_title(rows: Rows, delay: str) -> str:

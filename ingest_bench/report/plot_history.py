@@ -10,10 +10,10 @@ from matplotlib.ticker import FuncFormatter
 from ingest_bench.analysis.compare.trend import History, Trend
 from ingest_bench.report import change_tables
 from ingest_bench.report import plot_style as style
-from ingest_bench.report.formatting import format_axis_number
+from ingest_bench.report.formatting import format_axis_number, shorten
 
 _MAX_PANELS = 12
-_PANEL_IN, _ABOVE_IN, _BELOW_IN = 1.75, 0.75, 0.4
+_ROW_IN = 2.9
 
 
 def draw_trend(trend: Trend) -> bytes:
@@ -25,22 +25,18 @@ def draw_trend(trend: Trend) -> bytes:
     notes = [f"{more} more histories are not drawn: give fewer columns (--column), or use the page (--html)"]
     conditions = "each point: the median of the runs of a result; hollow: an outlier, not counted"
     with style.figure_style():
-        figure = style.new_figure(2.6 + rows * (_PANEL_IN + _ABOVE_IN + _BELOW_IN))
-        top = style.add_heading(figure, change_tables.summarise_trend(trend), conditions)
-        height_in = figure.get_figheight()
-        row_height = (top - style.add_notes(figure, notes if more else [])) / rows
-        size = (1 / columns - 1.55 / style.WIDTH_IN, row_height - (_ABOVE_IN + _BELOW_IN) / height_in)
-        for number, history in enumerate(histories):
-            left = number % columns / columns + 1.0 / style.WIDTH_IN
-            bottom = top - (number // columns + 1) * row_height + _BELOW_IN / height_in
-            axes = figure.add_axes((left, bottom, *size))
+        title = change_tables.summarise_trend(trend)
+        figure = style.new_figure(rows * _ROW_IN, title, conditions, None, notes if more else [])
+        every = figure.subplots(rows, columns, squeeze=False).flat
+        for axes in every[len(histories) :]:
+            axes.set_axis_off()
+        for axes, history in zip(every, histories, strict=False):
             change = change_tables.NO_STEP
             if history.changes:
                 newest = history.changes[-1]
                 change = change_tables.describe_change(newest, change_tables.date_of(history, newest)[:10])
-            titles = [f"{history.column}, {change_tables.format_history(history, trend)}", change]
-            lines = [style.shorten_to_width(figure, text, 12, size[0] * style.WIDTH_IN) for text in titles]
-            axes.set_title("\n".join(lines), loc="left", fontsize=12)
+            lines = [f"{history.column}, {change_tables.format_history(history, trend)}", change]
+            axes.set_title("\n".join(shorten(line, 120 // columns) for line in lines), fontsize=12, fontweight="normal")
             _draw_history(axes, history)
         return style.save_figure(figure)
 
@@ -55,8 +51,7 @@ def _draw_history(axes: Axes, history: History) -> None:
     for change in history.changes:
         axes.axvline(change.place - 0.5, color=style.FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.set_ylim(*change_tables.value_limits(history))
-    axes.grid(visible=True, axis="y", color=style.RULE, linewidth=0.6)
-    axes.tick_params(length=0)
+    axes.grid(axis="y", linewidth=0.6)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_axis_number(value)))
     last = len(history.dates) - 1
     places = sorted({0, *(change.place for change in history.changes), last})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import ceil, log2, nan
 from statistics import fmean
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.transforms import Bbox
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.run import generator
@@ -23,30 +23,22 @@ from ingest_bench.report.formatting import (
     format_key,
     format_number,
     format_size,
-    join_conditions,
+    shorten,
 )
 from ingest_bench.report.plot_cells import row_labels
 from ingest_bench.report.stall_table import format_causes
 
 _X_LABEL = "seconds from the start of the measurement"
-_AXIS_IN = 0.6  # numbers and label of the lowest axis
-_LABEL_PT = 12
-
-# One run: left and right margins, height of a panel and distance to the next.
-_RUN_LEFT_IN, _RUN_RIGHT_IN, _RUN_PANEL_IN, _RUN_GAP_IN = 1.15, 1.35, 1.25, 0.42
+_RUN_PANEL_IN, _LARGE_ROW_IN, _MACHINE_PANEL_IN = 1.65, 1.75, 1.2
 _Draw = Callable[[Axes, Summary, int], None]
 _RESPONSES = (
     ("response_ms_max", "max", style.RED, "-"),
     ("response_ok_ms_max", "max of ok", style.PALETTE[3], "--"),
     ("response_ms_p50", "median", style.BLUE, "-"),
 )
-
 LARGE = "large_allocation_bytes"
-_LABELS_IN, _TICKS_IN, _LARGE_GAP_IN, _LARGE_RIGHT_IN, _LARGE_ROW_IN = 3.0, 0.95, 0.25, 0.4, 1.75
+_LARGE_TITLE = "Objects of 1 MiB and more"
 _LARGE_BYTES, _VERY_LARGE_BYTES = 1 << 20, 100 << 20
-
-_LEFT_IN, _RIGHT_IN, _PANEL_IN, _GAP_IN, _BETWEEN_IN = 0.95, 0.3, 0.78, 0.38, 0.3
-_COLUMN_HEAD_IN, _BELOW_IN = 0.7, 0.8
 _MAX_COLUMNS = 4
 _SECOND_NS = 10**9
 
@@ -57,37 +49,33 @@ def draw_timeline(run: Summary) -> bytes | None:
     panels = [(title, draw) for name, title, draw in _RUN_PANELS if name in run.series and run.series[name].at_ns]
     if start_ns is None or not panels:
         return None
+    levels = [
+        f"{format_key(key)} {level}"
+        for key, level in run.levels.items()
+        if format_key(key) not in ("target", "workload") and not key.startswith("network")
+    ]
+    conditions = style.join_conditions([*_list_parts(run), *levels, f"replicate {run.replicate}"])
+    conditions = "\n".join(filter(None, (conditions, generator.describe_hidden_waiting(run))))
     with style.figure_style():
-        hidden = generator.describe_hidden_waiting(run)
-        panels_in = len(panels) * (_RUN_PANEL_IN + _RUN_GAP_IN)
-        figure = style.new_figure((2.05 if hidden else 1.75) + panels_in + 0.45)
-        conditions = "\n".join(filter(None, (_describe_run_conditions(run), hidden)))
-        top = style.add_heading(figure, headline.describe_run(run), conditions, least_below_in=panels_in + _AXIS_IN)
-        height_in = figure.get_figheight()
-        ends = _find_ends(run, start_ns)
-        for number, (title, draw) in enumerate(panels):
-            bottom = top - ((number + 1) * (_RUN_PANEL_IN + _RUN_GAP_IN)) / height_in
-            width = 1 - (_RUN_LEFT_IN + _RUN_RIGHT_IN) / style.WIDTH_IN
-            axes = figure.add_axes((_RUN_LEFT_IN / style.WIDTH_IN, bottom, width, _RUN_PANEL_IN / height_in))
-            axes.set_title(title, loc="left", fontweight="bold", pad=5)
-            axes.set_xlim(*ends)
+        figure = style.new_figure(0.4 + len(panels) * _RUN_PANEL_IN, headline.describe_run(run), conditions)
+        every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (title, draw) in zip(every, panels, strict=True):
+            axes.set_title(title, pad=5)
+            axes.set_xlim(*_find_ends(run, start_ns))
             axes.yaxis.set_major_locator(MaxNLocator(3))
             draw(axes, run, start_ns)
-            _draw_spans(figure, axes, run, start_ns, has_labels=number == 0)
             axes.set_ylim(bottom=0)
-            _finish_time_axes(axes, is_last=number == len(panels) - 1)
+            axes.grid(axis="y", linewidth=0.8)
+        every[-1].set_xlabel(_X_LABEL)
+        # Labels of spans depend on the width of the panels.
+        figure.draw_without_rendering()
+        for axes in every:
+            _draw_spans(axes, run, start_ns, has_labels=axes is every[0])
         return style.save_figure(figure)
 
 
-def _finish_time_axes(axes: Axes, *, is_last: bool) -> None:
-    """Add horizontal rules, and the numbers and label of the time axis to the last panel only."""
-    style.strip_axes(axes, left=True)
-    axes.grid(axis="y", color=style.RULE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    if is_last:
-        axes.set_xlabel(_X_LABEL)
-    else:
-        axes.set_xticklabels([])
+def _list_parts(run: Summary) -> list[str]:
+    return [str(run.values[name]) for name in ("target", "workload", "network") if run.values.get(name)]
 
 
 def _format_y(axes: Axes, text: Callable[[float], str]) -> None:
@@ -122,40 +110,30 @@ def _draw_responses(axes: Axes, run: Summary, start_ns: int) -> None:
 
 def _draw_heap(axes: Axes, run: Summary, start_ns: int) -> None:
     axes.plot(*_xy(run.series["heap_bytes"], start_ns), color=style.GREEN, linewidth=1.6)
-    heap = _mark_heap_limit(axes, run)
-    if heap is not None:
-        _label_right(axes, heap, f"max {format_size(heap)}", style.FAINT)
+    _mark_heap_limit(axes, run)
     _format_y(axes, format_size)
 
 
-def _mark_heap_limit(axes: Axes, run: Summary) -> int | None:
+def _mark_heap_limit(axes: Axes, run: Summary) -> None:
     heap = run.values.get("heap_bytes")
-    if not isinstance(heap, int):
-        return None
-    axes.yaxis.set_major_locator(FixedLocator([0, heap / 2, heap]))
-    axes.axhline(heap, color=style.FAINT, linewidth=1.2, linestyle="--")
-    axes.set_ylim(0, heap * 1.08)
-    return heap
+    if isinstance(heap, int):
+        axes.yaxis.set_major_locator(FixedLocator([0, heap / 2, heap]))
+        axes.axhline(heap, color=style.FAINT, linewidth=1.2, linestyle="--")
+        axes.set_ylim(0, heap * 1.08)
 
 
-def _draw_pauses(axes: Axes, run: Summary, start_ns: int) -> None:
-    _draw_bars(axes, *_xy(run.series["gc_pause_ms"], start_ns), style.RED)
-    _format_y(axes, format_number)
-
-
-def _draw_large_objects(axes: Axes, run: Summary, start_ns: int) -> None:
-    most = _draw_bars(axes, *_xy(run.series[LARGE], start_ns), style.BLUE)
-    # Halves of a power of two have round names.
-    axes.yaxis.set_major_locator(FixedLocator([0, most / 2, most]))
-    _format_y(axes, format_size)
-
-
-def _draw_bars(axes: Axes, at: list[float], values: list[float], colour: str) -> float:
-    """Draw a vertical line for each value in view; return the largest. Values before the load do not scale the axis."""
+def _draw_bars(
+    axes: Axes, run: Summary, start_ns: int, *, name: str, colour: str, text: Callable[[float], str]
+) -> None:
+    """Draw a vertical line for each value in view. Values before the load do not scale the axis."""
     first, last = axes.get_xlim()
-    visible = [(moment, value) for moment, value in zip(at, values, strict=True) if first <= moment <= last]
-    axes.vlines([moment for moment, _ in visible], 0, [value for _, value in visible], color=colour, linewidth=2)
-    return max((value for _, value in visible), default=0.0)
+    points = [(at, value) for at, value in zip(*_xy(run.series[name], start_ns), strict=True) if first <= at <= last]
+    axes.vlines([at for at, _ in points], 0, [value for _, value in points], color=colour, linewidth=2)
+    if name == LARGE:
+        # Halves of a power of two have round names.
+        most = max((value for _, value in points), default=0.0)
+        axes.yaxis.set_major_locator(FixedLocator([0, most / 2, most]))
+    _format_y(axes, text)
 
 
 def _label_right(axes: Axes, y: float, text: str, colour: str, weight: str = "normal") -> None:
@@ -172,9 +150,9 @@ _RUN_PANELS: tuple[tuple[str, str, _Draw], ...] = (
         "Response time, ms: median of ended requests, longest of waiting ones in each second",
         _draw_responses,
     ),
-    ("heap_bytes", "Heap in use, before and after each collection", _draw_heap),
-    ("gc_pause_ms", "GC pauses, ms", _draw_pauses),
-    (LARGE, "Objects of 1 MiB and more", _draw_large_objects),
+    ("heap_bytes", "Heap in use, before and after each collection; dashed: its maximum", _draw_heap),
+    ("gc_pause_ms", "GC pauses, ms", partial(_draw_bars, name="gc_pause_ms", colour=style.RED, text=format_number)),
+    (LARGE, _LARGE_TITLE, partial(_draw_bars, name=LARGE, colour=style.BLUE, text=format_size)),
 )
 
 
@@ -202,34 +180,10 @@ def _find_ends(run: Summary, start_ns: int) -> tuple[float, float]:
     return min(first, 0.0), (end_ns - start_ns) / 1e9
 
 
-class _SpanLabels:
-    """Names of spans in one line at the top of a panel. A name that would cover another is left out."""
-
-    def __init__(self, figure: Figure, axes: Axes, y_points: int, colour: str) -> None:
-        self._figure, self._axes, self._y_points, self._colour = figure, axes, y_points, colour
-        self._taken: dict[str, tuple[float, float]] = {}
-
-    def add(self, left: float, text: str, *, may_move: bool) -> None:
-        """Write the text at that second, once; one that `may_move` moves left where it would leave the picture."""
-        first, last = self._axes.get_xlim()
-        panel_in = self._axes.bbox.width / self._figure.dpi
-        width = style.text_width_in(self._figure, f"{text}  ", _LABEL_PT) / panel_in * (last - first)
-        left = min(left, last - width) if may_move else left
-        right = left + width
-        is_free = all(right < begin or end < left for begin, end in self._taken.values())
-        if text not in self._taken and is_free and right <= last * (1 + 1e-9):
-            _label_span(self._axes, left, text, self._colour, self._y_points)
-            self._taken[text] = (left, right)
-
-    def __contains__(self, text: str) -> bool:
-        return text in self._taken
-
-
-def _draw_spans(figure: Figure, axes: Axes, run: Summary, start_ns: int, *, has_labels: bool) -> None:
+def _draw_spans(axes: Axes, run: Summary, start_ns: int, *, has_labels: bool) -> None:
     """Shade faults, stalls and the warm-up; label them in the first panel."""
     first, last = axes.get_xlim()
-    fault_labels, stall_labels = _SpanLabels(figure, axes, 3, "#8a5a00"), _SpanLabels(figure, axes, 16, style.FAINT)
-    begins = []
+    faults, stalls = [], []
     for fault in run.faults:
         left, right = ((at_ns - start_ns) / 1e9 for at_ns in (fault.start_ns, fault.end_ns or fault.start_ns))
         if right < first or left > last:
@@ -237,103 +191,94 @@ def _draw_spans(figure: Figure, axes: Axes, run: Summary, start_ns: int, *, has_
         left, right = max(left, first), min(right, last)
         # A fault without duration, such as a reset, becomes a line.
         right = max(right, left + 0.002 * (last - first))
-        begins.append(left)
+        faults.append((left, fault.kind))
         axes.axvspan(left, right, color=style.FAULT, alpha=0.28, linewidth=0, zorder=0)
-        if has_labels:
-            fault_labels.add(left, fault.kind, may_move=True)
     for stall in sorted(run.stalls, key=lambda stall: stall.start_ns - stall.end_ns):
         left, right = ((at_ns - start_ns) / 1e9 for at_ns in (stall.start_ns, stall.end_ns))
         # Hatched, so that a fault beneath it stays visible.
         axes.axvspan(
             left, right, facecolor="none", edgecolor=style.FAINT, hatch="////", alpha=0.4, linewidth=0, zorder=0
         )
-        cause = format_causes([stall])
-        # The longest stall of each cause is labelled; a fault has its label already.
-        if has_labels and cause.removeprefix("fault ") not in fault_labels:
-            stall_labels.add(left, cause, may_move=False)
+        stalls.append((left, format_causes([stall])))
     if first < 0:
         axes.axvspan(first, 0, color=style.RULE, alpha=0.5, linewidth=0, zorder=0)
-        if has_labels and not any(left < 0.12 * last for left in begins):
-            _label_span(axes, first, "warm-up", style.FAINT, 3)
+        if not any(left < 0.12 * last for left, _ in faults):
+            faults.append((first, "warm-up"))
+    if has_labels:
+        named = _label_spans(axes, faults, "#8a5a00", 3, may_move=True)
+        # The longest stall of each cause is labelled; a fault has its label already.
+        others = [(left, cause) for left, cause in stalls if cause.removeprefix("fault ") not in named]
+        _label_spans(axes, others, style.FAINT, 16, may_move=False)
 
 
-def _label_span(axes: Axes, x: float, text: str, colour: str, y_points: int) -> None:
-    axes.annotate(
-        text, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -y_points), textcoords="offset points", va="top",
-        color=colour, fontsize=_LABEL_PT, fontweight="bold",
-    )  # fmt: skip
+def _label_spans(
+    axes: Axes, spans: Iterable[tuple[float, str]], colour: str, y_points: int, *, may_move: bool
+) -> set[str]:
+    """Write each text once, at its second, in one line at the top; return those with room.
 
-
-def _describe_run_conditions(run: Summary) -> str:
-    parts = [str(run.values[name]) for name in ("target", "workload", "network") if run.values.get(name)]
-    levels = [
-        f"{format_key(key)} {level}"
-        for key, level in run.levels.items()
-        if format_key(key) not in ("target", "workload") and not key.startswith("network")
-    ]
-    return join_conditions([*parts, *levels, f"replicate {run.replicate}"])
+    A text that would cover another is left out. One that `may_move` moves left where it would leave the panel.
+    """
+    taken: dict[str, Bbox] = {}
+    for x, text in spans:
+        if text in taken:
+            continue
+        label = axes.annotate(
+            text, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -y_points), textcoords="offset points",
+            va="top", color=style.FAINT if text == "warm-up" else colour, fontsize=12, fontweight="bold",
+        )  # fmt: skip
+        if may_move and label.get_window_extent().x1 > axes.bbox.x1:
+            label.xyann = (-3, -y_points)
+            label.xy = (axes.get_xlim()[1], 1)
+            label.set_horizontalalignment("right")
+        box = label.get_window_extent()
+        if box.x1 > axes.bbox.x1 or box.padded(4).count_overlaps(taken.values()):
+            label.remove()
+        else:
+            taken[text] = box
+    return set(taken)
 
 
 def draw_large_allocations(summaries: Sequence[Summary]) -> bytes | None:
     """Draw heap and large objects of the first valid run of each cell; None when no run recorded large allocations."""
-    first = {
-        row.name: next((run for run in row.valid if LARGE in run.series and run.measure_start_ns is not None), None)
+    first = [
+        (row, run)
         for row in cells.group_by_cell(summaries)
-    }
-    rows = [row for row in cells.group_by_cell(summaries) if first[row.name] is not None]
-    runs = [run for run in first.values() if run is not None]
-    if not runs:
+        for run in [run for run in row.valid if LARGE in run.series and run.measure_start_ns is not None][:1]
+    ]
+    if not first:
         return None
+    labels = row_labels([row for row, _ in first], cells.varying_keys(summaries))
+    runs = [run for _, run in first]
+    most = max((value for run in runs for value in _measured_xy(run.series[LARGE], run)[1]), default=0.0)
+    seconds = max(map(_measured_s, runs))
     with style.figure_style():
-        figure = style.new_figure(2.6 + _LARGE_ROW_IN * len(rows))
-        faults = {fault.kind: style.FAULT for run in runs for fault in run.faults}
-        title, least_in = headline.describe_large_objects(summaries), 1.5 + _LARGE_ROW_IN * len(rows)
-        top = style.add_heading(figure, title, style.describe_conditions(summaries), faults, least_in)
-        height_in = figure.get_figheight()
-        top -= 0.5 / height_in
-        bottom = style.add_notes(figure, style.left_out_notes(summaries)) + 0.65 / height_in
-        keys = cells.varying_keys(summaries)
-        labels = [style.shorten_to_width(figure, label, 15, _LABELS_IN) for label in row_labels(rows, keys)]
-        left_in = 0.25 + max(style.text_width_in(figure, label, 15) for label in labels)
-        width_in = (style.WIDTH_IN - left_in - 2 * _TICKS_IN - _LARGE_GAP_IN - _LARGE_RIGHT_IN) / 2
-        most = max((value for run in runs for value in _measured_xy(run.series[LARGE], run)[1]), default=0.0)
-        seconds = max(_measured_s(run) for run in runs)
-        row_height = (top - bottom) / len(rows)
-        for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-            low = top - (number + 1) * row_height + 0.22 / height_in
-            figure.text(
-                (left_in - 0.02) / style.WIDTH_IN,
-                low + row_height / 2,
-                label,
-                ha="right",
-                fontsize=15,
-                fontweight="bold",
-            )
-            for place, (title, draw) in enumerate((("Heap in use", _draw_cell_heap), (_LARGE_TITLE, _draw_sizes))):
-                start_in = left_in + _TICKS_IN + place * (width_in + _TICKS_IN + _LARGE_GAP_IN)
-                box = (start_in / style.WIDTH_IN, low, width_in / style.WIDTH_IN, row_height - 0.34 / height_in)
-                axes = figure.add_axes(box)
+        figure = style.new_figure(
+            0.8 + _LARGE_ROW_IN * len(runs),
+            headline.compare_cells("large-allocations", summaries),
+            style.describe_conditions(summaries),
+            {fault.kind: style.FAULT for run in runs for fault in run.faults},
+            style.left_out_notes(summaries),
+        )
+        every = figure.subplots(len(runs), 2, sharex=True, squeeze=False)
+        for title, axes in zip(("Heap in use", _LARGE_TITLE), every[0], strict=True):
+            axes.set_title(title, pad=8)
+        for (heap, sizes), run, label in zip(every, runs, labels, strict=True):
+            heap.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=15, fontweight="bold")
+            if "heap_bytes" in run.series:
+                heap.plot(*_measured_xy(run.series["heap_bytes"], run), color=style.GREEN, linewidth=1.8)
+            _mark_heap_limit(heap, run)
+            _draw_sizes(sizes, run, most)
+            for axes in (heap, sizes):
                 # Room for half a point at either end.
                 axes.set_xlim(-0.01 * seconds, 1.01 * seconds)
-                draw(axes, run, most)
+                axes.grid(axis="y", linewidth=0.8)
+                _format_y(axes, format_size)
                 for fault in run.faults:
                     at = (fault.start_ns - (run.measure_start_ns or 0)) / 1e9
                     if 0 <= at <= seconds:
                         axes.axvline(at, color=style.FAULT, linewidth=1.6, alpha=0.8, zorder=0)
-                _format_y(axes, format_size)
-                if number == 0:
-                    axes.set_title(title, loc="left", fontweight="bold", pad=8)
-                _finish_time_axes(axes, is_last=number == len(runs) - 1)
+        every[-1, 0].set_xlabel(_X_LABEL, loc="left")
         return style.save_figure(figure)
-
-
-_LARGE_TITLE = "Objects of 1 MiB and more"
-
-
-def _draw_cell_heap(axes: Axes, run: Summary, _most: float) -> None:
-    if "heap_bytes" in run.series:
-        axes.plot(*_measured_xy(run.series["heap_bytes"], run), color=style.GREEN, linewidth=1.8)
-    _mark_heap_limit(axes, run)
 
 
 def _draw_sizes(axes: Axes, run: Summary, most: float) -> None:
@@ -343,15 +288,11 @@ def _draw_sizes(axes: Axes, run: Summary, most: float) -> None:
     axes.set_ylim(_LARGE_BYTES / 1.5, top * 3)
     axes.yaxis.set_major_locator(FixedLocator([float(1 << power) for power in range(20, ceil(log2(top)) + 1, 4)]))
     axes.minorticks_off()
-    points = list(zip(at, values, strict=True))
-    for chosen, colour, size in (
-        ([(x, y) for x, y in points if y < _VERY_LARGE_BYTES], style.BLUE, 26),
-        ([(x, y) for x, y in points if y >= _VERY_LARGE_BYTES], style.RED, 46),
-    ):
-        if chosen:
-            axes.vlines([x for x, _ in chosen], _LARGE_BYTES / 1.5, [y for _, y in chosen], color=colour, alpha=0.35)
-            axes.scatter([x for x, _ in chosen], [y for _, y in chosen], color=colour, s=size, zorder=3)
-    if not values:
+    if values:
+        colours = [style.BLUE if value < _VERY_LARGE_BYTES else style.RED for value in values]
+        axes.vlines(at, _LARGE_BYTES / 1.5, values, color=colours, alpha=0.35)
+        axes.scatter(at, values, [26 if value < _VERY_LARGE_BYTES else 46 for value in values], colours, zorder=3)
+    else:
         axes.text(0.5, 0.5, "none of 1 MiB or more", transform=axes.transAxes, ha="center", color=style.FAINT)
 
 
@@ -368,22 +309,16 @@ def _measured_xy(line: Series, run: Summary) -> tuple[list[float], list[float]]:
     return [x for x, _ in inside], [y for _, y in inside]
 
 
-@dataclass(frozen=True, slots=True)
-class _MachinePanel:
-    series: str
-    title: str
-    text: Callable[[float], str] = format_count
-
-
-_MACHINE_PANELS = (
-    _MachinePanel("docs_per_s", "Documents/s", format_integer),
-    _MachinePanel("response_ms_max", "Longest response time, ms"),
-    _MachinePanel("server_cpu_system_cores", "The server's CPU in the kernel, cores"),
-    _MachinePanel("server_context_switches_per_s", "Its context switches/s"),
-    _MachinePanel("server_page_faults_per_s", "Its page faults/s"),
-    _MachinePanel("compact_stall_per_s", "Waits for compaction/s, whole machine"),
-    _MachinePanel("numa_pages_migrated_per_s", "Pages moved between NUMA nodes/s"),
-)
+# Title and format of the panels, by series.
+_MACHINE_PANELS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "docs_per_s": ("Documents/s", format_integer),
+    "response_ms_max": ("Longest response time, ms", format_count),
+    "server_cpu_system_cores": ("The server's CPU in the kernel, cores", format_count),
+    "server_context_switches_per_s": ("Its context switches/s", format_count),
+    "server_page_faults_per_s": ("Its page faults/s", format_count),
+    "compact_stall_per_s": ("Waits for compaction/s, whole machine", format_count),
+    "numa_pages_migrated_per_s": ("Pages moved between NUMA nodes/s", format_count),
+}
 
 
 def draw_machine(summaries: Sequence[Summary]) -> bytes | None:
@@ -394,58 +329,47 @@ def draw_machine(summaries: Sequence[Summary]) -> bytes | None:
     varying = cells.varying_keys(summaries)
     settings = [key for key in varying if key.startswith(HOST_KEYS)]
     others = [key for key in varying if key not in settings]
-    first = [
-        next((run for run in row.valid if "server_cpu_system_cores" in run.series), None)
+    runs = [
+        run
         for row in cells.group_by_cell(summaries)
+        for run in [run for run in row.valid if "server_cpu_system_cores" in run.series][:1]
     ]
-    runs = [run for run in first if run is not None]
     columns = list(dict.fromkeys(_name_levels(run, settings) for run in runs))
     if not settings or not runs or len(columns) > _MAX_COLUMNS:
         return None
     colours = style.assign_colours(_name_levels(run, others) for run in runs)
-    lines = {panel: {run.run: _mean_by_second(run, panel.series) for run in runs} for panel in _MACHINE_PANELS}
-    panels = [panel for panel, by_run in lines.items() if any(any(line.values()) for line in by_run.values())]
-    zero = [panel.title for panel, by_run in lines.items() if panel not in panels and any(by_run.values())]
+    lines = {name: {run.run: _mean_by_second(run, name) for run in runs} for name in _MACHINE_PANELS}
+    panels = [name for name, by_run in lines.items() if any(any(line.values()) for line in by_run.values())]
+    zero = [_MACHINE_PANELS[name][0] for name in lines if name not in panels and any(lines[name].values())]
     with style.figure_style():
-        least_in = _COLUMN_HEAD_IN + len(panels) * (_PANEL_IN + _GAP_IN) + _BELOW_IN
-        figure = style.new_figure(least_in)
-        values = runs[0].values
-        conditions = [str(values[name]) for name in ("target", "workload", "network") if values.get(name)]
-        text = join_conditions([*conditions, "one run of each cell, means of each second"])
-        top = style.add_heading(figure, headline.describe_machine(summaries), text, colours if others else {}, least_in)
-        height_in = figure.get_figheight()
-        style.add_notes(figure, [f"0 at all times: {', '.join(zero)}"] if zero else [])
-        width_in = (style.WIDTH_IN - _LEFT_IN - _RIGHT_IN - _BETWEEN_IN * (len(columns) - 1)) / len(columns)
-        size = next((size for size in (15, 13) if _fits(figure, columns, size, width_in)), 11)
-        for row, panel in enumerate(panels):
-            most = max(max(line.values(), default=0.0) for line in lines[panel].values())
-            for place, column in enumerate(columns):
-                left_in = _LEFT_IN + place * (width_in + _BETWEEN_IN)
-                bottom = top - (_COLUMN_HEAD_IN + row * (_PANEL_IN + _GAP_IN) + _PANEL_IN) / height_in
-                axes = figure.add_axes(
-                    (left_in / style.WIDTH_IN, bottom, width_in / style.WIDTH_IN, _PANEL_IN / height_in)
-                )
-                here = [run for run in runs if _name_levels(run, settings) == column]
-                _draw_machine_lines(
-                    axes, panel, here, lines[panel], [colours[_name_levels(run, others)] for run in here]
-                )
-                axes.set_ylim(0, most * 1.08)
-                _finish_time_axes(axes, is_last=row == len(panels) - 1)
-                axes.set_xlabel(_X_LABEL if row == len(panels) - 1 and place == 0 else "", loc="left")
-                if row == 0:
-                    axes.annotate(
-                        style.shorten_to_width(figure, column, size, width_in), (0, 1), xycoords="axes fraction",
-                        xytext=(0, 26), textcoords="offset points", fontsize=size, fontweight="bold",
-                    )  # fmt: skip
-                if place == 0:
-                    axes.set_title(panel.title, loc="left", fontweight="bold", pad=5)
-                else:
-                    axes.set_yticklabels([])
+        figure = style.new_figure(
+            0.8 + len(panels) * _MACHINE_PANEL_IN,
+            headline.compare_cells("machine", summaries),
+            style.join_conditions([*_list_parts(runs[0]), "one run of each cell, means of each second"]),
+            colours if others else {},
+            [f"0 at all times: {', '.join(zero)}"] if zero else [],
+        )
+        every = figure.subplots(len(panels), len(columns), sharex=True, sharey="row", squeeze=False)
+        for column, axes in zip(columns, every[0], strict=True):
+            axes.annotate(
+                shorten(column, 96 // len(columns)), (0, 1), xycoords="axes fraction", xytext=(0, 28),
+                textcoords="offset points", fontsize=13, fontweight="bold",
+            )  # fmt: skip
+        for name, row in zip(panels, every, strict=True):
+            title, text = _MACHINE_PANELS[name]
+            row[0].set_title(title, pad=5)
+            row[0].yaxis.set_major_locator(MaxNLocator(3))
+            _format_y(row[0], text)
+            for column, axes in zip(columns, row, strict=True):
+                axes.grid(axis="y", linewidth=0.8)
+                for run in runs:
+                    if _name_levels(run, settings) == column:
+                        line, colour = lines[name][run.run], colours[_name_levels(run, others)]
+                        axes.plot([at + 0.5 for at in line], list(line.values()), color=colour, linewidth=1.9)
+            axes.set_ylim(0, 1.08 * max(max(line.values(), default=0.0) for line in lines[name].values()))
+        axes.set_xlim(0, max(map(_measured_s, runs)))
+        every[-1, 0].set_xlabel(_X_LABEL, loc="left")
         return style.save_figure(figure)
-
-
-def _fits(figure: Figure, texts: Sequence[str], size: int, most_in: float) -> bool:
-    return all(style.text_width_in(figure, text, size) <= most_in for text in texts)
 
 
 def _name_levels(run: Summary, keys: Sequence[str]) -> str:
@@ -462,18 +386,3 @@ def _mean_by_second(run: Summary, name: str) -> dict[int, float]:
         if second >= 0 and start_ns + (second + 1) * _SECOND_NS <= end_ns:
             by_second.setdefault(second, []).append(value)
     return {second: fmean(values) for second, values in by_second.items()}
-
-
-def _draw_machine_lines(
-    axes: Axes,
-    panel: _MachinePanel,
-    runs: Sequence[Summary],
-    lines: Mapping[str, Mapping[int, float]],
-    colours: Sequence[str],
-) -> None:
-    axes.yaxis.set_major_locator(MaxNLocator(3))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: panel.text(value)))
-    for run, colour in zip(runs, colours, strict=True):
-        line = lines[run.run]
-        axes.plot([second + 0.5 for second in line], list(line.values()), color=colour, linewidth=1.9)
-    axes.set_xlim(0, max(_measured_s(run) for run in runs))

@@ -7,20 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ingest_bench import units
 from ingest_bench.analysis.search import Knee
 from ingest_bench.report import plot_style as style
-from ingest_bench.report.formatting import SEPARATOR, format_count
+from ingest_bench.report.formatting import format_count
 from ingest_bench.report.search_table import describe_knees
 
 _LIMIT_COLOUR = "#b00020"
-_PANEL_IN = 4.7  # with its axis
-_LEFT_IN, _RIGHT_IN = 1.15, 0.6
-_KNEE_SIZE, _KNEE_IN = 14, 0.3  # each knee has a line of its own above the panel
+_PANEL_IN = 5.2  # with its axis and legend
+_KNEE_IN = 0.3  # each knee has a line of its own above the panel
 # Background of a text: no line goes through it.
 _BLANK: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 _MARKERS = {"met": "o", "missed": "X", "generator": "s"}
@@ -29,37 +26,39 @@ _MEANINGS = {"met": "met the goal", "missed": "missed it", "generator": "the loa
 
 def draw_knee(knees: Sequence[Knee]) -> bytes:
     """Draw one line for each cell: the limited number by the planned rate."""
+    colours = style.assign_colours(knee.cell for knee in knees)
     with style.figure_style():
-        figure = style.new_figure()
-        colours = style.assign_colours(knee.cell for knee in knees)
-        marks_in = _KNEE_IN * len(_known_rates(knees))
-        notes = [line if len(line) <= 150 else f"{line[:149]}…" for line in describe_knees(knees)]
-        least_in = _PANEL_IN + marks_in + style.NOTE_IN * len(notes)
-        names = colours if len(knees) > 1 else {}
-        top = style.add_heading(figure, _title(knees), _describe_conditions(knees), names, least_in)
-        height_in = figure.get_figheight()
-        bottom = style.add_notes(figure, notes) + 0.95 / height_in
-        ceiling = top - 0.45 / height_in
-        width = 1 - (_LEFT_IN + _RIGHT_IN) / style.WIDTH_IN
-        axes = figure.add_axes((_LEFT_IN / style.WIDTH_IN, bottom, width, ceiling - bottom - marks_in / height_in))
+        figure = style.new_figure(
+            _PANEL_IN + _KNEE_IN * len(_known_rates(knees)),
+            _title(knees),
+            _describe_conditions(knees),
+            colours if len(knees) > 1 else {},
+            [line if len(line) <= 150 else f"{line[:149]}…" for line in describe_knees(knees)],
+        )
+        axes = figure.subplots()
         _prepare_axes(axes, knees)
         for knee in knees:
             _draw_line(axes, knee, colours[knee.cell])
         _draw_limit(axes, knees)
-        _mark_knees(figure, axes, knees, colours)
-        _add_legend(figure, axes, knees, ceiling)
+        _mark_knees(axes, knees, colours)
+        outcomes = {outcome for knee in knees for _, _, outcome in _points(knee)}
+        for outcome, marker in _MARKERS.items():
+            if outcome in outcomes:
+                face = style.FAINT if outcome == "met" else "white"
+                text = _MEANINGS[outcome]
+                axes.scatter([], [], s=75, marker=marker, facecolor=face, edgecolor=style.FAINT, label=text)
+        if outcomes:
+            # Below the panel: inside it would cover points.
+            axes.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.12), ncols=len(outcomes), fontsize=12)
         return style.save_figure(figure)
 
 
 def _prepare_axes(axes: Axes, knees: Sequence[Knee]) -> None:
     limit = knees[0].goal.plotted_limit
     axes.set_xlabel("requests planned in a second")
-    axes.grid(visible=True, color=style.RULE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.patch.set_visible(False)
+    axes.grid(linewidth=0.6)
     # Room for the text of the limit above all points.
     axes.margins(y=0.08)
-    axes.tick_params(length=0, which="both")
     rates = [x for knee in knees for x, _, _ in _points(knee)] or [1.0]
     axes.set_xlim(0, max(rates) * 1.08)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
@@ -106,43 +105,24 @@ def _draw_limit(axes: Axes, knees: Sequence[Knee]) -> None:
     )  # fmt: skip
 
 
-def _mark_knees(figure: Figure, axes: Axes, knees: Sequence[Knee], colours: Mapping[str, str]) -> None:
-    """Draw each knee from the axis up to its number above the panel: lower where the rate is lower.
+def _mark_knees(axes: Axes, knees: Sequence[Knee], colours: Mapping[str, str]) -> None:
+    """Draw each knee from the axis up to its number above the panel, lower where the rate is lower.
 
-    The number is left of its line, where no higher rate has one. At the edge of the page it moves to the right.
+    The number is left of its line, where no higher rate has one.
     """
-    height_in, inner = figure.get_figheight(), axes.get_position()
     for row, (per_s, knee) in enumerate(sorted(_known_rates(knees), key=lambda item: item[0])):
         colour = colours[knee.cell]
-        text = f"knee {per_s:,.6g}/s" if knee.result.is_knee else f"at least {per_s:,.6g}/s"
-        x = inner.x0 + inner.width * min(1.0, per_s / axes.get_xlim()[1])
-        width = style.text_width_in(figure, text, _KNEE_SIZE) / style.WIDTH_IN
-        base = inner.y1 + _KNEE_IN * row / height_in
-        # Below the panel's own lines and texts.
-        figure.add_artist(Line2D((x, x), (inner.y0, base), color=colour, linewidth=1.2, linestyle=":", zorder=-1))
-        figure.text(
-            max(x, 0.02 + width), base + _KNEE_IN / 2 / height_in, text, ha="right", va="center",
-            fontsize=_KNEE_SIZE, fontweight="bold", color=colour, bbox=_BLANK,
+        axes.axvline(per_s, color=colour, linewidth=1.2, linestyle=":")
+        axes.annotate(
+            f"knee {per_s:,.6g}/s" if knee.result.is_knee else f"at least {per_s:,.6g}/s",
+            (per_s, 1), xycoords=("data", "axes fraction"), xytext=(0, 8 + 72 * _KNEE_IN * row),
+            textcoords="offset points", ha="right", fontsize=14, fontweight="bold", color=colour, bbox=_BLANK,
+            arrowprops={"arrowstyle": "-", "color": colour, "linestyle": ":", "relpos": (1, 0), "shrinkB": 0},
         )  # fmt: skip
 
 
 def _known_rates(knees: Sequence[Knee]) -> list[tuple[float, Knee]]:
     return [(knee.result.per_s, knee) for knee in knees if knee.result.per_s is not None]
-
-
-def _add_legend(figure: Figure, axes: Axes, knees: Sequence[Knee], ceiling: float) -> None:
-    outcomes = {outcome for knee in knees for _, _, outcome in _points(knee)}
-    for outcome, marker in _MARKERS.items():
-        if outcome in outcomes:
-            face = style.FAINT if outcome == "met" else "white"
-            axes.scatter([], [], s=75, marker=marker, facecolor=face, edgecolor=style.FAINT, label=_MEANINGS[outcome])
-    if outcomes:
-        # Above the panel: inside it would cover points.
-        above = (axes.get_position().x0 - 0.01, ceiling)
-        axes.legend(
-            loc="lower left", bbox_to_anchor=above, bbox_transform=figure.transFigure, ncols=len(outcomes),
-            frameon=False, fontsize=12,
-        )  # fmt: skip
 
 
 def _title(knees: Sequence[Knee]) -> str:
@@ -159,4 +139,4 @@ def _title(knees: Sequence[Knee]) -> str:
 def _describe_conditions(knees: Sequence[Knee]) -> str:
     values = next((summary.values for knee in knees for _, summary in knee.steps), {})
     rates = [str(values[name]) for name in ("target", "workload") if values.get(name)]
-    return SEPARATOR.join([f"goal: {knees[0].goal.text}", *rates, "open loop, one point a run"])
+    return style.join_conditions([f"goal: {knees[0].goal.text}", *rates, "open loop, one point a run"])

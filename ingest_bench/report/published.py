@@ -29,76 +29,46 @@ class PublishedRow:
     """As `formatting.format_key` writes them. Levels of other factors are not published."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedAllocations:
-    """One measurement of JDK-6857566: threads that do nothing but allocate direct buffers."""
-
-    threads: int
-    limit_bytes: int
-    seconds: int
-    allocations: int
-    waits: tuple[int | None, int | None, int | None]
-    """Allocations that succeeded only after System.gc(), after a sleep of 1 ms, and after one more of 2 ms."""
-
-    @property
-    def values(self) -> Mapping[str, float]:
-        """Return its numbers by the names of our columns."""
-        after_gc, *_ = self.waits
-        calls = None if after_gc is None else sum(count or 0 for count in self.waits)
-        values = {
-            "direct_allocations_per_s": self.allocations / self.seconds,
-            "direct_allocation_ms_mean": self.mean_ms,
-            "system_gcs_per_s": None if calls is None else calls / self.seconds,
-            "direct_allocations_per_system_gc": None if calls is None else self.allocations / calls,
-        }
-        return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def mean_ms(self) -> float:
-        """Return the mean time of an allocation: its threads did nothing else."""
-        return self.seconds * self.threads / self.allocations * 1e3
-
-    @property
-    def sleeps(self) -> str:
-        """Return its sleeps as our column writes them: a thread that slept 2 ms had slept 1 ms before."""
-        _, one_ms, two_ms = self.waits
-        if one_ms is None:
-            return ""
-        return ", ".join([f"1 ms: {one_ms + (two_ms or 0)}", *([f"2 ms: {two_ms}"] if two_ms else [])])
-
-
 @cache
-def load_allocations() -> tuple[PublishedAllocations, ...]:
-    """Return the rows of `jdk-6857566.csv`."""
-    return tuple(
-        PublishedAllocations(
-            threads=int(row["threads"]),
-            limit_bytes=int(row["max_direct_memory_mb"]) << 20,
-            seconds=int(row["seconds"]),
-            allocations=int(row["allocations"]),
-            waits=(_count(row["after_system_gc"]), _count(row["after_sleep_1_ms"]), _count(row["after_sleep_2_ms"])),
-        )
+def load_allocations() -> Mapping[tuple[int, int], Mapping[str, float | str]]:
+    """Return the measurements of JDK-6857566 in our columns, by threads and limit in bytes."""
+    return {
+        (int(row["threads"]), int(row["max_direct_memory_mb"]) << 20): _convert_allocations(row)
         for row in _read_csv("jdk-6857566")
-    )
+    }
 
 
-def match_allocations(row: CellRuns) -> PublishedAllocations | None:
+def _convert_allocations(row: Mapping[str, str]) -> dict[str, float | str]:
+    threads, seconds, allocations = (int(row[name]) for name in ("threads", "seconds", "allocations"))
+    values: dict[str, float | str] = {
+        "direct_allocations_per_s": allocations / seconds,
+        # Its threads did nothing else.
+        "direct_allocation_ms_mean": seconds * threads / allocations * 1e3,
+    }
+    # Allocations that succeeded only after System.gc(), after a sleep of 1 ms, and after one more of 2 ms.
+    waits = [int(row[name] or 0) for name in ("after_system_gc", "after_sleep_1_ms", "after_sleep_2_ms")]
+    if row["after_system_gc"]:
+        values["direct_allocations_per_system_gc"] = allocations / sum(waits)
+    if row["after_sleep_1_ms"]:
+        # A thread that slept 2 ms had slept 1 ms before.
+        values["sleeps"] = f"1 ms: {waits[1] + waits[2]}" + (f", 2 ms: {waits[2]}" if waits[2] else "")
+    return values
+
+
+def match_allocations(row: CellRuns) -> Mapping[str, float | str] | None:
     """Return the measurement with the threads and the limit of *row*; None for a server that the network feeds."""
     levels = {format_key(key): level for key, level in row.levels.items()}
     try:
         threads, limit = int(levels["threads"]), units.parse_bytes(levels["max direct memory"])
     except (KeyError, ValueError):
         return None
-    if levels.get("mode", "alone") != "alone":
-        return None
-    return next((item for item in load_allocations() if (item.threads, item.limit_bytes) == (threads, limit)), None)
+    return load_allocations().get((threads, limit)) if levels.get("mode", "alone") == "alone" else None
 
 
 def allocation_rows(row: CellRuns, _rows: Sequence[CellRuns]) -> Iterator[PublishedRow]:
     """Yield the row of JDK-6857566 for this cell."""
-    if (item := match_allocations(row)) is not None:
-        shared = frozenset({"threads", "max direct memory"})
-        yield PublishedRow(values={**item.values, "sleeps": item.sleeps}, shared_factors=shared)
+    if (values := match_allocations(row)) is not None:
+        yield PublishedRow(values=values, shared_factors=frozenset({"threads", "max direct memory"}))
 
 
 @cache
@@ -190,7 +160,3 @@ def _capped_delay_ns(row: CellRuns) -> int | None:
 def _read_csv(name: str) -> list[dict[str, str]]:
     text = (data_folder(FOLDER) / f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text else None

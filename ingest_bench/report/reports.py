@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.model.results import Summary
 from ingest_bench.report import (
     cell_tables,
     change_tables,
     page,
     page_charts,
-    page_html,
     stall_table,
     summary_files,
 )
@@ -40,8 +39,9 @@ def build_tables(summaries: Sequence[Summary]) -> Files:
         files["nodes.csv"] = summary_files.format_nodes_csv(summaries)
     if any("wire_bytes" in run.histograms for run in summaries):
         files["report/wire.csv"] = summary_files.format_histograms_csv(summaries, "wire_bytes", "frames")
+    changes = comparison.compare_pairs(summaries, comparison.DEFAULT_COLUMNS)
     for name, rows in (
-        ("comparisons", change_tables.comparison_rows(summaries)),
+        ("comparisons", change_tables.change_numbers(changes)),
         ("stalls", stall_table.stall_rows(summaries)),
     ):
         if len(rows) > 1:
@@ -82,16 +82,11 @@ def build_pictures(summaries: Sequence[Summary]) -> Files:
     # Imported late: matplotlib takes most of a second, and most commands draw nothing.
     from ingest_bench.report import plot_cells, plot_over_time  # noqa: PLC0415
 
-    def draw(name: str) -> tuple[str, Callable[[Sequence[Summary]], bytes | None], str]:
-        return name, partial(plot_cells.draw_picture, name), plot_cells.CELL_PICTURES[name].caption
-
-    # The main picture of a topic comes before that of the reads.
-    pictures = (
-        draw("direct-memory"),
-        ("forwarding", plot_cells.draw_forwarding, "documents forwarded and delivered"),
-        draw("nodes"),
-        draw("reads"),
-        draw("layers"),
+    cell_pictures = plot_cells.CELL_PICTURES
+    functions = {name: partial(plot_cells.draw_picture, name) for name in cell_pictures}
+    functions["forwarding"] = partial(plot_cells.draw_forwarding)
+    pictures: tuple[tuple[str, Callable[[Sequence[Summary]], bytes | None], str], ...] = (
+        *((name, functions[name], picture.caption) for name, picture in cell_pictures.items()),
         ("machine", plot_over_time.draw_machine, "for each setting of the machine: throughput and kernel counters"),
         ("large-allocations", plot_over_time.draw_large_allocations, "heap over time, and objects of 1 MiB and more"),
     )
@@ -106,7 +101,7 @@ def build_pictures(summaries: Sequence[Summary]) -> Files:
         ("Acknowledged documents", cell_tables.acknowledged_rows(summaries)),
         *((topic.title, cell_tables.topic_rows(topic, summaries)) for topic in TOPICS.values()),
     ]
-    more = [(title, page_html.render_table(rows)) for title, rows in sections if len(rows) > 1]
+    more = [(title, page.render_table(rows)) for title, rows in sections if len(rows) > 1]
     contents = {name: picture.content for name, picture in files.items()}
     contents["index.html"] = page.render_results(summaries, files, more).encode()
     return {f"report/{name}": content for name, content in contents.items()}

@@ -131,19 +131,12 @@ def format_parquet(summaries: Sequence[Summary]) -> bytes:
     """
     arrow = require_pyarrow()
     columns = [column.name for column in COLUMNS]
-    arrays = {
-        "experiment": arrow.array([run.experiment for run in summaries], arrow.string()),
-        "run": arrow.array([run.run for run in summaries], arrow.string()),
-        "replicate": arrow.array([run.replicate for run in summaries], arrow.int64()),
-        "state": arrow.array([run.state for run in summaries], arrow.string()),
-        "reason": arrow.array([run.reason for run in summaries], arrow.string()),
+    values: dict[str, list[Any]] = {name: [getattr(run, name) for run in summaries] for name in _HEAD}
+    values |= {
+        key: [run.levels.get(key, "") for run in summaries] for key in _level_keys(summaries) if key not in columns
     }
-    arrays |= {
-        key: arrow.array([run.levels.get(key, "") for run in summaries], arrow.string())
-        for key in _level_keys(summaries)
-        if key not in columns
-    }
-    arrays |= {name: _to_arrow(arrow, [run.values.get(name) for run in summaries]) for name in columns}
+    values |= {name: [run.values.get(name) for run in summaries] for name in columns}
+    arrays = {name: _to_arrow(arrow, of_runs) for name, of_runs in values.items()}
     arrays[_INSTRUMENTED] = arrow.array([run.instrumented for run in summaries], arrow.bool_())
     content = io.BytesIO()
     arrow.parquet.write_table(arrow.table(arrays), content)

@@ -28,13 +28,18 @@ _HOST_FILES = {
 
 def collect_facts() -> dict[str, Any]:
     """Return machine, kernel and versions: what must agree before two results may be compared."""
+    lines = (_read("/proc/cpuinfo") or "").splitlines()
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        distribution = ""
     return {
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
+        "cpu": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""),
         "cores": os.cpu_count(),
         "memory_bytes": memory_bytes(),
         "kernel": platform.release(),
-        "distribution": _distribution(),
+        "distribution": distribution,
         "python": platform.python_version(),
         "ingest_bench": metadata.version("ingest-bench"),
         "locust": metadata.version("locust"),
@@ -57,28 +62,8 @@ def is_numad_running() -> bool:
     return any(process.info["name"] == "numad" for process in psutil.process_iter(["name"]))
 
 
-def free_bytes(path: Path) -> int:
-    """Return the free space on the disk of the nearest existing folder of *path*."""
-    while not path.exists():
-        path = path.parent
-    free: int = psutil.disk_usage(str(path)).free
-    return free
-
-
 def _read(path: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return None
-
-
-def _cpu_model() -> str:
-    lines = (_read("/proc/cpuinfo") or "").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def _distribution() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
-    except OSError:
-        return ""

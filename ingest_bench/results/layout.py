@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.load import MAX_LOAD_S
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import READ_FIELDS, FileDigest, RunRecord
-from ingest_bench.model.samples import CPU_MARK, EVENT_LOOP_STALL, SAMPLE, WorkerReport
+from ingest_bench.model.samples import RECORDS, SAMPLE, WorkerReport
 from ingest_bench.results import safe_files
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -71,13 +72,11 @@ class SampleFiles:
             return
         step = max(_MIN_BATCH_RECORDS, _BATCH_RECORDS // len(self._paths))
         readers = [self._read_blocks(path, size, step) for path, size in zip(self._paths, self._sizes, strict=True)]
-        ahead = {number: block for number, reader in enumerate(readers) if (block := next(reader, None)) is not None}
-        while ahead:
-            number = min(ahead, key=lambda key: int(ahead[key]["done_ns"][0]))
-            block, following = ahead.pop(number), next(readers[number], None)
-            if following is not None:
-                ahead[number] = following
-            yield block, min((int(other["done_ns"][0]) for other in ahead.values()), default=None)
+        # The next block begins before all later ones of every file.
+        blocks = heapq.merge(*readers, key=lambda block: int(block["done_ns"][0]))
+        for block, following in itertools.pairwise(itertools.chain(blocks, [None])):
+            if block is not None:
+                yield block, None if following is None else int(following["done_ns"][0])
 
     def load_all(self) -> Array:
         """Return all samples, sorted by the time they were sent."""
@@ -85,13 +84,9 @@ class SampleFiles:
         return samples[np.argsort(samples["sent_ns"], kind="stable")]
 
     def _read_all(self) -> Array:
-        samples = np.empty(len(self), dtype=SAMPLE)
-        at = 0
-        for path, size in zip(self._paths, self._sizes, strict=True):
-            for block in self._read_blocks(path, size, _MIN_BATCH_RECORDS << 6):
-                samples[at : at + len(block)] = block
-                at += len(block)
-        return samples
+        whole_files = zip(self._paths, self._sizes, strict=True)
+        records = [block for path, size in whole_files for block in self._read_blocks(path, size, max(size, 1))]
+        return np.concatenate([np.empty(0, dtype=SAMPLE), *records])
 
     def _read_blocks(self, path: Path, size: int, step: int) -> Iterator[Array]:
         for start in range(0, size, step):
@@ -143,8 +138,7 @@ class RunFolder(NodeFolder):
 
     def wire_file(self, link: LinkName) -> Path:
         """Return the file with the frames of a link: of the node that it leads to, or of the first of two."""
-        node = self.nodes(link.nodes[0])[-1]
-        return node.raw / ("wire.json" if link.kind == "clients" else f"wire-{link}.json")
+        return self.nodes(link.nodes[0])[-1].raw / ("wire.json" if link.kind == "clients" else f"wire-{link}.json")
 
     def create(self) -> None:
         """Create the folders. Files of an interrupted attempt of the same run are moved aside, not deleted."""
@@ -177,14 +171,9 @@ class RunFolder(NodeFolder):
         paths = sorted(self.load.rglob("queries-*.bin"))
         return SampleFiles(paths) if paths else None
 
-    def read_cpu_marks(self) -> tuple[Array, ...]:
-        """Return the CPU of each load process, once a second."""
-        return tuple(files.read_records(path, CPU_MARK) for path in sorted(self.load.rglob("cpu-*.bin")))
-
-    def loop_stalls(self) -> tuple[Array, ...]:
-        """Return the event-loop stalls of each load process; a process without any has no array."""
-        paths = sorted(self.load.rglob("loop_stalls-*.bin"))
-        return tuple(files.read_records(path, EVENT_LOOP_STALL) for path in paths)
+    def read_load_records(self, kind: Literal["cpu", "loop_stalls"]) -> tuple[Array, ...]:
+        """Return the CPU marks or the event-loop stalls of each load process that has any."""
+        return tuple(files.read_records(path, RECORDS[kind]) for path in sorted(self.load.rglob(f"{kind}-*.bin")))
 
     def read_load_report(self) -> WorkerReport | None:
         """Return the report at the end of the load; None if the load did not end normally."""
@@ -306,12 +295,11 @@ class Results:
         by_run = {}
         for run in self.plan.runs:
             folder = self.run_folder(run)
-            record = folder.read_record()
-            if record is None:
-                continue
-            if (record.run, record.cell) != (run.id, run.cell.name):
-                raise SpecError(f"{folder.path / 'run.json'}: this file is of another run than {run.id} of the plan")
-            by_run[run.id] = record
+            if (record := folder.read_record()) is not None:
+                if (record.run, record.cell) != (run.id, run.cell.name):
+                    path = folder.path / "run.json"
+                    raise SpecError(f"{path}: this file is of another run than {run.id} of the plan")
+                by_run[run.id] = record
         return by_run
 
     @contextlib.contextmanager
@@ -348,9 +336,7 @@ def create_results(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
         safe_files.write_json(path / PLAN, records.to_json(plan))
         safe_files.write_json(path / FACTS, dict(facts))
     except OSError as error:
-        raise SpecError(
-            f"{base}: results cannot be written there ({error.strerror}); choose a folder by --out"
-        ) from None
+        raise _unwritable_error(base, error.strerror) from None
     return Results(path)
 
 
@@ -364,10 +350,14 @@ def check_writable(base: Path, *, by_jvm: bool = False) -> None:
     while not place.exists():
         place = place.parent
     if not place.is_dir():
-        raise SpecError(f"{base}: results cannot be written there ({place} is not a folder); choose a folder by --out")
+        raise _unwritable_error(base, f"{place} is not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise SpecError(f"{base}: results cannot be written there ({place} is not writable); choose a folder by --out")
+        raise _unwritable_error(base, f"{place} is not writable")
     _check_trusted(base / f".{os.getpid()}.new")
+
+
+def _unwritable_error(base: Path, reason: str | None) -> SpecError:
+    return SpecError(f"{base}: results cannot be written there ({reason}); choose a folder by --out")
 
 
 def open_results(path: Path, *, to_write: bool = False) -> Results:

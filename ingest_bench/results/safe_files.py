@@ -73,23 +73,15 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: this file cannot be read ({error.strerror})") from None
     if not isinstance(table, dict):
         raise SpecError(f"{path}: this file is damaged: it does not hold a JSON object")
-    if path.name in SCHEMAS:
-        _check_schema(path, table.pop("schema", 1))
+    if (expected := SCHEMAS.get(path.name)) is not None:
+        schema = table.pop("schema", 1)
+        if isinstance(schema, bool) or not isinstance(schema, int):
+            raise SpecError(f"{path}: this file is damaged: its schema is not a whole number")
+        if schema != expected:
+            version, advice = ("a newer", "update this one") if schema > expected else ("an older", "measure again")
+            numbers = f"schema {schema}, this one reads {expected}"
+            raise SpecError(f"{path}: {version} ingest-bench wrote it ({numbers}): {advice}")
     return table
-
-
-def _check_schema(path: Path, schema: Any) -> None:
-    expected = SCHEMAS[path.name]
-    if isinstance(schema, bool) or not isinstance(schema, int):
-        raise SpecError(f"{path}: this file is damaged: its schema is not a whole number")
-    if schema > expected:
-        raise SpecError(
-            f"{path}: a newer ingest-bench wrote it (schema {schema}, this one reads {expected}): update this one"
-        )
-    if schema < expected:
-        raise SpecError(
-            f"{path}: an older ingest-bench wrote it (schema {schema}, this one reads {expected}): measure again"
-        )
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench.errors import SpecError
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.inputs import records
-from ingest_bench.jvm import artifacts, java
+from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.java import Java
-from ingest_bench.jvm.options import collector_options
+from ingest_bench.jvm.options import collector_options, heap_options
 from ingest_bench.model.target import Endpoint, ListenOptions, Preparation, TargetOptions
 from ingest_bench.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ingest_bench.jvm.attach import AttachedJvm
     from ingest_bench.model.experiment import Capability
-    from ingest_bench.model.load import AdminRequest, Operation
-    from ingest_bench.targets import Target
+    from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
+    from ingest_bench.model.results import ColumnValue
+    from ingest_bench.model.target import Collector, LaunchPlan
     from ingest_bench.targets.http import Http
+
+
+_PINS = tomllib.loads(Path(__file__).with_name("jars.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +58,9 @@ class NodeStart:
         return self.nodes[self.number]
 
 
-@functools.cache
-def _pins() -> Mapping[str, Mapping[str, str]]:
-    return tomllib.loads(Path(__file__).with_name("jars.toml").read_text(encoding="utf-8"))
-
-
 def pinned_jars(*sections: str) -> tuple[Artifact, ...]:
     """Return the jars of these sections of jars.toml, in order."""
-    pins = (pin for section in sections for pin in _pins()[section].items())
+    pins = (pin for section in sections for pin in _PINS[section].items())
     return tuple(artifacts.parse_jar(f"{coordinate}@{sha256}") for coordinate, sha256 in pins)
 
 
@@ -85,9 +81,9 @@ def find_requirements(target: Target, options: TargetOptions) -> Requirements:
 
 def refuse_options(options: TargetOptions, fields: Iterable[str], reason: str) -> None:
     """Raise SpecError, with the reason, if one of these fields is not at its default."""
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    defaults = TargetOptions()
     for field in fields:
-        if getattr(options, field) != defaults[field]:
+        if getattr(options, field) != getattr(defaults, field):
             raise SpecError(f"target.{records.toml_key(field)}: {reason}; remove it")
 
 
@@ -101,46 +97,100 @@ def count_copies(options: TargetOptions) -> int:
     return copies
 
 
-class Plain:
-    """Methods of a `Target` without indices, metrics or other APIs."""
+def build_java_argv(
+    node: NodeStart, flags: Iterable[str], classpath: Iterable[Path], *main: str, default_gc: Collector = "g1"
+) -> tuple[str, ...]:
+    """Return the command that starts a node's JVM, with a temporary folder in its home. The chosen options win."""
+    options = node.options
+    gc = default_gc if options.gc == "default" else options.gc
+    return (
+        str(node.java.java),
+        *heap_options(options.heap_bytes),
+        *collector_options(gc, node.java.version),
+        f"-Djava.io.tmpdir={node.home}",
+        *flags,
+        *options.jvm,
+        *node.jvm_options,
+        "-cp",
+        ":".join(map(str, classpath)),
+        *main,
+    )
+
+
+class Target(Protocol):
+    """One kind of server: how to launch it and speak with it. jvm/process.py starts it.
+
+    The defaults are those of a server without indices, metrics or other APIs.
+    """
 
     name: str
+    """Its key in TARGETS."""
+    default_version: str
     is_persistent: bool = False
+    """Its documents are in files and exist after a restart."""
     flush: Callable[[Sequence[Http], Sequence[AttachedJvm], Sequence[str]], None] | None = None
-    """None: it stores no files, or cannot be told to write them."""
+    """Flushes the indices in memory of all nodes to files at once; None: unsupported."""
     jvm_stats: Callable[[Http], Any] | None = None
-    """None: it has no API about its JVM."""
+    """Requests the JVM statistics of all nodes, for `probes.nodestats`; None: no API."""
+
+    @property
+    def versions(self) -> Mapping[str, Requirements]:
+        """Return the requirements of each version."""
+
+    def requirements(self, options: TargetOptions) -> Requirements:
+        """Return what the chosen version needs; SpecError for options that it cannot have. Start nothing."""
+
+    def launch_plan(self, node: NodeStart) -> LaunchPlan:
+        """Return how to start a node, whose home is made here. Fetch what the cache lacks."""
 
     def listens(self, options: TargetOptions) -> ListenOptions:
-        """Return the default port and time limit."""
+        """Return its port and the time limit until it is ready."""
         del options
         return ListenOptions()
 
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Return True if the node accepts requests and has found the others; RunFailed says why it is not ready.
+
+        NoResponse if it does not respond at all.
+        """
+
+    def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
+        """Return how it takes the documents of a workload: a protocol of `protocols.PROTOCOLS`, and its keys."""
+
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
-        """Return no requests."""
+        """Return the requests that prepare these indices for documents; none if it has no such concept."""
         del options, indices, mapping
         return Preparation()
 
     def adapt_track_request(self, options: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """Raise SpecError: tracks are for servers with indices."""
+        """Return a track's request in the form of the chosen version; SpecError for a server without indices."""
         del options, request
         raise SpecError(
             f"load.track: {operation}: {self.name} has no indices; send the track's documents by --documents"
         )
 
     def execute(self, http: Http, request: AdminRequest) -> None:
-        """Fail: such a target has no requests to execute."""
-        raise AssertionError(f"{http.origin} has no admin requests, and got {request}")
+        """Send such a request, repeatedly until its condition holds; RunFailed if the server refuses it."""
+        http.execute(request)
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int | None:
+        """Return the number of documents of all nodes, in these indices if it has any; None if unknown."""
 
     def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
-        """Return no counters."""
+        """Return what the nodes counted themselves, added up as a table; empty if they do not count."""
         del nodes
         return {}
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
-        """Return None: its documents have no numbers."""
+        """Return the document numbers of each node, as `analysis.run.delivery` reads them; None: unsupported.
+
+        It is the last request to the nodes.
+        """
         del nodes
         return None
+
+    def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
+        """Return what a node reports about itself; InvalidRun if that is not as chosen."""
 
 
 def check_targets(targets: Mapping[str, Target]) -> Iterator[Capability]:
@@ -155,16 +205,9 @@ def check_targets(targets: Mapping[str, Target]) -> Iterator[Capability]:
 
 def _describe_start(target: Target, options: TargetOptions) -> str:
     requirements = target.requirements(options)
-    missing = [artifact for artifact in requirements.artifacts if not artifacts.is_cached(artifact)]
+    missing = [artifact for artifact in requirements.artifacts if not cache.has(artifact.cache_name)]
     fetched = f"to be fetched: {format_count(len(missing), 'file')}" if missing else "in the cache"
-    return f"{fetched}; {_describe_java(requirements.java_version, full=requirements.full_jdk)}"
-
-
-def _describe_java(version: int, *, full: bool) -> str:
-    for installed in java.find_installed():
-        if installed.version == version and (installed.is_full or not full):
-            return f"Java {version} at {installed.home}"
-    if full:
-        # Fails with the remedy.
-        return str(java.find_java(version, full=True).home)
-    return f"Java {version} from pip" + ("" if java.is_wheel_cached(version) else ", to be fetched")
+    version, full = requirements.java_version, requirements.full_jdk
+    if full or java.find_installed_version(version, full=full) is not None:
+        return f"{fetched}; Java {version} at {java.find_java(version, full=full).home}"
+    return f"{fetched}; Java {version} from pip" + ("" if java.is_wheel_cached(version) else ", to be fetched")

@@ -125,25 +125,16 @@ def request_count(http: Http, path: str, timeout_s: float = 60) -> int:
         ) from None
 
 
-def count_documents(nodes: Sequence[Http]) -> int:
-    """Return the documents that built-in servers counted, added up."""
-    return sum(request_count(http, "/_count") for http in nodes)
-
-
 def sum_counters(nodes: Sequence[Http]) -> dict[str, Any]:
     """Return the counters of built-in servers, including this request, added up; RunFailed if they do not match."""
-    tables = [_request_counters(http) for http in nodes]
+    tables = [http.request_json("GET", "/_counters") for http in nodes]
+    for http, counters in zip(nodes, tables, strict=True):
+        if not isinstance(counters, dict):
+            raise RunFailed(f"{http.origin}: its counters are not a table: {counters!r}")
     try:
         return functools.reduce(_add_tables, tables)
     except (TypeError, ValueError):
         raise RunFailed(f"{nodes[0].origin}: its counters differ in structure from other nodes': {tables!r}") from None
-
-
-def _request_counters(http: Http) -> dict[str, Any]:
-    counters = http.request_json("GET", "/_counters")
-    if not isinstance(counters, dict):
-        raise RunFailed(f"{http.origin}: its counters are not a table: {counters!r}")
-    return counters
 
 
 def _add_tables(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

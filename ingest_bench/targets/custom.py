@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
-from ingest_bench.inputs import files, records
+from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import ECJ, compile_classes
 from ingest_bench.jvm.options import collector_options, heap_options
@@ -27,7 +27,7 @@ from ingest_bench.model.target import (
     TargetOptions,
 )
 from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Plain, Requirements
+from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,12 +42,8 @@ T = TypeVar("T")
 _MAX_LOG_BYTES = 16 << 20
 # Options for servers whose settings we know.
 _UNKNOWN_OPTIONS = (
-    "version",
-    "replicas",
-    "receive_predictor_bytes",
-    "allocator",
-    "socket_receive_buffer_bytes",
-    "setting",
+    *("version", "replicas", "setting"),
+    *("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes"),
 )
 # Options for a JVM that another program starts (JDK 9 and later).
 _OPTIONS_VARIABLE = "JDK_JAVA_OPTIONS"
@@ -65,7 +61,7 @@ _UNSAFE_VARIABLES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Custom(Plain):
+class Custom(Target):
     """The target of a TOML file. It has no versions."""
 
     name: str
@@ -83,13 +79,8 @@ class Custom(Plain):
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return its requirements; SpecError if it cannot be started, or for options that a custom target lacks."""
         self.check()
-        defaults = TargetOptions()
-        for field in _UNKNOWN_OPTIONS:
-            if getattr(options, field) != getattr(defaults, field):
-                raise SpecError(
-                    f"target.{records.toml_key(field)}: not available for the custom target {self.name}; use "
-                    "start.arguments, start.jvm or start.env in its file"
-                )
+        reason = f"not available for the custom target {self.name} (use start.arguments, start.jvm or start.env)"
+        refuse_options(options, _UNKNOWN_OPTIONS, reason)
         start = self._require_start()
         for option in (*start.jvm, *options.jvm) if start.command else ():
             _quote_option(option)
@@ -141,16 +132,19 @@ class Custom(Plain):
         """Return how to start it in an empty home, which is made here."""
         start, folder, options, java = self._require_start(), self.definition.folder, node.options, node.java
         node.home.mkdir(parents=True, exist_ok=True)
-        fill = _placeholder_filler(
-            {
-                "{host}": node.listen.host,
-                "{port}": str(node.listen.port),
-                "{home}": str(node.home),
-                "{folder}": folder,
-                "{node}": str(node.number + 1),
-                "{nodes}": ",".join(map(str, node.nodes)),
-            }
-        )
+        values = {
+            "{host}": node.listen.host,
+            "{port}": str(node.listen.port),
+            "{home}": str(node.home),
+            "{folder}": folder,
+            "{node}": str(node.number + 1),
+            "{nodes}": ",".join(map(str, node.nodes)),
+        }
+
+        def fill(text: str) -> str:
+            """Replace placeholders, once; other braces stay."""
+            return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
+
         jvm = (
             *heap_options(options.heap_bytes),
             *collector_options(options.gc, java.version),
@@ -237,7 +231,10 @@ class Custom(Plain):
                 "collector nor probes. The command must start java and pass on its output"
             )
         if start.maven:
-            description["jars"] = ", ".join(artifacts.describe_file(artifacts.parse_jar(jar)) for jar in start.maven)
+            jars = map(artifacts.parse_jar, start.maven)
+            # Not all are pinned.
+            sha256 = {jar.file_name: jar.sha256 or files.sha256(artifacts.fetch(jar)) for jar in jars}
+            description["jars"] = ", ".join(map(" ".join, sha256.items()))
         return description
 
     def _require_start(self) -> StartOptions:
@@ -282,12 +279,6 @@ def _main_arguments(start: StartOptions, folder: str, java: Java) -> tuple[str, 
     source = Path(folder, start.source)
     classes = compile_classes(java, (source,), path, language=java.version)
     return ("-cp", ":".join(map(str, (classes, *path))), source.stem)
-
-
-def _placeholder_filler(values: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces placeholders in a text, once; other braces stay."""
-    placeholder = re.compile("|".join(map(re.escape, values)))
-    return lambda text: placeholder.sub(lambda match: values[match[0]], text)
 
 
 def _quote_option(option: str) -> str:

@@ -16,17 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.inputs import untrusted
-from ingest_bench.jvm.options import collector_options, default_to_g1, heap_options
+from ingest_bench.jvm.options import default_to_g1
 from ingest_bench.model.load import ProtocolOptions
 from ingest_bench.model.target import LaunchPlan, ListenOptions
+from ingest_bench.model.values import HOUR, MS
 from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements, refuse_options
+from ingest_bench.targets.base import (
+    NodeStart,
+    Requirements,
+    Target,
+    build_java_argv,
+    find_requirements,
+    refuse_options,
+)
 from ingest_bench.targets.settings import (
     PEER_FORWARDER_DEFAULTS,
     Settings,
-    milliseconds_between,
     parse_settings,
     peer_forwarder_settings,
+    time_between,
 )
 
 if TYPE_CHECKING:
@@ -51,8 +59,6 @@ _LOG4J = Path("config", "log4j2-rolling.properties")
 _JAR = "data-prepper-main-*.jar"
 # The first version whose peer forwarder has `forwarding_batch_size`.
 _FIRST_VERSION = (2, 1)
-_MS_NS = 10**6
-_HOUR_NS = 3600 * 10**9
 
 _BUFFER = f"{_PIPELINE}_BlockingBuffer_"
 _PEERS = "core_peerForwarder_"
@@ -87,13 +93,14 @@ def _parse_home(text: str) -> str:
 SETTINGS: Settings = {
     "home": ("home", _parse_home),
     # It knows no shorter times than milliseconds.
-    **peer_forwarder_settings(milliseconds_between, min_request_timeout_ns=2 * _MS_NS),
-    "delay": ("delay_ns", milliseconds_between(_MS_NS, _HOUR_NS)),
+    **peer_forwarder_settings(whole_ms=True),
+    "request_timeout": ("request_timeout_ns", time_between(2 * MS, HOUR, whole_ms=True)),
+    "delay": ("delay_ns", time_between(MS, HOUR, whole_ms=True)),
 }
 _DEFAULTS = {**PEER_FORWARDER_DEFAULTS, "delay_ns": 3_000_000_000}
 
 
-class DataPrepper(Plain):
+class DataPrepper(Target):
     """The target `data-prepper`. Its home decides the exact version."""
 
     name = NAME
@@ -120,22 +127,13 @@ class DataPrepper(Plain):
         # JSON is YAML.
         home.joinpath(_CONFIGURATION).write_text(json.dumps(_configuration(values, node.nodes), indent=1) + "\n")
         home.joinpath(_PIPELINES).write_text(json.dumps(_pipelines(values, home / _DELIVERED), indent=1) + "\n")
-        argv = (
-            str(node.java.java),
-            *heap_options(options.heap_bytes),
-            *collector_options(default_to_g1(options.gc), node.java.version),
-            f"-Djava.io.tmpdir={home}",
+        flags = (
             "-Dfile.encoding=UTF-8",
             f"-Dlog4j.configurationFile={installed / _LOG4J}",
-            *options.jvm,
-            *node.jvm_options,
             f"-Ddata-prepper.dir={installed}",
-            "-cp",
-            str(installed / "lib" / "*"),
-            _MAIN,
-            str(home / _PIPELINES),
-            str(home / _CONFIGURATION),
         )
+        arguments = (str(home / _PIPELINES), str(home / _CONFIGURATION))
+        argv = build_java_argv(node, flags, (installed / "lib" / "*",), _MAIN, *arguments)
         readable = (installed / _LOG4J, *installed.joinpath("lib").glob("*.jar"))
         return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,), readable=readable)
 
@@ -200,7 +198,18 @@ class DataPrepper(Plain):
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
         """Return the document numbers in each node's sink, as `analysis.run.delivery` reads them."""
-        return tuple(map(pack_delivered, nodes))
+
+        def read_number(line: bytes) -> bytes:
+            match = _NUMBERED.match(line)
+            if match is None:
+                raise RunFailed(f"{NAME}: a document of its sink does not begin with our number: {line[:200]!r}")
+            return match[1]
+
+        delivered = []
+        for http in nodes:
+            with _open_home_file(http, _DELIVERED) as file:
+                delivered.append(counting.pack_numbers(b"\n".join(map(read_number, file))))
+        return tuple(delivered)
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return version and settings; InvalidRun if the heap is not as chosen."""
@@ -224,7 +233,7 @@ def read_version(home: Path) -> str:
 def read_numbers(options: TargetOptions) -> dict[str, int]:
     """Return each numeric setting, as chosen or Data Prepper's default."""
     values = parse_settings(NAME, SETTINGS, options)
-    return {name: int(values.get(name, default)) for name, default in _DEFAULTS.items()}
+    return {name: values.get(name, default) for name, default in _DEFAULTS.items()}
 
 
 def _configuration(values: Mapping[str, int], nodes: Sequence[Endpoint]) -> dict[str, Any]:
@@ -237,8 +246,8 @@ def _configuration(values: Mapping[str, int], nodes: Sequence[Endpoint]) -> dict
         "discovery_mode": "static",
         "static_endpoints": [node.host for node in nodes],
         **{name: values[name] for name in names},
-        **{name: values[f"{name}_ns"] // _MS_NS for name in times},
-        "forwarding_batch_timeout": f"{values['forwarding_batch_timeout_ns'] // _MS_NS}ms",
+        **{name: values[f"{name}_ns"] // MS for name in times},
+        "forwarding_batch_timeout": f"{values['forwarding_batch_timeout_ns'] // MS}ms",
     }
     return {"ssl": False, "server_port": _API_PORT, "metric_registries": ["Prometheus"], "peer_forwarder": forwarder}
 
@@ -248,7 +257,7 @@ def _pipelines(values: Mapping[str, int], delivered: Path) -> dict[str, Any]:
     buffer = {"buffer_size": values["source_buffer_size"], "batch_size": values["source_batch_size"]}
     pipeline = {
         "workers": values["workers"],
-        "delay": values["delay_ns"] // _MS_NS,
+        "delay": values["delay_ns"] // MS,
         "source": {"http": {"port": _SOURCE_PORT, "path": _PATH, "ssl": False}},
         "buffer": {"bounded_blocking": buffer},
         "processor": [{_PROCESSOR: {}}],
@@ -313,19 +322,6 @@ def _read_metrics(http: Http) -> dict[str, float]:
     if f"{_BUFFER}recordsWritten_total" not in metrics:
         raise RunFailed(f"{request} has no {_BUFFER}recordsWritten_total (another version?): {response.excerpt()}")
     return metrics
-
-
-def pack_delivered(http: Http) -> bytes:
-    """Return the document numbers in a node's sink, as `analysis.run.delivery` reads them."""
-    with _open_home_file(http, _DELIVERED) as file:
-        return counting.pack_numbers(b"\n".join(map(_read_number, file)))
-
-
-def _read_number(line: bytes) -> bytes:
-    match = _NUMBERED.match(line)
-    if match is None:
-        raise RunFailed(f"{NAME}: a document of its sink does not begin with our number: {line[:200]!r}")
-    return match[1]
 
 
 def _longest_delay_s(http: Http) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.targets import counting
@@ -17,9 +16,10 @@ from ingest_bench.targets.http import NoResponse, Response
 if TYPE_CHECKING:
     from ingest_bench.model.results import ColumnValue
     from ingest_bench.model.target import TargetOptions
-    from ingest_bench.targets import Target
+    from ingest_bench.targets.base import Target
     from ingest_bench.targets.http import Http
 
+T = TypeVar("T")
 _CREDENTIALS = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"
 _OPENSEARCH_TAGLINE = "The OpenSearch Project"
 # Versions and names have a hundredth of it.
@@ -237,15 +237,13 @@ def adapt_target(http: Http, server: Detected, targets: Mapping[str, Target]) ->
     target = targets[server.name]
     if not isinstance(target, ElasticTarget):
         return target
-    path = "/_nodes/plugins"
-    response = http.request("GET", path)
-    if response.status != 200:
+
+    def read_modules(nodes: list[Any]) -> list[set[str]]:
+        return [{module["name"] for module in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes]
+
+    modules = _read_nodes(http, server, "/_nodes/plugins", read_modules)
+    if modules is None:
         return target
-    with _explain_format(http, server, path, response):
-        nodes = response.json()["nodes"].values()
-        modules = [
-            {module["name"] for module in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes
-        ]
     return target.with_modules(server.version, set.intersection(*modules) if modules else ())
 
 
@@ -255,26 +253,26 @@ def describe(http: Http, server: Detected) -> dict[str, ColumnValue]:
     if server.name == "sink":
         keys = {"java": "java", "heap_bytes": "heap_bytes", "allocator": "allocator", "receive": "receive_predictor"}
         return description | {column: server.root[key] for key, column in keys.items() if key in server.root}
-    path = "/_nodes/jvm"
-    response = http.request("GET", path)
-    if response.status != 200:
-        return description
-    with _explain_format(http, server, path, response):
-        nodes = list(response.json()["nodes"].values())
+
+    def read_columns(nodes: list[Any]) -> dict[str, ColumnValue]:
         columns: dict[str, list[Any]] = {
             "java": [str(node["jvm"]["version"]) for node in nodes],
             "collectors": [", ".join(node["jvm"]["gc_collectors"]) for node in nodes],
             "heap_bytes": [counting.parse_count(node["jvm"]["mem"]["heap_max_in_bytes"], "the heap") for node in nodes],
         }
-    description["nodes"] = len(nodes)
-    return description | {column: values[0] for column, values in columns.items() if len(set(values)) == 1}
+        equal = {column: values[0] for column, values in columns.items() if len(set(values)) == 1}
+        return {"nodes": len(nodes), **equal}
+
+    return description | (_read_nodes(http, server, "/_nodes/jvm", read_columns) or {})
 
 
-@contextmanager
-def _explain_format(http: Http, server: Detected, path: str, response: Response) -> Iterator[None]:
-    """Raise SpecError if a response is not in the format of that server."""
+def _read_nodes(http: Http, server: Detected, path: str, read: Callable[[list[Any]], T]) -> T | None:
+    """Return what `read` finds in the nodes of a response; None for a refusal, SpecError for another format."""
+    response = http.request("GET", path)
+    if response.status != 200:
+        return None
     try:
-        yield
+        return read([*response.json()["nodes"].values()])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise SpecError(
             f"{http.origin}: it reports to be {server.name} {server.number}, but its response to GET {path} has "

@@ -160,17 +160,17 @@ class Http:
                 raise RunFailed(f"server: {name}: {request.until_path} was not {request.until_value!r} within an hour")
             sleep(_CONDITION_POLL_S)
 
-    def ask_rpc(self, protocol: str, limit_s: float, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of an RPC child: it asks the question in the server's own protocol.
+    def ask_rpc(self, protocol: str, ask: str, *, limit_s: float = 60, **arguments: Any) -> dict[str, Any]:
+        """Return the answer of an RPC child (`rpc_child.py`): it asks the question in the server's own protocol.
 
         RunFailed for an answer with "error", NoResponse for one with "unanswered" and after the deadline.
         """
-        name = f"{protocol}: {question['ask']} at {self.endpoint}"
+        name = f"{protocol}: {ask} at {self.endpoint}"
         remaining_s = self.remaining_s(limit_s, name)
         program = Path(__file__).with_name("rpc_child.py")
         host, port = self.endpoint.host, str(self.endpoint.port)
         argv = self.enter(system.build_program_argv(program, protocol, host, port, f"{remaining_s:.3f}"))
-        output = system.run(argv, timeout_s=remaining_s + _CHILD_GRACE_S, stdin=json.dumps(question))
+        output = system.run(argv, timeout_s=remaining_s + _CHILD_GRACE_S, stdin=json.dumps({"ask": ask, **arguments}))
         answer: dict[str, Any] = json.loads(output)
         if "unanswered" in answer:
             raise NoResponse(f"{name}: {answer['unanswered']}")

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.jvm import artifacts
-from ingest_bench.jvm.options import collector_options, default_to_g1, heap_options
 from ingest_bench.model.load import AdminRequest, ProtocolOptions
 from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation
-from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements, pinned_jars, refuse_options
+from ingest_bench.targets.base import (
+    NodeStart,
+    Requirements,
+    Target,
+    build_java_argv,
+    find_requirements,
+    pinned_jars,
+    refuse_options,
+)
 
 if TYPE_CHECKING:
     from ingest_bench.model.load import Workload
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from ingest_bench.targets.http import Http
 
 MAIN = "kafka.Kafka"
-_RPC_LIMIT_S = 60.0
 _PORT = 9092
 # Settings of the load's producers, not of the server.
 _PRODUCER = "producer."
@@ -49,7 +55,7 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-class Kafka(Plain):
+class Kafka(Target):
     """The target `kafka`."""
 
     name = "kafka"
@@ -75,20 +81,11 @@ class Kafka(Plain):
             path = node.home / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        argv = (
-            str(node.java.java),
-            *heap_options(node.options.heap_bytes),
-            *collector_options(default_to_g1(node.options.gc), node.java.version),
+        flags = (
             *(_G1 if node.options.gc in ("default", "g1") else ()),
-            f"-Djava.io.tmpdir={node.home}",
             f"-Dlog4j2.configurationFile={node.home / 'log4j2.properties'}",
-            *node.options.jvm,
-            *node.jvm_options,
-            "-cp",
-            ":".join(map(str, classpath)),
-            MAIN,
-            str(node.home / "server.properties"),
         )
+        argv = build_java_argv(node, flags, classpath, MAIN, str(node.home / "server.properties"))
         return LaunchPlan(argv=argv, env={}, cwd=node.home, writable=(node.home,))
 
     def listens(self, options: TargetOptions) -> ListenOptions:
@@ -99,7 +96,7 @@ class Kafka(Plain):
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Return True if the node knows all brokers, itself included; NoResponse if it does not respond."""
         nodes[node].connect()
-        brokers = ask_broker(nodes[node], ask="describe")["brokers"]
+        brokers = nodes[node].ask_rpc("kafka", "describe")["brokers"]
         return set(brokers) == set(range(1, len(nodes) + 1))
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
@@ -116,27 +113,22 @@ class Kafka(Plain):
 
     def execute(self, http: Http, request: AdminRequest) -> None:
         """Create a topic; RunFailed if the brokers refuse it."""
-        ask_broker(http, ask="create", topic=request.path.removeprefix("/"))
+        http.ask_rpc("kafka", "create", topic=request.path.removeprefix("/"))
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """Return the number of records in these topics, by the first and last offset of each partition."""
-        return int(ask_broker(nodes[0], ask="count", topics=list(indices))["records"])
+        return int(nodes[0].ask_rpc("kafka", "count", topics=list(indices))["records"])
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return what a broker reports about itself; InvalidRun if that is not as chosen."""
-        reported = ask_broker(http, ask="describe")
+        reported = http.ask_rpc("kafka", "describe")
         expected = _server_settings(options)
         actual = {key: reported["settings"].get(key) for key in expected}
-        wrong = {key: actual[key] for key, text in expected.items() if not _is_equal(text, actual[key])}
+        wrong = {key: text for key, text in actual.items() if text is None or not _is_equal(expected[key], text)}
         if wrong:
             raise InvalidRun(f"kafka: expected {expected}; it reports {wrong}")
         version = options.version or self.default_version
         return {"version": version, "cluster": reported["cluster"], "brokers": len(reported["brokers"])}
-
-
-def ask_broker(http: Http, **question: Any) -> dict[str, Any]:
-    """Return a broker's answer to a question of `rpc_child.py`; RunFailed without one."""
-    return http.ask_rpc("kafka", _RPC_LIMIT_S, question)
 
 
 def _server_settings(options: TargetOptions) -> dict[str, str]:
@@ -146,9 +138,9 @@ def _server_settings(options: TargetOptions) -> dict[str, str]:
     return settings
 
 
-def _is_equal(expected: str, actual: str | None) -> bool:
+def _is_equal(expected: str, actual: str) -> bool:
     """Return True if a broker's text for a setting means the same: 1 and 1.0, true and TRUE."""
-    return actual is not None and expected.strip().lower() in (actual.lower(), re.sub(r"\.0$", "", actual))
+    return expected.strip().lower() in (actual.lower(), re.sub(r"\.0$", "", actual))
 
 
 def _config_files(node: NodeStart) -> dict[str, str]:

@@ -12,14 +12,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from ingest_bench.protocols import cql_wire, thrift_wire
 
 Answer = dict[str, Any]
 Question = Mapping[str, Any]
+T = TypeVar("T")
 
 _POLL_S = 0.05
 # A full collection, or a busy machine, may take longer than the server's own timeout for a page of rows.
@@ -33,7 +35,7 @@ def main(protocol: str, host: str, port: str, limit_s: str) -> None:
     try:
         # One limit for everything: a socket's own timeout starts again with each read.
         signal.setitimer(signal.ITIMER_REAL, float(limit_s))
-        answer = PROTOCOLS[protocol](host, int(port), float(limit_s), question)
+        answer = ask(protocol, host, int(port), float(limit_s), question)
     except TimeoutError as error:
         answer = {"unanswered": f"TimeoutError: {error}"}
     except (OSError, thrift_wire.ServerError, thrift_wire.BrokenMessageError) as error:
@@ -44,6 +46,15 @@ def main(protocol: str, host: str, port: str, limit_s: str) -> None:
 
 def _time_out(_signal: int, _frame: FrameType | None) -> None:
     raise TimeoutError("timed out")
+
+
+def ask(protocol: str, host: str, port: int, limit_s: float, question: Question) -> Answer:
+    """Return the server's answer: that of the client's method with the question's name."""
+    if protocol == "kafka":
+        return ask_kafka(host, port, limit_s, question)
+    node = CqlNode(host, port) if protocol == "cql" else ThriftNode(host, port)
+    answer: Answer = getattr(node, question["ask"])(question)
+    return answer
 
 
 class KafkaBroker:
@@ -114,22 +125,25 @@ def ask_kafka(host: str, port: int, limit_s: float, question: Question) -> Answe
     from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - the other protocols do not need it
 
     try:
-        return ask_client(KafkaBroker(host, port, limit_s), question)
+        answer: Answer = getattr(KafkaBroker(host, port, limit_s), question["ask"])(question)
     except KafkaException as error:
         reason = error.args[0]
         connection_errors = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)  # noqa: SLF001 - their names
         kind = "unanswered" if reason.code() in connection_errors else "error"
         return {kind: f"{reason.name()}: {reason.str()}"}
+    return answer
 
 
-def ask_client(client: KafkaBroker | CqlNode | ThriftNode, question: Question) -> Answer:
-    """Return the client's answer."""
-    methods: dict[str, Callable[[Question], Answer]] = {
-        "describe": client.describe,
-        "create": client.create,
-        "count": client.count,
-    }
-    return methods[question["ask"]](question)
+def retry(call: Callable[[], T], errors: Collection[str]) -> T:
+    """Return the result of a call, which is repeated after the server's errors of these names."""
+    for _ in range(_TRIES - 1):
+        try:
+            return call()
+        except thrift_wire.ServerError as error:
+            if error.name not in errors:
+                raise
+        time.sleep(_POLL_S)
+    return call()
 
 
 class _Connection:
@@ -204,21 +218,12 @@ class CqlNode(_Connection):
         """Yield the rows of a statement, read page by page."""
         next_page: bytes | None = None
         while True:
-            page = self._read_page(text, next_page)
+            query = partial(self._exchange, cql_wire.encode_query(text, self._PAGE_ROWS, next_page))
+            page = cql_wire.parse_rows(retry(query, self._RETRIED))
             yield from page.rows
             next_page = page.next_page
             if next_page is None:
                 return
-
-    def _read_page(self, text: str, page: bytes | None) -> cql_wire.Rows:
-        for attempt in range(_TRIES):
-            try:
-                return cql_wire.parse_rows(self._exchange(cql_wire.encode_query(text, self._PAGE_ROWS, page)))
-            except thrift_wire.ServerError as error:
-                if error.name not in self._RETRIED or attempt == _TRIES - 1:
-                    raise
-                time.sleep(_POLL_S)
-        raise AssertionError("the last try returned or raised")
 
     def _exchange(self, request: bytes) -> bytes:
         self.send(request)
@@ -272,9 +277,19 @@ class ThriftNode(_Connection):
         return {"rows": {name: self._count_rows(name) for name in question["tables"]}}
 
     def _count_rows(self, family: str) -> int:
+        thrift = thrift_wire.interface()
+        first_column = thrift.SliceRange(start=b"", finish=b"", reversed=False, count=1)
         total, start, page_rows = 0, b"", self._FIRST_ROWS
         while True:
-            rows = self._read_page(family, start, page_rows)
+            request = partial(
+                self._call,
+                "get_range_slices",
+                column_parent=thrift.ColumnParent(column_family=family),
+                predicate=thrift.SlicePredicate(slice_range=first_column),
+                range=thrift.KeyRange(start_key=start, end_key=b"", count=page_rows),
+                consistency_level=thrift.ConsistencyLevel.ONE,
+            )
+            rows: list[Any] = retry(request, ("TimedOutException",))
             # Each page but the first begins with the last row of the one before.
             new_rows = rows[1:] if start else rows
             total += sum(len(row.columns) > 0 for row in new_rows)
@@ -283,25 +298,6 @@ class ThriftNode(_Connection):
             start = rows[-1].key
             fitting_rows = self._PAGE_BYTES * len(rows) // max(self.response_bytes, 1)
             page_rows = max(2, min(self._MAX_ROWS, fitting_rows))
-
-    def _read_page(self, family: str, start: bytes, page_rows: int) -> list[Any]:
-        thrift = thrift_wire.interface()
-        first_column = thrift.SliceRange(start=b"", finish=b"", reversed=False, count=1)
-        for attempt in range(_TRIES):
-            try:
-                rows: list[Any] = self._call(
-                    "get_range_slices",
-                    column_parent=thrift.ColumnParent(column_family=family),
-                    predicate=thrift.SlicePredicate(slice_range=first_column),
-                    range=thrift.KeyRange(start_key=start, end_key=b"", count=page_rows),
-                    consistency_level=thrift.ConsistencyLevel.ONE,
-                )
-            except thrift_wire.ServerError as error:
-                if error.name != "TimedOutException" or attempt == _TRIES - 1:
-                    raise
-            else:
-                return rows
-        raise AssertionError("the last try returned or raised")
 
     def _call(self, name: str, **arguments: Any) -> Any:
         self.send(thrift_wire.encode_call(name, **arguments))
@@ -313,12 +309,6 @@ class ThriftNode(_Connection):
 def _decode(value: bytes | None) -> str:
     return "" if value is None else value.decode()
 
-
-PROTOCOLS: Mapping[str, Callable[[str, int, float, Question], Answer]] = {
-    "kafka": ask_kafka,
-    "cql": lambda host, port, _limit_s, question: ask_client(CqlNode(host, port), question),
-    "thrift": lambda host, port, _limit_s, question: ask_client(ThriftNode(host, port), question),
-}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

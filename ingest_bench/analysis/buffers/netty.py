@@ -18,33 +18,15 @@ from dataclasses import dataclass
 from ingest_bench.units import format_bytes
 
 # 16, 32 … 496 in steps of 16, then 512 doubled up to 1 GiB.
-_SIZES = (*range(16, 512, 16), *(512 << power for power in range(22)))
+_SIZES: tuple[int, ...] = (*range(16, 512, 16), *(512 << power for power in range(22)))
 _INCREMENT, _DECREMENT = 4, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """FixedRecvByteBufAllocator: all buffers have this size."""
+class Buffers:
+    """AdaptiveRecvByteBufAllocator; with equal sizes FixedRecvByteBufAllocator.
 
-    size_bytes: int
-
-    @property
-    def largest_bytes(self) -> int:
-        """Return the largest buffer that it allocates."""
-        return self.size_bytes
-
-    def predictor(self) -> Predictor:
-        """Return the allocator of a new connection."""
-        return Predictor(self.size_bytes, self.size_bytes, self.size_bytes)
-
-    def __str__(self) -> str:
-        return format_bytes(self.size_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Adaptive:
-    """AdaptiveRecvByteBufAllocator. Netty's own default is 64, 2048, 65536; Elasticsearch 5 starts at its minimum.
-
+    Netty's own default is 64, 2048, 65536; Elasticsearch 5 starts at its minimum.
     `is_old`: before 4.1.43, as in Elasticsearch 5 and 6: it shrinks only if a read fits a buffer two steps smaller.
     `grows_within`: since 4.1.18, later than Elasticsearch 5: a filled buffer is recorded at once and again at the end.
     """
@@ -56,47 +38,36 @@ class Adaptive:
     grows_within: bool = True
 
     @property
-    def largest_bytes(self) -> int:
-        """Return the largest buffer that it allocates."""
-        return self.maximum_bytes
-
-    def predictor(self) -> Predictor:
-        """Return the allocator of a new connection."""
-        return Predictor(
-            self.minimum_bytes,
-            self.initial_bytes,
-            self.maximum_bytes,
-            is_old=self.is_old,
-            grows_within=self.grows_within,
-        )
+    def is_fixed(self) -> bool:
+        """Return whether all buffers have the same size."""
+        return self.minimum_bytes == self.maximum_bytes
 
     def __str__(self) -> str:
-        return f"{format_bytes(self.minimum_bytes)}..{format_bytes(self.maximum_bytes)}"
+        sizes = (self.minimum_bytes,) if self.is_fixed else (self.minimum_bytes, self.maximum_bytes)
+        return "..".join(map(format_bytes, sizes))
 
 
-Buffers = Fixed | Adaptive
+def fixed(size_bytes: int) -> Buffers:
+    """Return buffers that all have this size."""
+    return Buffers(size_bytes, size_bytes, size_bytes)
 
 
 class Predictor:
     """Allocator state of one connection: the size of its next buffer."""
 
-    def __init__(
-        self, minimum: int, initial: int, maximum: int, *, is_old: bool = False, grows_within: bool = True
-    ) -> None:
-        self._minimum, self._maximum = minimum, maximum
-        self._lowest = next(at for at, size in enumerate(_SIZES) if size >= minimum)
-        self._highest = max(at for at, size in enumerate(_SIZES) if size <= maximum)
-        self._at = max(at for at, size in enumerate(_SIZES) if size <= initial)
-        self._shrink = _DECREMENT + (1 if is_old else 0)
-        self._grows_within = grows_within
-        self._is_fixed = minimum == maximum
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._lowest = next(at for at, size in enumerate(_SIZES) if size >= buffers.minimum_bytes)
+        self._highest = max(at for at, size in enumerate(_SIZES) if size <= buffers.maximum_bytes)
+        self._at = max(at for at, size in enumerate(_SIZES) if size <= buffers.initial_bytes)
+        self._shrink = _DECREMENT + (1 if buffers.is_old else 0)
         self._shrinks_now = False
-        self.next_bytes = minimum if self._is_fixed else max(_SIZES[self._at], minimum)
+        self.next_bytes = max(_SIZES[self._at], buffers.minimum_bytes)
 
     def read(self, got_bytes: int) -> bool:
         """Record the bytes of the next read (-1: end of stream), and return whether it did not fill its buffer."""
         is_short = got_bytes < self.next_bytes
-        if not is_short and self._grows_within:
+        if not is_short and self._buffers.grows_within:
             self._record(got_bytes)
         self._record(got_bytes)
         return is_short
@@ -114,14 +85,14 @@ class Predictor:
                 return
 
     def _record(self, got_bytes: int) -> None:
-        if self._is_fixed:
+        if self._buffers.is_fixed:
             return
         if got_bytes <= _SIZES[max(0, self._at - self._shrink)]:
             if self._shrinks_now:
                 self._at = max(self._at - _DECREMENT, self._lowest)
-                self.next_bytes = max(_SIZES[self._at], self._minimum)
+                self.next_bytes = max(_SIZES[self._at], self._buffers.minimum_bytes)
             self._shrinks_now = not self._shrinks_now
         elif got_bytes >= self.next_bytes:
             self._at = min(self._at + _INCREMENT, self._highest)
-            self.next_bytes = min(_SIZES[self._at], self._maximum)
+            self.next_bytes = min(_SIZES[self._at], self._buffers.maximum_bytes)
             self._shrinks_now = False

@@ -16,22 +16,23 @@ Rejected: modelling the reader's speed. It would need costs of the machine that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis.buffers.netty import Adaptive, Buffers, Fixed
+from ingest_bench.analysis.buffers.netty import Buffers, Predictor, fixed
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import format_bytes
 
 Bytes = np.ndarray[Any, np.dtype[np.int64]]
 KIB = 1024
 CANDIDATES: tuple[Buffers, ...] = (
-    *(Fixed(size * KIB) for size in (4, 8, 16, 32, 64, 128, 256, 512, 1024)),
-    Adaptive(64, 2048, 64 * KIB),
-    Adaptive(64 * KIB, 64 * KIB, 512 * KIB),
+    *(fixed(size * KIB) for size in (4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+    Buffers(64, 2048, 64 * KIB),
+    Buffers(64 * KIB, 64 * KIB, 512 * KIB),
 )
 # A recommended buffer allocates at most this many bytes for each ingested byte.
 MAX_SHARE = 1.25
@@ -96,14 +97,6 @@ class Limits:
     region_bytes: int | None = None
     """Region size of G1."""
 
-    def over_tlab(self, size_bytes: int) -> bool:
-        """Return whether a buffer of this size is allocated outside TLABs."""
-        return self.tlab_bytes is not None and size_bytes > self.tlab_bytes
-
-    def is_humongous(self, size_bytes: int) -> bool:
-        """Return whether a buffer of this size, with its header, exceeds half a region of G1."""
-        return self.region_bytes is not None and size_bytes + _HEADER_BYTES > self.region_bytes // 2
-
 
 NO_LIMITS = Limits()
 
@@ -131,10 +124,10 @@ def infer_buffer_size(reads: Iterable[Bytes]) -> int:
 
 def available_bytes(sizes: Bytes, recorded: Buffers) -> Bytes:
     """Return what was in the socket of one connection each time until it was empty: the sums of its reads."""
-    if isinstance(recorded, Fixed):
-        is_short = sizes < recorded.size_bytes
+    if recorded.is_fixed:
+        is_short = sizes < recorded.maximum_bytes
     else:
-        predictor = recorded.predictor()
+        predictor = Predictor(recorded)
         is_short = np.array([predictor.read(size) for size in sizes.tolist()], dtype=bool)
     # A read without data has its own buffer, so the read before it emptied the socket.
     is_short[:-1] |= sizes[1:] <= 0
@@ -150,34 +143,30 @@ def compute_cost(
     available: Sequence[Bytes], buffers: Buffers, *, limits: Limits = NO_LIMITS, is_extrapolated: bool = False
 ) -> Cost:
     """Return the cost of *buffers* for what was in the sockets (`available_bytes` of each connection)."""
-    sizes = _count_fixed(available, buffers.size_bytes) if isinstance(buffers, Fixed) else _replay(available, buffers)
-    over_tlab = sum(size * number for size, number in sizes.items() if limits.over_tlab(size))
-    humongous = sum(size * number for size, number in sizes.items() if limits.is_humongous(size))
+    counts: Counter[int] = Counter()
+    for socket in available:
+        if buffers.is_fixed:
+            # An end of stream takes a buffer, too.
+            counts[buffers.maximum_bytes] += int(np.maximum(-(-socket // buffers.maximum_bytes), 1).sum())
+        else:
+            predictor = Predictor(buffers)
+            for number in socket.tolist():
+                counts.update(predictor.sizes(number))
+    region_bytes = limits.region_bytes
     return Cost(
         buffers=buffers,
         ingested_bytes=sum(int(socket.sum()) for socket in available),
-        allocations=sum(sizes.values()),
-        allocated_bytes=sum(size * number for size, number in sizes.items()),
-        over_tlab_bytes=None if limits.tlab_bytes is None else over_tlab,
-        humongous_bytes=None if limits.region_bytes is None else humongous,
+        allocations=counts.total(),
+        allocated_bytes=sum(size * number for size, number in counts.items()),
+        over_tlab_bytes=_bytes_above(counts, limits.tlab_bytes),
+        humongous_bytes=_bytes_above(counts, region_bytes and region_bytes // 2 - _HEADER_BYTES),
         is_extrapolated=is_extrapolated,
     )
 
 
-def _count_fixed(available: Sequence[Bytes], size: int) -> dict[int, int]:
-    """Return the number of buffers of one size; an end of stream takes one, too."""
-    return {size: sum(int(np.maximum(-(-socket // size), 1).sum()) for socket in available)}
-
-
-def _replay(available: Sequence[Bytes], buffers: Buffers) -> dict[int, int]:
-    """Return the number of buffers by size, replaying Netty's allocator for each connection."""
-    counts: dict[int, int] = {}
-    for socket in available:
-        predictor = buffers.predictor()
-        for number in socket.tolist():
-            for size in predictor.sizes(number):
-                counts[size] = counts.get(size, 0) + 1
-    return counts
+def _bytes_above(counts: Mapping[int, int], limit_bytes: float | None) -> int | None:
+    """Return the bytes of the buffers larger than the limit; None if it is unknown."""
+    return None if limit_bytes is None else sum(size * number for size, number in counts.items() if size > limit_bytes)
 
 
 def configured_buffers(target: TargetOptions) -> Buffers | None:
@@ -188,96 +177,25 @@ def configured_buffers(target: TargetOptions) -> Buffers | None:
     """
     sizes = target.receive_predictor_bytes
     if len(sizes) == 1:
-        return Fixed(sizes[0])
+        return fixed(sizes[0])
     if not sizes:
         return None
     # Elasticsearch 5 has Netty 4.1.13, and 6 up to 4.1.32; both start at the minimum.
     version = int((target.version or "99").split(".")[0]) if target.name == "elasticsearch" else 99
-    return Adaptive(sizes[0], sizes[0], sizes[1], is_old=version <= 6, grows_within=version > 5)
+    return Buffers(sizes[0], sizes[0], sizes[1], is_old=version <= 6, grows_within=version > 5)
 
 
 def sum_costs(runs: Iterable[Sequence[Cost]]) -> list[Cost]:
     """Return the summed costs of several runs by candidate; all runs have the same candidates."""
-    return [
-        Cost(
-            buffers=costs[0].buffers,
-            ingested_bytes=sum(item.ingested_bytes for item in costs),
-            allocations=sum(item.allocations for item in costs),
-            allocated_bytes=sum(item.allocated_bytes for item in costs),
-            over_tlab_bytes=_sum([item.over_tlab_bytes for item in costs]),
-            humongous_bytes=_sum([item.humongous_bytes for item in costs]),
-            is_extrapolated=any(item.is_extrapolated for item in costs),
-        )
-        for costs in zip(*runs, strict=True)
-    ]
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) if len(numbers) == len(values) else None
-
-
-def predict_costs(
-    reads: np.ndarray[Any, np.dtype[Any]],
-    recorded: Buffers | None = None,
-    *,
-    candidates: Sequence[Buffers] = CANDIDATES,
-    limits: Limits = NO_LIMITS,
-) -> list[Cost]:
-    """Return the cost of each candidate. *recorded*: the buffers of the recording; None: fixed, inferred from reads."""
-    connections = reads_by_connection(reads)
-    buffers = recorded or Fixed(infer_buffer_size(connections))
-    available = [available_bytes(sizes, buffers) for sizes in connections]
-    was_filled = any((sizes >= buffers.largest_bytes).any() for sizes in connections)
-    return [
-        compute_cost(
-            available,
-            candidate,
-            limits=limits,
-            is_extrapolated=was_filled and candidate.largest_bytes > buffers.largest_bytes,
-        )
-        for candidate in candidates
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """The recommended buffers and the reason."""
-
-    best: Cost
-    reason: str
-
-
-def recommend(costs: Sequence[Cost], *, max_share: float = MAX_SHARE) -> Recommendation | None:
-    """Return the fixed buffers with the fewest reads that waste little, fit a TLAB and are not humongous.
-
-    A smaller buffer always wastes less and costs more reads: the least waste would always be the smallest buffer. None
-    without reads.
-    """
-    fixed = [
-        item for item in costs if isinstance(item.buffers, Fixed) and item.ingested_bytes and not item.is_extrapolated
-    ]
-    if not fixed:
-        return None
-    fitting = [item for item in fixed if not item.over_tlab_bytes and not item.humongous_bytes] or fixed
-    economical = [item for item in fitting if item.share <= max_share]
-    if economical:
-        best = min(economical, key=lambda item: (item.allocations, item.allocated_bytes))
-    else:
-        best = min(fitting, key=lambda item: item.allocated_bytes)
-    reason = f"{_describe_cost(best)}, in {best.per_gb(best.allocations):,.0f} reads a GB"
-    larger = [item for item in fixed if item.buffers.largest_bytes > best.buffers.largest_bytes]
-    if larger:
-        reason += f"; {_describe_cost(min(larger, key=lambda item: item.buffers.largest_bytes))}"
-    if not economical:
-        reason += f"; no size stays within {max_share:.3g}, this one wastes least"
-    return Recommendation(best=best, reason=reason)
-
-
-def _describe_cost(item: Cost) -> str:
-    flaws = " and is larger than a TLAB" if item.over_tlab_bytes else ""
-    flaws += " and is a humongous object" if item.humongous_bytes else ""
-    return f"{item.buffers} allocates {item.share:.2f} bytes for each byte ingested{flaws}"
+    names = ("ingested_bytes", "allocations", "allocated_bytes", "over_tlab_bytes", "humongous_bytes")
+    summed = []
+    for costs in zip(*runs, strict=True):
+        totals: dict[str, Any] = {"is_extrapolated": any(item.is_extrapolated for item in costs)}
+        for name in names:
+            values = [getattr(item, name) for item in costs]
+            totals[name] = None if None in values else sum(values)
+        summed.append(Cost(buffers=costs[0].buffers, **totals))
+    return summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +225,75 @@ class Recording:
         return float(self.available_bytes.sum()) / self.length_s if self.length_s else 0.0
 
 
+def analyse_reads(
+    reads: np.ndarray[Any, np.dtype[Any]],
+    recorded: Buffers | None = None,
+    *,
+    run: str = "",
+    candidates: Sequence[Buffers] = CANDIDATES,
+    limits: Limits = NO_LIMITS,
+) -> Recording:
+    """Return the reads of a run with the cost of each candidate.
+
+    *recorded*: the buffers of the recording; None: fixed, inferred from the reads.
+    """
+    connections = reads_by_connection(reads)
+    buffers = recorded or fixed(infer_buffer_size(connections))
+    available = [available_bytes(sizes, buffers) for sizes in connections]
+    largest = buffers.maximum_bytes
+    filled = sum(int((sizes >= largest).sum()) for sizes in connections)
+    return Recording(
+        run=run,
+        costs=[
+            compute_cost(available, item, limits=limits, is_extrapolated=filled > 0 and item.maximum_bytes > largest)
+            for item in candidates
+        ],
+        available_bytes=np.concatenate([np.empty(0, dtype=np.int64), *available]),
+        largest_bytes=largest,
+        filled=filled,
+        reads=len(reads),
+        length_s=int(np.ptp(reads["end_ns"])) / 1e9 if len(reads) else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The recommended buffers and the reason."""
+
+    best: Cost
+    reason: str
+
+
+def recommend(costs: Sequence[Cost], *, max_share: float = MAX_SHARE) -> Recommendation | None:
+    """Return the fixed buffers with the fewest reads that waste little, fit a TLAB and are not humongous.
+
+    A smaller buffer always wastes less and costs more reads: the least waste would always be the smallest buffer. None
+    without reads.
+    """
+    measured = [item for item in costs if item.buffers.is_fixed and item.ingested_bytes and not item.is_extrapolated]
+    if not measured:
+        return None
+    fitting = [item for item in measured if not item.over_tlab_bytes and not item.humongous_bytes] or measured
+    economical = [item for item in fitting if item.share <= max_share]
+    if economical:
+        best = min(economical, key=lambda item: (item.allocations, item.allocated_bytes))
+    else:
+        best = min(fitting, key=lambda item: item.allocated_bytes)
+    reason = f"{_describe_cost(best)}, in {best.per_gb(best.allocations):,.0f} reads a GB"
+    larger = [item for item in measured if item.buffers.maximum_bytes > best.buffers.maximum_bytes]
+    if larger:
+        reason += f"; {_describe_cost(min(larger, key=lambda item: item.buffers.maximum_bytes))}"
+    if not economical:
+        reason += f"; no size stays within {max_share:.3g}, this one wastes least"
+    return Recommendation(best=best, reason=reason)
+
+
+def _describe_cost(item: Cost) -> str:
+    flaws = " and is larger than a TLAB" if item.over_tlab_bytes else ""
+    flaws += " and is a humongous object" if item.humongous_bytes else ""
+    return f"{item.buffers} allocates {item.share:.2f} bytes for each byte ingested{flaws}"
+
+
 def find_disagreement(recordings: Sequence[Recording]) -> str:
     """Return which two recordings differ most on a fixed buffer up to their own size, and why; "" if all agree.
 
@@ -316,7 +303,7 @@ def find_disagreement(recordings: Sequence[Recording]) -> str:
     for first, second in itertools.combinations(recordings, 2):
         for cost, other in zip(first.costs, second.costs, strict=True):
             smaller = min(first.largest_bytes, second.largest_bytes)
-            if not isinstance(cost.buffers, Fixed) or cost.buffers.size_bytes > smaller:
+            if not cost.buffers.is_fixed or cost.buffers.maximum_bytes > smaller:
                 continue
             if not (cost.ingested_bytes and other.ingested_bytes):
                 continue

@@ -7,7 +7,7 @@ other levels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -26,7 +26,6 @@ _DECISIVE_FACTS = (
     *("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio", "max_map_count"),
     "tcp_congestion_control",
 )
-_SERVER_COLUMNS = ("target", "java")
 # Contents of the plan's files (`fingerprints`).
 _FILES = "files"
 _IGNORED_FACTS = ("load_average", _FILES)
@@ -147,22 +146,19 @@ def compare_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[li
     differing = {
         name: f"{name} was {before[name]}, is {now[name]}"
         for name in before
-        if name in now and name not in _IGNORED_FACTS and not _is_same_fact(name, before[name], now[name])
+        if name in now and name not in _IGNORED_FACTS and before[name] != now[name]
     }
+    first, second = before.get("memory_bytes"), now.get("memory_bytes")
+    if isinstance(first, int) and isinstance(second, int) and abs(first - second) <= _SAME_MEMORY * max(first, second):
+        differing.pop("memory_bytes", None)
     forbidding = [f"another machine: {text}" for name, text in differing.items() if name in _DECISIVE_FACTS]
-    first, second = (_fingerprints_by_name(facts.get(_FILES)) for facts in (before, now))
+    files, new_files = (_fingerprints_by_name(facts.get(_FILES)) for facts in (before, now))
     forbidding += [
-        f"the content of {name} differs: {_join(first[name])}, now {_join(second[name])}"
-        for name in first.keys() & second.keys()
-        if first[name] != second[name]
+        f"the content of {name} differs: {_join(files[name])}, now {_join(new_files[name])}"
+        for name in files.keys() & new_files.keys()
+        if files[name] != new_files[name]
     ]
     return forbidding, [text for name, text in differing.items() if name not in _DECISIVE_FACTS]
-
-
-def _is_same_fact(name: str, first: object, second: object) -> bool:
-    if name == "memory_bytes" and isinstance(first, int) and isinstance(second, int):
-        return abs(first - second) <= _SAME_MEMORY * max(first, second)
-    return first == second
 
 
 def _fingerprints_by_name(fingerprints: object) -> dict[str, set[str]]:
@@ -175,28 +171,27 @@ def _fingerprints_by_name(fingerprints: object) -> dict[str, set[str]]:
 
 def find_experiment_difference(before: Sequence[Summary], now: Sequence[Summary]) -> str:
     """Return how the experiments of two cells of the same name differ; "" if they do not."""
-    for name in ("experiment", "workload", "network", "netem_backend"):
-        first, second = (
-            {text for run in runs if (text := run.experiment if name == "experiment" else _text(run, name))}
-            for runs in (before, now)
-        )
-        if first and second and first != second:
-            return f"the baseline's {name} is {_join(first)}, this one's {_join(second)}"
-    return ""
+    differing = _differing_texts(("experiment", "workload", "network", "netem_backend"), before, now)
+    return next((f"the baseline's {name} is {first}, this one's {second}" for name, first, second in differing), "")
 
 
 def list_server_changes(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     """Return differences between the servers of two cells: version and Java. They are noted and forbid nothing."""
-    changes = []
-    for name in _SERVER_COLUMNS:
-        first, second = ({_text(run, name) for run in runs} - {""} for runs in (before, now))
+    differing = _differing_texts(("target", "java"), before, now)
+    return [f"{name} was {first}, is {second}" for name, first, second in differing]
+
+
+def _differing_texts(
+    names: Iterable[str], before: Sequence[Summary], now: Sequence[Summary]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each of these columns whose values are recorded on both sides and differ, with the values."""
+    for name in names:
+        first, second = (
+            {str(text) for run in runs if (text := run.experiment if name == "experiment" else run.values.get(name))}
+            for runs in (before, now)
+        )
         if first and second and first != second:
-            changes.append(f"{name} was {_join(first)}, is {_join(second)}")
-    return changes
-
-
-def _text(run: Summary, name: str) -> str:
-    return str(run.values.get(name) or "")
+            yield name, _join(first), _join(second)
 
 
 def _join(names: set[str]) -> str:

@@ -164,7 +164,7 @@ class Comparison:
         """Return the 95% interval of the difference; None if its error is unknown."""
         if self.freedom is None:
             return None
-        half = t_quantile(self.freedom) * self.error
+        half = student.quantile(self.freedom, (1 + CONFIDENCE) / 2) * self.error
         return self.difference - half, self.difference + half
 
     @property
@@ -175,11 +175,6 @@ class Comparison:
         if not self.error:
             return 0.0 if self.difference else 1.0
         return student.p_value(self.freedom, self.difference / self.error)
-
-
-def t_quantile(freedom: float) -> float:
-    """Return the t that |T| stays below with 95%: 4.303 for 2 degrees of freedom."""
-    return student.quantile(freedom, (1 + CONFIDENCE) / 2)
 
 
 def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: bool) -> Comparison | None:
@@ -229,17 +224,23 @@ def compare_pairs(summaries: Sequence[Summary], columns: Sequence[str]) -> list[
     The cell with the earlier level of the factor is the first of a pair.
     """
     rows = cells.group_by_cell(summaries)
-    pairs = [pair for pair in itertools.combinations(rows, 2) if len(_differing_keys(*pair)) == 1]
+    pairs = [
+        (first, second)
+        for first, second in itertools.combinations(rows, 2)
+        if sum(first.levels.get(key) != second.levels.get(key) for key in {**first.levels, **second.levels}) == 1
+    ]
     unjudged = (compare_cells(column, *pair, paired=True) for column in columns for pair in pairs)
     return mark_distinct([comparison for comparison in unjudged if comparison is not None])
 
 
-def detectable_difference(spread: float, runs: int, comparisons: int) -> float:
-    """Return the smallest difference that *runs* per side detect with 80% probability, as one of *comparisons*.
+def detectable_difference(spread: float, runs: int, comparisons: int, noise_runs: int | None = None) -> float:
+    """Return the smallest difference that *runs* per side detect with 80% probability.
 
-    *spread* is the standard deviation of a run, estimated from two sides of *runs*.
+    It is one of *comparisons*, none of which is distinct (Holm). *spread* is the standard deviation of a run, estimated
+    from two sides of *noise_runs*; None: of *runs*.
     """
-    return student.min_effect(_planned(runs, comparisons, 2 * runs - 2), _POWER) * spread * math.sqrt(2)
+    level, noise_freedom = (1 - CONFIDENCE) / comparisons, 2 * (noise_runs or runs) - 2
+    return student.min_effect(_POWER, runs, level=level, noise_freedom=noise_freedom) * spread * math.sqrt(2)
 
 
 def replicates_for_difference(spread: float, runs: int, comparisons: int, difference: float) -> int | None:
@@ -247,12 +248,7 @@ def replicates_for_difference(spread: float, runs: int, comparisons: int, differ
 
     *spread* is the standard deviation of a run, estimated from two sides of *runs*.
     """
-
-    def is_enough(count: int) -> bool:
-        effect = student.min_effect(_planned(count, comparisons, 2 * runs - 2), _POWER)
-        return effect * spread * math.sqrt(2) <= difference
-
-    return _fewest(is_enough)
+    return _fewest(lambda count: detectable_difference(spread, count, comparisons, runs) <= difference)
 
 
 def replicates_for_verdict(change: Comparison, limits: Sequence[float]) -> int | None:
@@ -271,16 +267,13 @@ def replicates_for_verdict(change: Comparison, limits: Sequence[float]) -> int |
         wanted.append((distance / math.sqrt(first + second), first / (first + second)))
 
     def is_enough(count: int) -> bool:
-        planned = [(_planned(count, 1, freedom, share), effect) for effect, share in wanted]
-        return sum(1 - test.power(effect) for test, effect in planned) <= 1 - _POWER
+        powers = (
+            student.welch_power(effect, count, level=1 - CONFIDENCE, noise_freedom=freedom, first_share=share)
+            for effect, share in wanted
+        )
+        return sum(1 - power for power in powers) <= 1 - _POWER
 
     return _fewest(is_enough)
-
-
-def _planned(runs: int, comparisons: int, noise_freedom: int, first_share: float = 0.5) -> student.WelchTest:
-    """Return the test of one of *comparisons* if none of the others is distinct (Holm)."""
-    level = (1 - CONFIDENCE) / comparisons
-    return student.WelchTest(runs=runs, level=level, noise_freedom=noise_freedom, first_share=first_share)
 
 
 def _fewest(is_enough: Callable[[int], bool]) -> int | None:
@@ -301,11 +294,6 @@ def mark_distinct(family: Sequence[Comparison]) -> list[Comparison]:
         replace(comparison, is_distinct=None if comparison.p_value is None else place in distinct)
         for place, comparison in enumerate(family)
     ]
-
-
-def _differing_keys(first: CellRuns, second: CellRuns) -> list[str]:
-    keys = {**first.levels, **second.levels}
-    return [key for key in keys if first.levels.get(key) != second.levels.get(key)]
 
 
 def variance_floor(column: str, rows: Sequence[CellRuns]) -> VarianceFloor:

@@ -7,6 +7,7 @@ any change, about 1 in 20 reports one. A step is detectable three results after 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,6 @@ from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import compared_column
 from ingest_bench.inputs.escaping import escape_line
-from ingest_bench.model.results import Summary
 from ingest_bench.units import format_count
 
 # Columns that describe the server. Workload and network identify a history.
@@ -111,7 +111,13 @@ def find_trend(results: Iterable[DatedResult], columns: Sequence[str] = comparis
     ]
     measured = {column for column, _ in by_history}
     missing = [f"{column} was not measured" for column in columns if column not in measured]
-    return Trend(histories=histories, notes=tuple(dict.fromkeys([*too_short, *missing, *_describe_gaps(histories)])))
+    gaps = [
+        f"{history.cell}: no number in {len(history.gaps)} of {len(history.gaps) + len(history.dates)} results,"
+        f" the last of them {history.gaps[-1]}"
+        for history in histories
+        if history.gaps
+    ]
+    return Trend(histories=histories, notes=tuple(dict.fromkeys([*too_short, *missing, *gaps])))
 
 
 def merge_same_day(results: Iterable[DatedResult]) -> list[DatedResult]:
@@ -121,9 +127,7 @@ def merge_same_day(results: Iterable[DatedResult]) -> list[DatedResult]:
     for result in sorted(results, key=lambda item: item.start):
         place = latest.get(result.experiment)
         if place is not None and _is_same_day(merged[place], result):
-            before = merged[place]
-            both = (*before.results, *result.results)
-            merged[place] = DatedResult(start=before.start, experiment=before.experiment, results=both)
+            merged[place] = dataclasses.replace(merged[place], results=(*merged[place].results, *result.results))
         else:
             latest[result.experiment] = len(merged)
             merged.append(result)
@@ -138,7 +142,9 @@ def _add_result(by_history: dict[tuple[str, _Key], _Points], column: str, result
     """Add a point to each history that the result has a number for, and a gap to those that it lacks."""
     rows_by_key: dict[_Key, list[CellRuns]] = {}
     for row in itertools.chain.from_iterable(cells.group_by_cell(part.summaries) for part in result.results):
-        rows_by_key.setdefault(_history_key(result.experiment, row.runs), []).append(row)
+        run = next((run for run in row.runs if run.state == "measured"), row.runs[0])
+        workload, network = (str(run.values.get(name) or "") for name in ("workload", "network"))
+        rows_by_key.setdefault((result.experiment, run.cell, workload, network), []).append(row)
     for key, rows in rows_by_key.items():
         if numbers := [number for row in rows for number in row.numbers(column)]:
             points = by_history.setdefault((column, key), _Points())
@@ -149,11 +155,6 @@ def _add_result(by_history: dict[tuple[str, _Key], _Points], column: str, result
         if of_column == column and key[0] == result.experiment and points.results[-1] is not result:
             of_name = next((rows for other, rows in rows_by_key.items() if other[1] == key[1]), [])
             points.gaps.append(f"{result.start}: {_describe_gap(rows_by_key.get(key) or of_name)}")
-
-
-def _history_key(experiment: str, runs: Sequence[Summary]) -> _Key:
-    run = next((run for run in runs if run.state == "measured"), runs[0])
-    return experiment, run.cell, str(run.values.get("workload") or ""), str(run.values.get("network") or "")
 
 
 def _describe_gap(rows: Sequence[CellRuns]) -> str:
@@ -226,12 +227,3 @@ def _server_facts(rows: Sequence[CellRuns]) -> dict[str, str]:
     runs = [run for row in rows for run in row.valid]
     values = {name: sorted({str(run.values.get(name) or "") for run in runs} - {""}) for name in _SERVER_COLUMNS}
     return {name: " and ".join(texts) for name, texts in values.items() if texts}
-
-
-def _describe_gaps(histories: Iterable[History]) -> list[str]:
-    return [
-        f"{history.cell}: no number in {len(history.gaps)} of {len(history.gaps) + len(history.dates)} results,"
-        f" the last of them {history.gaps[-1]}"
-        for history in histories
-        if history.gaps
-    ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,14 +35,6 @@ class Column:
         return _UNITS.isdisjoint(self.name.split("_"))
 
 
-def require_unique(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Return *columns* as a tuple; LookupError if two have the same name."""
-    unique = tuple(columns)
-    if twice := [name for name, count in Counter(column.name for column in unique).items() if count > 1]:
-        raise LookupError(f"duplicate columns: {', '.join(twice)}")
-    return unique
-
-
 def _read_columns() -> Iterator[Column]:
     """Yield the columns of columns.csv; a total is followed by its column per GB."""
     with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
@@ -55,7 +46,7 @@ def _read_columns() -> Iterator[Column]:
                 yield Column(f"{row['column']}_per_gb", "per GB (10^9 bytes) of bytes_measured")
 
 
-COLUMNS = require_unique(_read_columns())
+COLUMNS = tuple(_read_columns())
 PER_GB_TOTALS = frozenset(column.name for column in COLUMNS if column.per_gb)
 EVENT_COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 

@@ -170,20 +170,16 @@ def describe_hidden_waiting(run: Summary) -> str:
 
 
 def _idle_and_rate(values: Mapping[str, ColumnValue], length_s: float) -> tuple[float, str] | None:
-    """Return the idle time per user and the rate for an open loop; None if it is not worth reporting."""
+    """Return the idle time per user and a rate for an open loop, as `arrivals`; None if it is not worth reporting.
+
+    Above the rate of its responses, a server that was always busy never catches up. At this rate, which is rounded
+    down, it has caught up at the end of the run.
+    """
     idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests_answered")
     if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _MIN_IDLE_SHARE * length_s:
         return None
-    return idle_s, _format_rate(requests / length_s)
-
-
-def _format_rate(per_s: float) -> str:
-    """Return a rate in the form of `arrivals`, rounded down.
-
-    Above the rate of its responses, a server that was always busy never catches up. At this rate it has caught up at
-    the end of the run.
-    """
+    per_s = requests / length_s
     if per_s >= _WHOLE_RATE:
-        return f"{int(per_s)}/s"
+        return idle_s, f"{int(per_s)}/s"
     number, unit = (per_s, "s") if per_s >= 1 / 60 else (per_s * 3600, "h")
-    return f"{_ROUND_DOWN.create_decimal(repr(number)).normalize():f}/{unit}"
+    return idle_s, f"{_ROUND_DOWN.create_decimal(repr(number)).normalize():f}/{unit}"

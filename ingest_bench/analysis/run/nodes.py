@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ingest_bench.analysis import quantiles
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.columns import COLUMNS, NodeRule
-from ingest_bench.analysis.run.sample_columns import Samples, SampleSource
+from ingest_bench.analysis.run.sample_columns import SampleSource
 from ingest_bench.model.results import (
     CauseIntervals,
     ColumnValue,
@@ -41,13 +41,14 @@ def loaded_nodes(
     node did.
     """
     if report is not None and not report.addresses:
-        return frozenset(number for number, outputs in enumerate(nodes, 1) if any(map(_has_read, outputs)))
+        readings = ((number, item) for number, outputs in enumerate(nodes, 1) for item in outputs)
+        return frozenset(
+            number
+            for number, item in readings
+            if isinstance(item, Reading) and item.name == "bytes_read" and item.value
+        )
     addresses = {int(address) for batch, _ in load.iterate_batches(samples) for address in np.unique(batch["address"])}
     return frozenset(only or address + 1 for address in addresses if address >= 0)
-
-
-def _has_read(item: ProbeOutput) -> bool:
-    return isinstance(item, Reading) and item.name == "bytes_read" and bool(item.value)
 
 
 def merge_nodes(nodes: Sequence[Sequence[ProbeOutput]], to: Collection[int] = ()) -> list[ProbeOutput]:
@@ -65,6 +66,9 @@ def merge_nodes(nodes: Sequence[Sequence[ProbeOutput]], to: Collection[int] = ()
     def expected_nodes(name: str) -> int:
         return sum(has(name, number) for number in range(1, len(nodes) + 1))
 
+    stacks = Counter[str]()
+    for folded in map(find_stacks, nodes):
+        stacks.update(folded or {})
     readings: dict[str, list[ColumnValue]] = {}
     histograms: dict[str, list[dict[int, int]]] = {}
     unmerged: list[ProbeOutput] = []
@@ -90,23 +94,13 @@ def merge_nodes(nodes: Sequence[Sequence[ProbeOutput]], to: Collection[int] = ()
             if len(counts) == expected_nodes(name)
         ),
         *unmerged,
-        *_merge_stacks(nodes),
+        *([] if None in map(find_stacks, nodes) else [Stacks(dict(stacks))]),
     ]
 
 
 def find_stacks(outputs: Iterable[ProbeOutput]) -> dict[str, int] | None:
     """Return the allocated bytes by stack; None if unknown. If several probes have them, they are equal."""
     return next((item.folded for item in outputs if isinstance(item, Stacks)), None)
-
-
-def _merge_stacks(nodes: Sequence[Sequence[ProbeOutput]]) -> list[Stacks]:
-    total: Counter[str] = Counter()
-    for outputs in nodes:
-        folded = find_stacks(outputs)
-        if folded is None:
-            return []
-        total.update(folded)
-    return [Stacks(dict(total))]
 
 
 def _combine(name: str, values: Sequence[ColumnValue], nodes: int) -> ColumnValue:
@@ -138,22 +132,7 @@ def node_columns(
         row |= quantiles.size_columns({item.name: item.counts for item in outputs if isinstance(item, Histogram)})
         row |= {item.name: item.value for item in outputs if isinstance(item, Reading)}
         if report is not None and report.addresses and only in (None, number):
-            sent = _AtAddress(samples, 0 if only else number - 1)
+            sent = load.AtAddress(samples, 0 if only else number - 1)
             row |= {**load.document_totals(sent), **load.load_columns(sent, load.measurement_window(report))}
         rows.append(row)
     return tuple(rows)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _AtAddress:
-    """The samples that went to one server address, as `SampleBatches`."""
-
-    samples: SampleSource
-    address: int
-
-    def __len__(self) -> int:
-        return sum(len(batch) for batch, _ in self.batches())
-
-    def batches(self) -> Iterator[tuple[Samples, int | None]]:
-        for batch, settled_ns in load.iterate_batches(self.samples):
-            yield batch[batch["address"] == self.address], settled_ns

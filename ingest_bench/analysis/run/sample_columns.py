@@ -68,6 +68,22 @@ def iterate_batches(samples: SampleSource) -> Iterator[tuple[Samples, int | None
         yield from samples.batches()
 
 
+@dataclass(frozen=True, slots=True)
+class AtAddress:
+    """The samples that went to one server address, as `SampleBatches`."""
+
+    samples: SampleSource
+    address: int
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch, _ in self.batches())
+
+    def batches(self) -> Iterator[tuple[Samples, int | None]]:
+        """Yield its samples as the source does."""
+        for batch, settled_ns in iterate_batches(self.samples):
+            yield batch[batch["address"] == self.address], settled_ns
+
+
 def has_outcome(samples: Samples, *names: str) -> Samples:
     """Return a mask of the samples with one of these outcomes."""
     return np.isin(samples["outcome"], [OUTCOMES.index(name) for name in names])
@@ -122,26 +138,21 @@ def spread_acked(
     A smooth curve for change detection, never a reported number: queued documents count before their acknowledgement.
     Bulks of 10,000 documents leave seconds without a response, which are not drops in throughput.
     """
-    documents = np.zeros(slots)
+    total = np.zeros(slots)
     for batch, _ in iterate_batches(samples):
-        _spread_batch(documents, batch, start_ns, slot_ns)
-    return documents
-
-
-def _spread_batch(total: np.ndarray[Any, np.dtype[np.float64]], batch: Samples, start_ns: int, slot_ns: int) -> None:
-    slots, acked = len(total), np.flatnonzero(batch["documents_acked"] > 0)
-    end_ns = batch["done_ns"][acked] - start_ns
-    duration_ns = np.maximum(end_ns - (batch["sent_ns"][acked] - start_ns), 1)
-    begin_ns, documents = end_ns - duration_ns, batch["documents_acked"][acked]
-    slot = np.maximum(begin_ns // slot_ns, 0)
-    # One round for each slot that the longest request lasted.
-    while len(active := np.flatnonzero((slot < slots) & (slot * slot_ns < end_ns))):
-        if len(active) < len(slot):
+        acked = np.flatnonzero(batch["documents_acked"] > 0)
+        end_ns, documents = batch["done_ns"][acked] - start_ns, batch["documents_acked"][acked]
+        duration_ns = np.maximum(end_ns - (batch["sent_ns"][acked] - start_ns), 1)
+        begin_ns = end_ns - duration_ns
+        slot = np.maximum(begin_ns // slot_ns, 0)
+        # One round for each slot that the longest request lasted.
+        while len(active := np.flatnonzero((slot < slots) & (slot * slot_ns < end_ns))):
             begin_ns, end_ns, duration_ns = begin_ns[active], end_ns[active], duration_ns[active]
             documents, slot = documents[active], slot[active]
-        inside_ns = np.minimum(end_ns, (slot + 1) * slot_ns) - np.maximum(begin_ns, slot * slot_ns)
-        total += np.bincount(slot, weights=documents * (inside_ns / duration_ns), minlength=slots)
-        slot = slot + 1
+            inside_ns = np.minimum(end_ns, (slot + 1) * slot_ns) - np.maximum(begin_ns, slot * slot_ns)
+            total += np.bincount(slot, weights=documents * (inside_ns / duration_ns), minlength=slots)
+            slot = slot + 1
+    return total
 
 
 def load_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnValue]:
@@ -157,12 +168,14 @@ def load_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnVa
     attempt, pauses between them included.
     """
     counts = _count_requests(samples, window)
-    acked = acked_per_second(samples, window.start_ns, window.seconds)
+    acked = np.sort(acked_per_second(samples, window.start_ns, window.seconds))
+    documents = sum_over(samples, lambda batch: batch["documents_acked"][is_within(batch["done_ns"], window)])
+    ranks = {percent: nearest_rank(percent, len(acked)) for percent in (10, 90)}
     percents = {kind: {"p50": 50, "p99": 99, "p999": 99.9, "max": 100} for kind in ("response", "response_ok")}
     bytes_measured = counts.pop("bytes")
     return {
-        "docs_per_s_mean": _per_s(sum_over(samples, lambda batch: _acked_within(batch, window)), window),
-        **{f"docs_per_s_p{percent}": _percentile_of_seconds(acked, percent) for percent in (10, 90)},
+        "docs_per_s_mean": documents / window.length_s if window.length_s else None,
+        **{f"docs_per_s_p{percent}": None if rank is None else float(acked[rank]) for percent, rank in ranks.items()},
         "measured_seconds": window.seconds,
         "bytes_measured": bytes_measured,
         **_time_percentiles(samples, window, {**percents, "service": {"p50": 50, "p99": 99}}),
@@ -176,26 +189,12 @@ def query_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnV
     counts = _count_requests(samples, window)
     answered = sum_over(samples, lambda batch: has_outcome(batch, "ok") & is_within(batch["done_ns"], window))
     return {
-        "queries_per_s_mean": _per_s(answered, window),
+        "queries_per_s_mean": answered / window.length_s if window.length_s else None,
         **_time_percentiles(samples, window, {kind: {"p50": 50, "p99": 99} for kind in ("query", "query_ok")}),
         "queries": counts["requests"],
         "queries_failed": counts["requests_failed"],
         "queries_ok": counts["requests_ok"],
     }
-
-
-def _acked_within(batch: Samples, window: Window) -> Samples:
-    acked: Samples = batch["documents_acked"][is_within(batch["done_ns"], window)]
-    return acked
-
-
-def _per_s(count: int, window: Window) -> float | None:
-    return count / window.length_s if window.length_s else None
-
-
-def _percentile_of_seconds(acked: Samples, percent: int) -> float | None:
-    place = nearest_rank(percent, len(acked))
-    return None if place is None else float(np.sort(acked)[place])
 
 
 def _count_requests(samples: SampleSource, window: Window) -> dict[str, int]:
@@ -247,45 +246,28 @@ def _time_percentiles(
 
 def note_differing_addresses(samples: SampleSource, report: WorkerReport) -> Iterator[Note]:
     """Yield a note with the results of each server address if they differ within the measurement."""
-    names = report.addresses
-    if len(names) < 2:
-        return
     window = measurement_window(report)
-    documents, requests, failed = (np.zeros(len(names), dtype=np.int64) for _ in range(3))
-
-    def batches_with_address() -> Iterator[Samples]:
-        for batch, _ in iterate_batches(samples):
-            yield batch[is_in_flight(batch, window) & (batch["address"] >= 0)]
-
-    def times_by_address() -> Iterator[Mapping[str, Samples]]:
-        for batch in batches_with_address():
-            sent = batch[batch["bytes_sent"] > 0]
-            service_ns = service_times_ns(sent)
-            yield {name: service_ns[sent["address"] == index] for index, name in enumerate(names)}
-
-    for batch in batches_with_address():
-        for total, values in (
-            (documents, batch["documents_acked"]),
-            (requests, 1),
-            (failed, ~has_outcome(batch, "ok")),
-        ):
-            np.add.at(total, batch["address"], values)
-    times_ns = quantiles.percentiles(times_by_address, dict.fromkeys(names, (50, 99)))
-    medians = [times_ns[name, 50] for name in names if (name, 50) in times_ns]
-    have_medians = len(medians) == len(names)
-    if have_medians and not failed.any() and max(medians) <= _ALIKE * min(medians):
-        return
-    # Too few requests for medians: compare the numbers of requests, because addresses are used in turn.
-    if not have_medians and not failed.any() and np.ptp(requests) <= 1:
-        return
-    texts = []
-    for index, name in enumerate(names):
-        text = f"{name}: {documents[index]:,} documents in {requests[index]:,} requests"
-        times_ms = {percent: times_ns[name, percent] / 1e6 for percent in (50, 99) if (name, percent) in times_ns}
-        if times_ms:
-            text += f", service time {', '.join(f'p{percent} {time:.1f} ms' for percent, time in times_ms.items())}"
-        texts.append(text + (f", {failed[index]:,} failed" if failed[index] else ""))
-    yield Note(source="load", text=f"the addresses of the server differ: {'; '.join(texts)}")
+    texts, medians, requests, has_failed = [], [], [], False
+    for index, name in enumerate(report.addresses):
+        own = AtAddress(samples, index)
+        counts = _count_requests(own, window)
+        times_ms = _time_percentiles(own, window, {"service": {"p50": 50, "p99": 99}})
+        documents = sum_over(own, lambda batch: batch["documents_acked"][is_in_flight(batch, window)])
+        text = f"{name}: {documents:,} documents in {counts['requests']:,} requests"
+        percentiles = {percent: times_ms[f"service_ms_{percent}"] for percent in ("p50", "p99")}
+        shown = ", ".join(f"{percent} {time:.1f} ms" for percent, time in percentiles.items() if time is not None)
+        text += f", service time {shown}" if shown else ""
+        texts.append(text + (f", {counts['requests_failed']:,} failed" if counts["requests_failed"] else ""))
+        medians += [median_ms] if (median_ms := percentiles["p50"]) is not None else []
+        requests.append(counts["requests"])
+        has_failed |= counts["requests_failed"] > 0
+    if len(medians) == len(texts):
+        is_alike = max(medians, default=0) <= _ALIKE * min(medians, default=0)
+    else:
+        # Too few requests for medians: compare the numbers of requests, because addresses are used in turn.
+        is_alike = max(requests) - min(requests) <= 1
+    if len(texts) > 1 and (has_failed or not is_alike):
+        yield Note(source="load", text=f"the addresses of the server differ: {'; '.join(texts)}")
 
 
 def load_series(samples: SampleSource, report: WorkerReport) -> dict[str, Series]:
@@ -297,8 +279,8 @@ def load_series(samples: SampleSource, report: WorkerReport) -> dict[str, Series
     """
     if not len(samples):
         return {}
-    start_ns, seconds = _series_seconds(report)
-    starts = _second_starts(report, start_ns, seconds)
+    start_ns, starts = _second_starts(report)
+    seconds = len(starts)
     acked = acked_per_second(samples, start_ns, seconds)
     series = {"docs_per_s": Series("docs_per_s", starts, tuple(acked.tolist()))}
     for kind in ("response", "response_ok"):
@@ -315,21 +297,20 @@ def load_series(samples: SampleSource, report: WorkerReport) -> dict[str, Series
 
 def smooth_docs_per_s(samples: SampleSource, report: WorkerReport) -> Series:
     """Return the throughput of the same seconds for change detection (`spread_acked`)."""
-    start_ns, seconds = _series_seconds(report)
-    documents = spread_acked(samples, start_ns, seconds, SECOND_NS)
-    return Series("docs_per_s", _second_starts(report, start_ns, seconds), tuple(documents.tolist()))
+    start_ns, starts = _second_starts(report)
+    return Series("docs_per_s", starts, tuple(spread_acked(samples, start_ns, len(starts), SECOND_NS).tolist()))
 
 
-def _series_seconds(report: WorkerReport) -> tuple[int, int]:
-    """Return start and number of the seconds: those of the measurement, continued backwards over the warm-up."""
+def _second_starts(report: WorkerReport) -> tuple[int, tuple[int, ...]]:
+    """Return the start of the first second on the clock of the samples, and of all seconds on CLOCK_REALTIME.
+
+    They are the seconds of the measurement, continued backwards over the warm-up.
+    """
     window = measurement_window(report)
     before = -(-(window.start_ns - report.started_monotonic_ns) // SECOND_NS)
-    return window.start_ns - before * SECOND_NS, before + window.seconds
-
-
-def _second_starts(report: WorkerReport, start_ns: int, seconds: int) -> tuple[int, ...]:
-    first_ns = start_ns + report.realtime_minus_monotonic_ns
-    return tuple(first_ns + second * SECOND_NS for second in range(seconds))
+    start_ns = window.start_ns - before * SECOND_NS
+    realtime_ns = start_ns + report.realtime_minus_monotonic_ns
+    return start_ns, tuple(realtime_ns + second * SECOND_NS for second in range(before + window.seconds))
 
 
 def _end_seconds(batch: Samples, start_ns: int, seconds: int, *, only_ok: bool) -> tuple[Samples, Samples]:

@@ -176,15 +176,6 @@ class _Shapes:
     is_exponential: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fits:
-    """Fits of all shapes: coefficients, residuals, and sums of squared residuals, clipped at stalls."""
-
-    coefficients: _Floats
-    residuals: _Floats
-    loss: _Floats
-
-
 def transient_length(values: Sequence[float]) -> int | None:
     """Return how many of the first values belong to a transient; None if its end cannot be confirmed.
 
@@ -210,26 +201,28 @@ def _transient_share(points: _Floats) -> float | None:
     shapes = _shapes(len(points))
     spread = _spread(points)
     level = np.ones_like(shapes.transient)
-    plain = _fit_shapes(points, np.stack([level, shapes.transient], axis=1), spread)
-    drifting = _fit_shapes(points, np.stack([level, shapes.transient, shapes.drift], axis=1), spread)
-    best, best_drifting = int(plain.loss.argmin()), int(drifting.loss.argmin())
-    residuals = np.clip(drifting.residuals[best_drifting], -_STALL * spread, _STALL * spread)
+    plain, _, plain_loss = _fit_shapes(points, np.stack([level, shapes.transient], axis=1), spread)
+    drifting, residuals, drifting_loss = _fit_shapes(
+        points, np.stack([level, shapes.transient, shapes.drift], axis=1), spread
+    )
+    best, best_drifting = int(plain_loss.argmin()), int(drifting_loss.argmin())
+    residuals = np.clip(residuals[best_drifting], -_STALL * spread, _STALL * spread)
     # Autocorrelated points count as fewer independent ones.
     correlation = float(np.clip(residuals[1:] @ residuals[:-1] / max(residuals @ residuals, 1e-12), 0, 0.95))
-    variance = float(drifting.loss[best_drifting]) / len(points) * (1 + correlation) / (1 - correlation)
+    variance = float(drifting_loss[best_drifting]) / len(points) * (1 + correlation) / (1 - correlation)
 
     def criterion(loss: float, parameters: int) -> float:
         return loss / max(variance, 1e-12) + parameters * math.log(len(points))
 
-    choice = min((criterion(float(plain.loss[0]), 1), False, 0), (criterion(float(plain.loss[best]), 3), False, best))
+    choice = min((criterion(float(plain_loss[0]), 1), False, 0), (criterion(float(plain_loss[best]), 3), False, best))
     for shape, parameters in ((0, 2), (best_drifting, 4)):
-        of_level, _, rise = drifting.coefficients[shape]
+        of_level, _, rise = drifting[shape]
         if abs(rise) * shapes.drift[shape, -1] > _MIN_DRIFT_SHARE * abs(of_level):
-            choice = min(choice, (criterion(float(drifting.loss[shape]), parameters), True, shape))
+            choice = min(choice, (criterion(float(drifting_loss[shape]), parameters), True, shape))
     _, drifts, shape = choice
     if drifts:
         return None
-    settled, size = (abs(float(number)) for number in plain.coefficients[shape])
+    settled, size = (abs(float(number)) for number in plain[shape])
     if shape == 0 or size < _NEAR_SHARE * settled:
         return 0.0
     end = float(shapes.corner[shape])
@@ -268,8 +261,11 @@ def _spread(points: _Floats) -> float:
     return max(_FOLLOWED * deviation / _WITHIN, _MIN_SPREAD)
 
 
-def _fit_shapes(points: _Floats, shapes: _Floats, spread: float) -> _Fits:
-    """Return iteratively reweighted least-squares fits of all shapes at once."""
+def _fit_shapes(points: _Floats, shapes: _Floats, spread: float) -> tuple[_Floats, _Floats, _Floats]:
+    """Return coefficients, residuals, and sums of squared residuals, clipped at stalls, of all shapes at once.
+
+    The fits are iteratively reweighted least squares.
+    """
     count, parameters, length = shapes.shape
     weights = np.ones((count, length))
     # Keeps the system solvable if two columns are equal, as for the flat shape.
@@ -284,4 +280,4 @@ def _fit_shapes(points: _Floats, shapes: _Floats, spread: float) -> _Fits:
         else:
             weights = (size < _STALL * spread).astype(float)
     loss = np.minimum(residuals**2, (_STALL * spread) ** 2).sum(axis=1)
-    return _Fits(coefficients[..., 0], residuals, loss)
+    return coefficients[..., 0], residuals, loss

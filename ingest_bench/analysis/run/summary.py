@@ -19,6 +19,7 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import MIN_MEASURE_NS, LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.results import (
+    CauseIntervals,
     ColumnValue,
     Counters,
     Histogram,
@@ -44,8 +45,6 @@ _CONNECTION_COUNTERS = {
     "sink_buffers": "buffers_allocated",
     "sink_buffer_bytes": "buffer_bytes_allocated",
 }
-# Counters of the whole server, by column.
-_SERVER_COUNTERS = {"server_direct_allocations": "direct_allocations"}
 _READ_COLUMNS = ("bytes_read", "reads", "read_bytes_mean", "read_bytes_p50", "read_bytes_p99")
 
 
@@ -97,18 +96,21 @@ def summarise(inputs: RunInputs) -> Summary:
     histograms = {item.name: item.counts for item in inputs.outputs if isinstance(item, Histogram)}
     results = _LoadResults() if inputs.report is None else _evaluate_load(inputs, inputs.report)
     values: dict[str, ColumnValue] = dict.fromkeys(column.name for column in COLUMNS)
-    values |= {**condition_columns(record, inputs.cell), **_count_columns(record), **results.values}
+    values |= {**_condition_columns(record, inputs.cell), **results.values}
     values |= {**record.link, **quantiles.size_columns(histograms)}
     values |= {item.name: item.value for item in inputs.outputs if isinstance(item, Reading)}
-    if _is_blind(values):
+    # JFR does not see the reads of native epoll and of asynchronous channels: its zeros are then unknown values.
+    if values["bytes_read"] == 0 and values["documents_acked"]:
         values |= dict.fromkeys(_READ_COLUMNS)
         histograms.pop("read_bytes", None)
-    values |= _server_columns(inputs, values, start_ns, end_ns)
+    values |= flush_columns(record.counters, start_ns, end_ns)
+    values |= integrity.lost_documents(record.faults, values)
+    values |= delivery.server_columns(record, inputs.cell.target.nodes, start_ns, end_ns)
+    values |= inputs.delivered or {}
     notes = (
         *(item for item in inputs.outputs if isinstance(item, Note)),
-        *(Note(source="load", text=text) for text in _describe_uncounted(inputs, values)),
         *results.notes,
-        *(Note(source="load", text=text) for text in (*delivery.describe_losses(values), *_describe_survival(record))),
+        *(Note(source="load", text=text) for text in (*delivery.describe_losses(values), *_describe_state(inputs))),
     )
     reasons = _find_invalid_reasons(inputs, results, values, notes) if record.state == "measured" else []
     values |= per_gb_columns(values)
@@ -142,16 +144,30 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
     window = load.measurement_window(report)
     # A worker without a report took its samples with it: without any sample the totals are unknown.
     values: dict[str, ColumnValue] = dict(load.document_totals(samples)) if len(samples) else {}
-    values |= {"bytes_sent": report.bytes_written, **_out_of_memory_columns(record, report)}
+    values["bytes_sent"] = report.bytes_written
+    if record.out_of_memory_realtime_ns is not None:
+        started_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
+        after_s = (record.out_of_memory_realtime_ns - started_ns) / 1e9
+        values |= {"out_of_memory": record.out_of_memory, "out_of_memory_after_s": after_s}
     values |= {**server_count_columns(record.counters, report.local_ports), **load.load_columns(samples, window)}
+    if record.faults and len(samples):
+        offset_ns = report.realtime_minus_monotonic_ns
+        rate = load.smooth_docs_per_s(samples, report)
+        values["recovery_s"] = integrity.recovery_s(
+            rate, record.faults, window.start_ns + offset_ns, window.end_ns + offset_ns
+        )
     if inputs.queries is not None:
         values |= load.query_columns(inputs.queries, window)
     median_ms = values["response_ms_p50"]
     busy = generator.busiest_worker(inputs.cpu, window)
     values |= {**generator.generator_columns(report, busy), **steady.steady_columns(samples, report)}
     values |= generator.closed_loop_columns(samples, window, report, median_ms)
-    causes = suspects.collect_causes(inputs.outputs, record.faults, inputs.loop_stalls, report)
-    stalls = attribution.find_load_stalls(samples, report, median_ms, causes, inputs.reads)
+    causes = [
+        *suspects.fault_causes(record.faults, report.measure_end_ns + report.realtime_minus_monotonic_ns),
+        *(item for item in inputs.outputs if isinstance(item, CauseIntervals)),
+        *suspects.generator_causes(inputs.loop_stalls, report),
+    ]
+    stalls = attribution.find_stalls(samples, report, median_ms, causes, inputs.reads)
     values |= {**attribution.stall_columns(stalls), **phases.phase_columns(samples, report, inputs.reads)}
     notes = [
         *_note_short_measurement(record, cell, window),
@@ -166,29 +182,6 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
     return _LoadResults(values, load.load_series(samples, report), stalls, notes, busy)
 
 
-def _server_columns(
-    inputs: RunInputs, values: Mapping[str, ColumnValue], start_ns: int | None, end_ns: int | None
-) -> dict[str, ColumnValue]:
-    """Return the columns from the server's own counters, and the effects of faults."""
-    record = inputs.record
-    columns = {
-        **flush_columns(record.counters, start_ns, end_ns),
-        **integrity.lost_documents(record.faults, values),
-        **delivery.server_columns(record, inputs.cell.target.nodes, start_ns, end_ns),
-        **(inputs.delivered or {}),
-    }
-    if (
-        record.faults
-        and inputs.report is not None
-        and len(inputs.samples)
-        and start_ns is not None
-        and end_ns is not None
-    ):
-        rate = load.smooth_docs_per_s(inputs.samples, inputs.report)
-        columns["recovery_s"] = integrity.recovery_s(rate, record.faults, start_ns, end_ns)
-    return columns
-
-
 def _find_invalid_reasons(
     inputs: RunInputs, results: _LoadResults, values: Mapping[str, ColumnValue], notes: Iterable[Note]
 ) -> list[InvalidReason]:
@@ -201,12 +194,12 @@ def _find_invalid_reasons(
     return reasons + [InvalidReason("probe", f"probe {note.source}: {note.text}") for note in notes if note.invalidates]
 
 
-def condition_columns(record: RunRecord, cell: Cell) -> dict[str, ColumnValue]:
-    """Return the columns that describe the conditions of a run."""
+def _condition_columns(record: RunRecord, cell: Cell) -> dict[str, ColumnValue]:
+    """Return the columns that describe the conditions of a run, and the number of its documents."""
     options = cell.target
     version = record.server.get("version") or options.version
     name = _server_name(record, options)
-    predictor = options.receive_predictor_bytes
+    predictor, is_uncounted = options.receive_predictor_bytes, record.documents_counted is None
     return {
         "network": " ".join([cell.network.name, *_network_overrides(cell.levels)]) if cell.network else "as-is",
         "netem_backend": record.netem_backend or None,
@@ -217,6 +210,8 @@ def condition_columns(record: RunRecord, cell: Cell) -> dict[str, ColumnValue]:
         if len(predictor) > 1
         else next(iter(predictor), None),
         "heap_bytes": record.server.get("heap_bytes") if options.is_already_running else options.heap_bytes,
+        "documents_counted": record.documents_counted,
+        "documents_check": None if record.state != "measured" else _NOT_COUNTABLE if is_uncounted else "counted",
     }
 
 
@@ -247,18 +242,11 @@ def _toml_keys(record: type) -> set[str]:
     return {re.sub(r"_(ns|bytes|bps|ppm)$", "", item.name) for item in dataclasses.fields(record)}
 
 
-def _count_columns(record: RunRecord) -> dict[str, ColumnValue]:
-    columns: dict[str, ColumnValue] = {"documents_counted": record.documents_counted}
-    if record.state == "measured":
-        columns["documents_check"] = _NOT_COUNTABLE if record.documents_counted is None else "counted"
-    return columns
-
-
 def server_count_columns(counters: Counters, ports: Sequence[int]) -> dict[str, ColumnValue]:
     """Return the server's own counters, in total or for the connections from *ports*; empty if it has none."""
-    columns: dict[str, ColumnValue] = {
-        column: count for column, key in _SERVER_COUNTERS.items() if isinstance(count := counters.get(key), int)
-    }
+    columns: dict[str, ColumnValue] = {}
+    if isinstance(allocations := counters.get("direct_allocations"), int):
+        columns["server_direct_allocations"] = allocations
     by_port = counters.get("by_peer_port")
     if isinstance(by_port, dict):
         connections = [by_port.get(str(port), {}) for port in ports]
@@ -280,14 +268,6 @@ def flush_columns(counters: Counters, start_ns: int | None, end_ns: int | None) 
     }
 
 
-def _is_blind(values: Mapping[str, ColumnValue]) -> bool:
-    """Return whether the probe saw no byte although documents were acknowledged; its zeros are then unknown values.
-
-    JFR does not see the reads of native epoll and of asynchronous channels.
-    """
-    return values["bytes_read"] == 0 and bool(values["documents_acked"])
-
-
 def _cut_at_out_of_memory(report: WorkerReport | None, record: RunRecord) -> WorkerReport | None:
     """Return the report with the measurement of the record: the load continued after the server ran out of memory."""
     start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
@@ -295,14 +275,6 @@ def _cut_at_out_of_memory(report: WorkerReport | None, record: RunRecord) -> Wor
         return report
     offset_ns = report.realtime_minus_monotonic_ns
     return dataclasses.replace(report, warm_up_end_ns=start_ns - offset_ns, measure_end_ns=end_ns - offset_ns)
-
-
-def _out_of_memory_columns(record: RunRecord, report: WorkerReport) -> dict[str, ColumnValue]:
-    if record.out_of_memory_realtime_ns is None:
-        return {}
-    started_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
-    after_s = (record.out_of_memory_realtime_ns - started_ns) / 1e9
-    return {"out_of_memory": record.out_of_memory, "out_of_memory_after_s": after_s}
 
 
 def _measurement(inputs: RunInputs) -> tuple[int | None, int | None]:
@@ -323,12 +295,13 @@ def _note_short_measurement(record: RunRecord, cell: Cell, window: Window) -> It
         yield Note(source="load", text=text)
 
 
-def _describe_uncounted(inputs: RunInputs, values: Mapping[str, ColumnValue]) -> Iterator[str]:
-    if values["documents_check"] == _NOT_COUNTABLE:
-        name = _server_name(inputs.record, inputs.cell.target)
+def _describe_state(inputs: RunInputs) -> Iterator[str]:
+    """Yield messages about a measured run whose server cannot be counted, or ran out of memory."""
+    record = inputs.record
+    if record.state != "measured":
+        return
+    if record.documents_counted is None:
+        name = _server_name(record, inputs.cell.target)
         yield f"{name} {_NOT_COUNTABLE}: it was not checked that it has the documents that it acknowledged"
-
-
-def _describe_survival(record: RunRecord) -> Iterator[str]:
-    if record.state == "measured" and record.out_of_memory:
+    if record.out_of_memory:
         yield f"the server continued after an OutOfMemoryError: {record.reason}"

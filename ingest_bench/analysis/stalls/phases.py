@@ -100,16 +100,15 @@ def phase_columns(samples: SampleSource, report: WorkerReport, reads: Samples | 
         return {f"slowest_{name}_ms": None for name in (*PHASES, "sending")}
     slowest = _slowest(slowest, max(_MIN_SLOWEST, int(total * _SLOWEST)))
     times_ns = phase_times_ns(slowest, reads_by_port(reads, report.realtime_minus_monotonic_ns))
-    return {f"slowest_{name}_ms": _mean_ms(time_ns) for name, time_ns in times_ns.items()}
+    columns: dict[str, ColumnValue] = {}
+    for name, time_ns in times_ns.items():
+        valid = time_ns[time_ns >= 0]
+        # If most times are unknown, the others are a biased part.
+        columns[f"slowest_{name}_ms"] = float(np.mean(valid)) / 1e6 if len(valid) > len(time_ns) / 2 else None
+    return columns
 
 
 def _slowest(samples: Samples, count: int) -> Samples:
     if len(samples) <= count:
         return samples
     return samples[np.argpartition(samples["scheduled_ns"] - samples["done_ns"], count)[:count]]
-
-
-def _mean_ms(times_ns: Samples) -> float | None:
-    """Return the mean of the known times; None if most are unknown, because the known ones are then a biased part."""
-    valid = times_ns[times_ns >= 0]
-    return float(np.mean(valid)) / 1e6 if len(valid) > len(times_ns) / 2 else None

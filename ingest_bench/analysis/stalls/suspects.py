@@ -17,7 +17,7 @@ import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.stalls.waiting import Span, Waiting
-from ingest_bench.model.results import CauseIntervals, FaultRecord, Interval, ProbeOutput
+from ingest_bench.model.results import CauseIntervals, FaultRecord, Interval
 from ingest_bench.model.samples import WorkerReport, service_times_ns
 
 GENERATOR = "the load generator's event loop stalled"
@@ -41,8 +41,6 @@ _HELD = 0.15
 # A cause of varying strength may have this many times as many harmless intervals as harmful ones.
 _VARIES = 3
 
-# A request's usual time in medians, with limits: the tolerance for scheduling and for rare requests.
-_LEAD, _MIN_LEAD_NS, _MAX_LEAD_NS = 4, 20_000_000, 250_000_000
 # After a stall its requests are finished one after the other: tolerated share of the stall, and maximum.
 _AFTER, _MAX_AFTER_NS = 0.15, 500_000_000
 # Minimum share of a request's time that its causes cover.
@@ -53,18 +51,6 @@ _NEEDED = 0.1
 _AS_GOOD = 0.95
 # Maximum causes of one explanation; of more suspects those that cover most are tried.
 _MAX_CAUSES, _MAX_TRIED = 3, 12
-
-
-def collect_causes(
-    outputs: Iterable[ProbeOutput],
-    faults: Sequence[FaultRecord],
-    loop_stalls: Sequence[Samples],
-    report: WorkerReport,
-) -> list[CauseIntervals]:
-    """Return all causes that were watched for: faults of the run, causes from probes, and the generator's stalls."""
-    end_ns = report.measure_end_ns + report.realtime_minus_monotonic_ns
-    from_probes = (item for item in outputs if isinstance(item, CauseIntervals))
-    return [*fault_causes(faults, end_ns), *from_probes, *generator_causes(loop_stalls, report)]
 
 
 def fault_causes(faults: Sequence[FaultRecord], end_ns: int) -> list[CauseIntervals]:
@@ -109,23 +95,14 @@ def generator_causes(loop_stalls: Sequence[Samples], report: WorkerReport) -> li
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Suspect:
-    """One cause on one thread, connection or node, with disjoint spans on the clock of the samples.
+    """One cause on one thread, connection or node, with disjoint spans on the clock of the samples."""
 
-    The flags are those of `CauseIntervals`.
-    """
-
-    cause: str
+    watched: CauseIntervals
+    """The cause with its node and flags; its intervals on other threads and connections are other suspects."""
     thread: str
-    node: int | None
     port: int
-    blocks_responses: bool
-    is_instant: bool
-    delays_sending: bool
-    varies_in_strength: bool
-    starves_cpu: bool
-    error_ns: int
     starts_ns: Samples
     ends_ns: Samples
 
@@ -133,10 +110,9 @@ class Suspect:
         """Return its total duration before each time."""
         return covered_ns(self.starts_ns, self.ends_ns, times_ns)
 
-    def duration_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return its duration between two times."""
-        before, after = self.covered_ns(np.array([start_ns, end_ns]))
-        return int(after - before)
+    def waited_ns(self, waits: Samples) -> int:
+        """Return its total duration during all these waits, given as rows of start and end."""
+        return int((self.covered_ns(waits[:, 1]) - self.covered_ns(waits[:, 0])).sum())
 
     def within(self, start_ns: int, end_ns: int) -> tuple[Samples, Samples]:
         """Return its complete spans that overlap the time between *start_ns* and *end_ns*."""
@@ -172,42 +148,54 @@ def build_suspects(causes: Iterable[CauseIntervals], offset_ns: int) -> list[Sus
 
     *offset_ns*: CLOCK_REALTIME, which the intervals are on, minus the clock of the samples.
     """
-    intervals: dict[tuple[str, int | None, str, int], list[Interval]] = {}
-    flags: dict[tuple[str, int | None], tuple[bool, bool, bool, bool, bool, int]] = {}
+    merged: dict[tuple[str, int | None], CauseIntervals] = {}
     for item in causes:
-        intervals.setdefault((item.cause, item.node, "", 0), [])
-        blocks, is_instant, delays, varies, starves, error_ns = flags.get(
-            (item.cause, item.node), (True, True, True, False, True, 0)
-        )
-        flags[item.cause, item.node] = (
-            *(blocks and item.blocks_responses, is_instant and item.is_instant, delays and item.delays_sending),
-            *(varies or item.varies_in_strength, starves and item.starves_cpu),
-            max(error_ns, item.timing_error_ns),
-        )
-        for interval in item.intervals:
-            intervals.setdefault((item.cause, item.node, interval.thread, interval.port), []).append(interval)
+        other = merged.setdefault((item.cause, item.node), item)
+        if other is not item:
+            # Two probes may watch for one cause.
+            merged[item.cause, item.node] = CauseIntervals(
+                item.cause,
+                (*other.intervals, *item.intervals),
+                item.node,
+                blocks_responses=item.blocks_responses and other.blocks_responses,
+                is_instant=item.is_instant and other.is_instant,
+                delays_sending=item.delays_sending and other.delays_sending,
+                varies_in_strength=item.varies_in_strength or other.varies_in_strength,
+                starves_cpu=item.starves_cpu and other.starves_cpu,
+                timing_error_ns=max(item.timing_error_ns, other.timing_error_ns),
+            )
     suspects = []
-    for (cause, node, thread, port), own in intervals.items():
-        if not own and any(key[:2] == (cause, node) and key[2:] != (thread, port) for key in intervals):
-            continue
-        ends = np.array([(interval.start_ns, interval.end_ns) for interval in own], dtype=np.int64).reshape(-1, 2)
-        spans = merge_spans(ends[:, 0] - offset_ns, ends[:, 1] - offset_ns, _BRIDGE_NS)
-        suspects.append(Suspect(cause, thread, node, port, *flags[cause, node], *spans))
+    for item in merged.values():
+        ends_ns: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for interval in item.intervals:
+            ends_ns.setdefault((interval.thread, interval.port), []).append((interval.start_ns, interval.end_ns))
+        for (thread, port), own in (ends_ns or {("", 0): []}).items():
+            starts, ends = np.array(own, dtype=np.int64).reshape(-1, 2).T - offset_ns
+            suspects.append(Suspect(item, thread, port, *merge_spans(starts, ends, _BRIDGE_NS)))
     return suspects
 
 
-def count_responses_during(suspect: Suspect, waiting: Waiting, span: Span, slack_ns: int) -> int:
-    """Return the number of responses that rule out a blocking cause; 0 if it is possible.
+def find_contradiction(suspect: Suspect, waiting: Waiting, span: Span, stalls: Sequence[Span]) -> str:
+    """Return the evidence against a suspect of one of the stalls, whatever it covers; "" without any."""
+    starts_ns, ends_ns = suspect.within(span.start_ns, span.end_ns)
+    if suspect.watched.blocks_responses and (responses := _count_responses(suspect, waiting, starts_ns, ends_ns)):
+        return f"{responses} responses meanwhile"
+    longest_ns = int((ends_ns - starts_ns).max(initial=0))
+    if longest_ns and (harmless := _count_harmless_spans(suspect, waiting, stalls, longest_ns)):
+        return f"{harmless} as long delayed no request"
+    return ""
+
+
+def _count_responses(suspect: Suspect, waiting: Waiting, starts_ns: Samples, ends_ns: Samples) -> int:
+    """Return the number of responses during these spans that rule out a blocking cause; 0 if it is possible.
 
     Responses in transit still arrive after the cause has begun. For a cause of a node, only responses from its address
     count.
     """
-    if not suspect.blocks_responses:
-        return 0
-    address = None if suspect.node is None or suspect.node - 1 not in waiting.answered else suspect.node - 1
-    starts_ns, ends_ns = suspect.within(span.start_ns, span.end_ns)
+    node, error_ns = suspect.watched.node, suspect.watched.timing_error_ns
+    address = None if node is None or node - 1 not in waiting.answered else node - 1
     certain = [
-        (start + suspect.error_ns + slack_ns, end - suspect.error_ns)
+        (start + error_ns + waiting.lead_ns, end - error_ns)
         for start, end in zip(starts_ns.tolist(), ends_ns.tolist(), strict=True)
     ]
     certain = [(start, end) for start, end in certain if start < end]
@@ -216,9 +204,9 @@ def count_responses_during(suspect: Suspect, waiting: Waiting, span: Span, slack
     return responses if responses >= 2 and responses > _STRAY * usual else 0
 
 
-def count_harmless_spans(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], duration_ns: int) -> int:
+def _count_harmless_spans(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], duration_ns: int) -> int:
     """Return the number of spans at least as long that delayed no request; 0 if more spans did delay requests."""
-    shortest_ns = max(_ALIKE * duration_ns, waiting.slow_ns + suspect.error_ns)
+    shortest_ns = max(_ALIKE * duration_ns, waiting.slow_ns + suspect.watched.timing_error_ns)
     window = waiting.window
     is_long = suspect.ends_ns - suspect.starts_ns >= shortest_ns
     is_long &= (suspect.ends_ns > window.start_ns) & (suspect.starts_ns < window.end_ns)
@@ -228,7 +216,7 @@ def count_harmless_spans(suspect: Suspect, waiting: Waiting, stalls: Sequence[Sp
     first = np.searchsorted(stall_ends_ns, starts_ns, side="right")
     hit = (first < len(stalls)) & (stall_starts_ns[np.minimum(first, len(stalls) - 1)] < ends_ns)
     harmless = int((~hit).sum())
-    return harmless if harmless >= (_VARIES if suspect.varies_in_strength else 1) * hit.sum() else 0
+    return harmless if harmless >= (_VARIES if suspect.watched.varies_in_strength else 1) * hit.sum() else 0
 
 
 def delayed_no_request(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
@@ -237,7 +225,7 @@ def delayed_no_request(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
     After a stall many requests wait for a user; a cause that then slows the server a little is not their cause.
     """
     own = slow[ports[: len(slow)] > 0]
-    if suspect.delays_sending or not len(own):
+    if suspect.watched.delays_sending or not len(own):
         return False
     held_ns = suspect.covered_ns(own["done_ns"]) - suspect.covered_ns(own["sent_ns"])
     return not (held_ns >= _HELD * service_times_ns(own)).any()
@@ -247,17 +235,11 @@ def delayed_no_request(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
 class Fit:
     """Causes that together explain some requests of a stall."""
 
-    causes: tuple[int, ...]
-    """Indices of the suspects."""
+    causes: tuple[Suspect, ...]
     explained: Samples
     """Mask of the explained requests."""
     weight_ns: int
     """Their total waiting time."""
-
-
-def lead_ns(waiting: Waiting) -> int:
-    """Return how long a request may be in flight before its cause begins, or after it ends."""
-    return int(min(max(_LEAD * waiting.median_ns, _MIN_LEAD_NS), _MAX_LEAD_NS))
 
 
 def find_fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]) -> list[Fit]:
@@ -273,12 +255,13 @@ def find_fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequen
     # The ends of a drop in throughput are not known well enough for more than one cause.
     max_causes = _MAX_CAUSES if (ports >= 0).any() else 1
     for size in range(1, max_causes + 1):
-        fits = [
-            fit
-            for chosen in itertools.combinations(candidates, size)
-            if _may_follow([suspects[candidate.places[0]] for candidate in chosen])
-            and (fit := _fit(waiting, waits, ports, suspects, chosen)) is not None
-        ]
+        fits = []
+        for chosen in itertools.combinations(candidates, size):
+            on_threads = [item.suspects[0] for item in chosen if item.suspects[0].thread]
+            different = ({item.watched.cause for item in on_threads}, {item.thread for item in on_threads})
+            # Different causes on different threads follow one another only by chance.
+            if min(map(len, different)) <= 1 and (fit := _fit(waiting, waits, ports, chosen)) is not None:
+                fits.append(fit)
         # More causes must explain more.
         threshold_ns = max((fit.weight_ns for fit in best), default=0) * (1 + _NEEDED)
         fits = [fit for fit in fits if fit.weight_ns > threshold_ns]
@@ -292,49 +275,39 @@ def find_fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequen
 class _Candidate:
     """One cause of one node and thread, on all affected connections, with its spans near the waiting."""
 
-    places: tuple[int, ...]
-    """Indices of its suspects: one, or one per connection."""
-    error_ns: int
+    suspects: tuple[Suspect, ...]
+    """One, or one per connection."""
     starts_ns: Samples
     ends_ns: Samples
     ports: Samples
     """The connection of each span; 0: all of them."""
 
-    @property
-    def has_ports(self) -> bool:
-        return bool((self.ports > 0).any())
 
-
-def _candidates(
-    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]
-) -> tuple[_Candidate, ...]:
+def _candidates(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]) -> list[_Candidate]:
     """Return the causes that cover most of the waiting, at most `_MAX_TRIED`, in the order of the suspects."""
-    groups: dict[tuple[str, int | None, str, bool], list[int]] = {}
-    for place, suspect in enumerate(suspects):
-        groups.setdefault((suspect.cause, suspect.node, suspect.thread, suspect.port > 0), []).append(place)
-    margin_ns = max((suspect.error_ns for suspect in suspects), default=0) + lead_ns(waiting)
+    groups: dict[tuple[str, int | None, str, bool], list[Suspect]] = {}
+    for suspect in suspects:
+        watched = suspect.watched
+        groups.setdefault((watched.cause, watched.node, suspect.thread, suspect.port > 0), []).append(suspect)
+    covered = {
+        key: sum(item.waited_ns(waits[ports == item.port] if item.port else waits) for item in own)
+        for key, own in groups.items()
+    }
+    tried = sorted((key for key, total_ns in covered.items() if total_ns), key=lambda key: -covered[key])[:_MAX_TRIED]
+    margin_ns = max((suspect.watched.timing_error_ns for suspect in suspects), default=0) + waiting.lead_ns
     begin_ns, end_ns = int(waits[:, 0].min()) - margin_ns, int(waits[:, 1].max()) + margin_ns
-    covered: dict[tuple[int, ...], int] = {}
-    for places in map(tuple, groups.values()):
-        covered[places] = 0
-        for suspect in (suspects[place] for place in places):
-            own = waits[ports == suspect.port] if suspect.port else waits
-            covered[places] += int((suspect.covered_ns(own[:, 1]) - suspect.covered_ns(own[:, 0])).sum())
-    tried = sorted((places for places, total_ns in covered.items() if total_ns), key=lambda places: -covered[places])
     candidates = []
-    for places in sorted(tried[:_MAX_TRIED]):
-        spans = [suspects[place].within(begin_ns, end_ns) for place in places]
-        of_port = [np.full(len(starts), suspects[place].port) for place, (starts, _) in zip(places, spans, strict=True)]
-        error_ns = max(suspects[place].error_ns for place in places)
-        starts_ns, ends_ns = (np.concatenate(part) for part in zip(*spans, strict=True))
-        candidates.append(_Candidate(places, error_ns, starts_ns, ends_ns, np.concatenate(of_port)))
-    return tuple(candidates)
-
-
-def _may_follow(chosen: Sequence[Suspect]) -> bool:
-    """Return whether causes may follow one another; different causes on different threads fit only by chance."""
-    on_threads = [suspect for suspect in chosen if suspect.thread]
-    return len({suspect.cause for suspect in on_threads}) <= 1 or len({suspect.thread for suspect in on_threads}) <= 1
+    for key in (key for key in groups if key in tried):
+        spans = [(item, *item.within(begin_ns, end_ns)) for item in groups[key]]
+        candidates.append(
+            _Candidate(
+                tuple(groups[key]),
+                starts_ns=np.concatenate([starts_ns for _, starts_ns, _ in spans]),
+                ends_ns=np.concatenate([ends_ns for _, _, ends_ns in spans]),
+                ports=np.concatenate([np.full(len(starts_ns), item.port) for item, starts_ns, _ in spans]),
+            )
+        )
+    return candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,24 +352,18 @@ class _Lanes:
         return extremes_ns
 
 
-def _lanes(waits: Samples, ports: Samples, chosen: Sequence[_Candidate]) -> _Lanes:
-    of_port = ports if any(candidate.has_ports for candidate in chosen) else np.zeros_like(ports)
-    unique, of_request = np.unique(of_port, return_inverse=True)
-    begin_ns = min(int(waits[:, 0].min()), *(int(candidate.starts_ns.min(initial=waits[0, 0])) for candidate in chosen))
-    end_ns = max(int(waits[:, 1].max()), *(int(candidate.ends_ns.max(initial=waits[0, 1])) for candidate in chosen))
-    return _Lanes(unique, of_request, begin_ns, end_ns - begin_ns + 1)
-
-
-def _fit(
-    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], chosen: Sequence[_Candidate]
-) -> Fit | None:
-    error_ns, lead = max(candidate.error_ns for candidate in chosen), lead_ns(waiting)
-    lanes = _lanes(waits, ports, chosen)
+def _fit(waiting: Waiting, waits: Samples, ports: Samples, chosen: Sequence[_Candidate]) -> Fit | None:
+    of_port = ports if any((candidate.ports > 0).any() for candidate in chosen) else np.zeros_like(ports)
+    begin_ns = min(int(times_ns.min()) for times_ns in (waits, *(candidate.starts_ns for candidate in chosen)))
+    end_ns = max(int(times_ns.max()) for times_ns in (waits, *(candidate.ends_ns for candidate in chosen)))
+    lanes = _Lanes(*np.unique(of_port, return_inverse=True), begin_ns, end_ns - begin_ns + 1)
+    error_ns = max(candidate.suspects[0].watched.timing_error_ns for candidate in chosen)
     covered = lanes.covered_ns(chosen, waits)
     waited_ns = waits[:, 1] - waits[:, 0]
     after_ns = np.minimum(_AFTER * waited_ns, _MAX_AFTER_NS)
-    explained = (waited_ns - covered <= 2 * lead + error_ns + after_ns) & (covered >= _COVERED * waited_ns)
-    explained &= _aligned_lanes(waiting, waits, explained, lanes, chosen)[lanes.of_request]
+    explained = waited_ns - covered <= 2 * waiting.lead_ns + error_ns + after_ns
+    explained &= covered >= _COVERED * waited_ns
+    explained &= _aligned_lanes(waiting, waits, explained, lanes, chosen, error_ns)[lanes.of_request]
     if not explained.any():
         return None
     if len(chosen) > 1:
@@ -406,21 +373,20 @@ def _fit(
             without_ns = int(lanes.covered_ns(others, waits)[explained].sum())
             if total_ns - without_ns < _NEEDED * total_ns:
                 return None
-    hit = frozenset(ports[explained].tolist())
-    causes = tuple(
-        place
-        for candidate in chosen
-        for place in candidate.places
-        if not suspects[place].port or suspects[place].port in hit
-    )
+    hit = {0, *ports[explained].tolist()}
+    causes = tuple(suspect for candidate in chosen for suspect in candidate.suspects if suspect.port in hit)
     return Fit(causes, explained, int(waited_ns[explained].sum()))
 
 
 def _aligned_lanes(
-    waiting: Waiting, waits: Samples, explained: Samples, lanes: _Lanes, chosen: Sequence[_Candidate]
+    waiting: Waiting,
+    waits: Samples,
+    explained: Samples,
+    lanes: _Lanes,
+    chosen: Sequence[_Candidate],
+    error_ns: int,
 ) -> Samples:
     """Return a mask of the lanes in which the causes begin and end with the waiting that they explain."""
-    error_ns, lead, window = max(candidate.error_ns for candidate in chosen), lead_ns(waiting), waiting.window
     first_ns = lanes.extremes_ns(waits[explained, 0], lanes.of_request[explained], first=True)
     last_ns = lanes.extremes_ns(waits[explained, 1], lanes.of_request[explained], first=False)
     on_line = lanes.spans(chosen)
@@ -428,9 +394,10 @@ def _aligned_lanes(
     starts_ns, ends_ns = (times_ns + lanes.begin_ns - lane * lanes.length_ns for times_ns in on_line)
     touched = (ends_ns > first_ns[lane] - error_ns) & (starts_ns < last_ns[lane] + error_ns)
     # Waiting outside the measurement is unknown.
+    window = waiting.window
     began_ns = np.maximum(lanes.extremes_ns(starts_ns[touched], lane[touched], first=True), window.start_ns)
     over_ns = np.minimum(lanes.extremes_ns(ends_ns[touched], lane[touched], first=False), window.end_ns)
-    margin_ns, gap_ns = error_ns + lead, int(3 * waiting.gap_ns)
+    margin_ns, gap_ns = error_ns + waiting.lead_ns, int(3 * waiting.gap_ns)
     late_ns, after_ns = began_ns - first_ns, last_ns - over_ns
     max_after_ns = margin_ns + np.minimum(_AFTER * (last_ns - first_ns), _MAX_AFTER_NS)
     is_aligned: Samples = (

@@ -27,6 +27,9 @@ _MOSTLY = 0.5
 # Resolution of the ends of a drop in throughput.
 _CLOSE_NS = 100_000_000
 
+# A request's usual time in medians, with limits: the tolerance for scheduling and for rare requests.
+_LEAD, _MIN_LEAD_NS, _MAX_LEAD_NS = 4, 20_000_000, 250_000_000
+
 Steps = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -39,6 +42,7 @@ class Span:
     slow: Samples
     """Its slow requests; empty if only throughput fell."""
     max_concurrent: int
+    """The maximum number of them that waited at one time."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,11 @@ class Waiting:
     """Responses that began until each step, by server address."""
     slow: Samples = field(default_factory=lambda: np.empty(0))
     """The slow requests in order of their schedule."""
+
+    @property
+    def lead_ns(self) -> int:
+        """Return how long a request may be in flight before its cause begins, or after it ends."""
+        return int(min(max(_LEAD * self.median_ns, _MIN_LEAD_NS), _MAX_LEAD_NS))
 
     def step(self, times_ns: Samples) -> Samples:
         """Return the step of each time; times outside the measurement belong to its first and last step."""
@@ -91,7 +100,11 @@ def find_waiting(samples: SampleSource, window: Window, median_ms: float) -> Wai
         np.add.at(change, waiting.step(slow["scheduled_ns"]), 1)
         np.add.at(change, waiting.step(slow["done_ns"]) + 1, -1)
         kept = [_longest(np.concatenate([*kept, slow]))]
-        _add_responses(waiting, batch, steps)
+        answered = batch[load.is_within(batch["first_byte_ns"], window) & (batch["status"] > 0)]
+        for address in np.unique(answered["address"]).tolist():
+            total = waiting.answered.setdefault(address, np.zeros(steps + 1, dtype=np.int32))
+            step = waiting.step(answered["first_byte_ns"][answered["address"] == address]) + 1
+            total += np.bincount(step, minlength=steps + 1).astype(np.int32)
     np.cumsum(change[:-1], out=waiting.counts)
     for until in waiting.answered.values():
         np.cumsum(until, out=until)
@@ -104,14 +117,6 @@ def _longest(slow: Samples) -> Samples:
     if len(slow) <= _MAX_KEPT:
         return slow
     return slow[np.argpartition(slow["scheduled_ns"] - slow["done_ns"], _MAX_KEPT)[:_MAX_KEPT]]
-
-
-def _add_responses(waiting: Waiting, batch: Samples, steps: int) -> None:
-    answered = batch[load.is_within(batch["first_byte_ns"], waiting.window) & (batch["status"] > 0)]
-    for address in np.unique(answered["address"]).tolist():
-        total = waiting.answered.setdefault(address, np.zeros(steps + 1, dtype=np.int32))
-        step = waiting.step(answered["first_byte_ns"][answered["address"] == address]) + 1
-        total += np.bincount(step, minlength=steps + 1).astype(np.int32)
 
 
 def find_spans(waiting: Waiting, samples: SampleSource) -> list[Span]:
@@ -128,18 +133,15 @@ def find_spans(waiting: Waiting, samples: SampleSource) -> list[Span]:
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
         slow = waiting.slow[span_of == number]
         end_ns = min(start_ns + end * step_ns, waiting.window.end_ns)
-        spans.append(Span(start_ns + begin * step_ns, end_ns, slow, _max_concurrent(slow)))
+        # A user's next request begins when the last one ends.
+        ended = np.searchsorted(np.sort(slow["done_ns"]), slow["scheduled_ns"], side="right")
+        max_concurrent = int((np.arange(1, len(slow) + 1) - ended).max(initial=0))
+        spans.append(Span(start_ns + begin * step_ns, end_ns, slow, max_concurrent))
     for first_ns, last_ns in _low_throughput(samples, waiting.window):
         first, last = waiting.step(np.array([first_ns, last_ns])).tolist()
         if (waiting.counts[first : last + 1] > 0).mean() < _MOSTLY:
             spans.append(Span(first_ns, last_ns, waiting.slow[:0], 0))
     return sorted(spans, key=lambda span: span.start_ns)
-
-
-def _max_concurrent(slow: Samples) -> int:
-    """Return the maximum number of requests that waited at one time; a user's next one begins when the last ends."""
-    ended = np.searchsorted(np.sort(slow["done_ns"]), slow["scheduled_ns"], side="right")
-    return int((np.arange(1, len(slow) + 1) - ended).max(initial=0))
 
 
 def _low_throughput(samples: SampleSource, window: Window) -> list[tuple[int, int]]:

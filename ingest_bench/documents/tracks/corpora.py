@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ingest_bench.documents.lines import COMPRESSED_SUFFIXES, compression_suffix
-from ingest_bench.documents.tracks.declarations import Declarations, check_index_name, object_list
+from ingest_bench.documents.tracks.declarations import Declarations, check_index_name, object_list, parse_number
 from ingest_bench.documents.tracks.templates import Templates, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import untrusted
@@ -187,7 +187,12 @@ class Corpora:
         if not Path(os.path.normpath(name)).name:
             raise SpecError(f"{where}: {quote_value(name)} is not a valid file name")
         has_action_lines = bool(documents.get("includes-action-and-meta-data", False))
-        origin = _parse_origin(documents, name, where)
+        origin = CorpusSource(
+            url=_parse_url(documents, name, where),
+            compressed_bytes=_parse_count(documents, "compressed-bytes", f"{where}: {name}"),
+            uncompressed_bytes=_parse_count(documents, "uncompressed-bytes", f"{where}: {name}"),
+            documents=_parse_count(documents, "document-count", f"{where}: {name}"),
+        )
         path, limit = self._find(name, corpus, origin), None
         if self.test_mode:
             head, dot, tail = name.partition(".")
@@ -248,15 +253,6 @@ class Corpora:
         return self.downloads / folder / Path(os.path.normpath(name)).name
 
 
-def _parse_origin(documents: Mapping[str, Any], name: str, where: str) -> CorpusSource:
-    return CorpusSource(
-        url=_parse_url(documents, name, where),
-        compressed_bytes=_parse_count(documents, "compressed-bytes", f"{where}: {name}"),
-        uncompressed_bytes=_parse_count(documents, "uncompressed-bytes", f"{where}: {name}"),
-        documents=_parse_count(documents, "document-count", f"{where}: {name}"),
-    )
-
-
 def _parse_url(documents: Mapping[str, Any], name: str, where: str) -> str:
     """Return the address of a file; empty if the track has none."""
     key = "source-url" if documents.get("source-url") else "base-url"
@@ -269,19 +265,17 @@ def _parse_url(documents: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _parse_count(table: Mapping[str, Any], key: str, where: str) -> int | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST_COUNT:
-        raise SpecError(f'{where}: "{key}" is {quote_value(value)}, not a valid count')
-    return int(value)
+    return None if table.get(key) is None else int(parse_number(table, key, where, maximum=_LARGEST_COUNT))
 
 
 def _limit_files(
     files: list[TrackFile], operation: Mapping[str, Any], where: str, *, test_mode: bool
 ) -> tuple[TrackFile, ...]:
     """Limit the documents of the files: to a share of each, or to a total number, from the first file on."""
-    share = _parse_percentage(operation, where) / 100
+    percentage = parse_number(operation, "ingest-percentage", where, 100, maximum=100)
+    if not percentage:
+        raise SpecError(f'{where}: "ingest-percentage" is 0: nothing would be sent')
+    share = percentage / 100
     remaining = _parse_count(operation, "ingest-doc-count", where)
     if remaining is not None and share < 1:
         raise SpecError(f'{where}: "ingest-doc-count" cannot be combined with "ingest-percentage"')
@@ -299,17 +293,6 @@ def _limit_files(
         if documents:
             limited.append(replace(file, documents=documents))
     return tuple(limited)
-
-
-def _parse_percentage(operation: Mapping[str, Any], where: str) -> float:
-    value = operation.get("ingest-percentage", 100)
-    try:
-        percentage = float(value)
-    except (TypeError, ValueError):
-        raise SpecError(f'{where}: "ingest-percentage" is {quote_value(value)}, not a number') from None
-    if not 0 < percentage <= 100:
-        raise SpecError(f'{where}: "ingest-percentage" is {quote_value(value)}, not above 0 and at most 100')
-    return percentage
 
 
 def _names(value: Any) -> list[str]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from ingest_bench.documents.tracks.templates import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.inputs.records import suggest
-from ingest_bench.model.load import AdminRequest, TrackIndex, TrackTemplate
+from ingest_bench.model.load import AdminRequest
 from ingest_bench.units import quote_value
 
 Parameters = Mapping[str, Any]
 Requests = tuple[AdminRequest, ...]
+Bodies = dict[str, dict[str, Any]]
+"""Bodies of indices or templates by name."""
 # MetadataCreateIndexService.validateIndexOrAliasName of both servers: none of these, and none of the three in front.
 _INDEX = re.compile(r'(?!\.{1,2}$)[^\s"*\\<>|,/?#:_+-][^\s"*\\<>|,/?#:]*')
 _LONGEST_INDEX_BYTES = 255
-# A track may declare indices that the procedure never creates.
-_IGNORE_UNAVAILABLE = {"ignore_unavailable": True}
 # Rally's default timeout of a request.
 TIMEOUT_S = 60
 # The largest bulk: no number of a task is larger.
@@ -32,33 +31,71 @@ _LARGEST = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declarations:
-    """The default objects of operations that name none."""
+    """The default objects of operations that name none, each with its body."""
 
-    indices: tuple[TrackIndex, ...] = ()
+    indices: Bodies = field(default_factory=dict)
     streams: tuple[str, ...] = ()
-    templates: tuple[TrackTemplate, ...] = ()
+    templates: Bodies = field(default_factory=dict)
     """Legacy index templates."""
-    composable: tuple[TrackTemplate, ...] = ()
-    components: tuple[TrackTemplate, ...] = ()
+    composable: Bodies = field(default_factory=dict)
+    components: Bodies = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         """Names of the indices and data streams."""
-        return [*(index.name for index in self.indices), *self.streams]
+        return [*self.indices, *self.streams]
 
 
 def parse_declarations(table: Mapping[str, Any], templates: Templates, where: str) -> Declarations:
     """Return the declarations of a track's main file; SpecError names the invalid one."""
-    declarations = Declarations(
-        indices=tuple(_parse_index(item, templates, where) for item in object_list(table, "indices", where)),
-        streams=tuple(_parse_stream(item, templates, where) for item in object_list(table, "data-streams", where)),
+    # A name or a pattern: tracks declare patterns to delete the streams.
+    streams = tuple(name for name, _ in _declared(table, "data-streams", templates, where))
+    for name in streams:
+        check_index_name(name.replace("*", "x"), f"{where}: data-streams")
+    indices = {}
+    for name, item in _declared(table, "indices", templates, where):
+        check_index_name(name, f"{where}: indices")
+        body = templates.render_json(str(item["body"])) if item.get("body") else {}
+        indices[name] = _check_body(body, f"index {name}", templates, where)
+    if indices and streams:
+        raise SpecError(f'{where}: "indices" cannot be combined with "data-streams"')
+    return Declarations(
+        indices=indices,
+        streams=streams,
         templates=_parse_templates(table, "templates", templates, where),
         composable=_parse_templates(table, "composable-templates", templates, where),
         components=_parse_templates(table, "component-templates", templates, where),
     )
-    if declarations.indices and declarations.streams:
-        raise SpecError(f'{where}: "indices" cannot be combined with "data-streams"')
-    return declarations
+
+
+def _parse_templates(table: Mapping[str, Any], key: str, templates: Templates, where: str) -> Bodies:
+    bodies = {}
+    for name, item in _declared(table, key, templates, where):
+        if not item.get("template"):
+            raise SpecError(f'{where}: {key}: "{name}" has no "template", the file that it is in')
+        body = templates.render_json(str(item["template"]))
+        for part in filter(None, str(item.get("template-path", "")).split(".")):
+            if not isinstance(body, dict) or part not in body:
+                raise SpecError(f'{where}: {key}: {item["template"]} has nothing at the "template-path" of "{name}"')
+            body = body[part]
+        bodies[name] = _check_body(body, f"{key} {name}", templates, where)
+    return bodies
+
+
+def _declared(
+    table: Mapping[str, Any], key: str, templates: Templates, where: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and the keys of each object under a key."""
+    for item in object_list(table, key, where):
+        if "name" not in item:
+            raise SpecError(f'{where}: one of "{key}" has no "name"')
+        yield templates.require_complete(str(item["name"]), key), item
+
+
+def _check_body(body: Any, label: str, templates: Templates, where: str) -> dict[str, Any]:
+    if not isinstance(templates.require_complete(body, label), dict):
+        raise SpecError(f"{where}: {label}: its file is not a JSON object")
+    return dict(body)
 
 
 def object_list(table: Mapping[str, Any], key: str, where: str) -> Sequence[Mapping[str, Any]]:
@@ -88,122 +125,64 @@ def parse_number(table: Mapping[str, Any], key: str, where: str, default: float 
     return number
 
 
-def _name_of(table: Mapping[str, Any], kind: str, where: str) -> str:
-    if "name" not in table:
-        raise SpecError(f'{where}: one of "{kind}" has no "name"')
-    return str(table["name"])
-
-
-def _parse_stream(table: Mapping[str, Any], templates: Templates, where: str) -> str:
-    """Return a name or a pattern: tracks declare patterns to delete the streams."""
-    name = templates.require_complete(_name_of(table, "data-streams", where), "data-streams")
-    check_index_name(name.replace("*", "x"), f"{where}: data-streams")
-    return name
-
-
-def _parse_index(table: Mapping[str, Any], templates: Templates, where: str) -> TrackIndex:
-    name = templates.require_complete(_name_of(table, "indices", where), "indices")
-    check_index_name(name, f"{where}: indices")
-    body = templates.render_json(str(table["body"])) if table.get("body") else {}
-    body = templates.require_complete(body, f"index {name}")
-    return TrackIndex(name=name, body=_require_object(body, f"{where}: index {name}"))
-
-
-def _parse_templates(table: Mapping[str, Any], key: str, templates: Templates, where: str) -> tuple[TrackTemplate, ...]:
-    return tuple(_parse_template(item, key, templates, where) for item in object_list(table, key, where))
-
-
-def _parse_template(table: Mapping[str, Any], key: str, templates: Templates, where: str) -> TrackTemplate:
-    name = templates.require_complete(_name_of(table, key, where), key)
-    if not table.get("template"):
-        raise SpecError(f'{where}: {key}: "{name}" has no "template", the file that it is in')
-    body = templates.render_json(str(table["template"]))
-    for part in filter(None, str(table.get("template-path", "")).split(".")):
-        if not isinstance(body, dict) or part not in body:
-            raise SpecError(f'{where}: {key}: {table["template"]} has nothing at the "template-path" of "{name}"')
-        body = body[part]
-    body = templates.require_complete(body, f"{key} {name}")
-    return TrackTemplate(name=name, body=_require_object(body, f"{where}: {key} {name}"))
-
-
-def _require_object(body: Any, where: str) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        raise SpecError(f"{where}: its file is not a JSON object")
-    return body
-
-
-def _delete_indices(parameters: Parameters, declarations: Declarations) -> Requests:
-    """Delete each index, also one that the track does not declare: it may be missing."""
-    return _deletions(_names(parameters, [index.name for index in declarations.indices]), parameters)
-
-
 def _create_indices(parameters: Parameters, declarations: Declarations) -> Requests:
     """Create each index with its declared body, overridden by the operation's settings."""
-    bodies = {index.name: index.body for index in declarations.indices}
     requests = []
-    for name in _names(parameters, list(bodies)):
-        if name not in bodies and "body" not in parameters:
+    for name in _index_names(parameters, declarations):
+        if name not in declarations.indices and "body" not in parameters:
             raise SpecError(
                 f'create-index: "{name}" is not declared under "indices" and the operation has no "body"; '
-                f"{suggest(name, bodies)}"
+                f"{suggest(name, declarations.indices)}"
             )
-        body = copy.deepcopy(_body(parameters, "create-index") if parameters.get("body") else bodies.get(name, {}))
-        if parameters.get("settings"):
-            body["settings"] = {**body.get("settings", {}), **parameters["settings"]}
-        requests.append(AdminRequest(method="PUT", path=_path(name, parameters=parameters), body=body))
+        body = _body(parameters) if parameters.get("body") else declarations.indices.get(name, {})
+        requests.append(_put(parameters, name, body=_with_settings(body, parameters)))
     return tuple(requests)
 
 
 def _create_data_streams(parameters: Parameters, declarations: Declarations) -> Requests:
     """Create each data stream; a composable template defines it."""
-    names = _names(parameters, list(declarations.streams), "data-stream")
-    return tuple(AdminRequest(method="PUT", path=_path("_data_stream", name, parameters=parameters)) for name in names)
-
-
-def _delete_data_streams(parameters: Parameters, declarations: Declarations) -> Requests:
-    """Delete each data stream with its documents."""
-    return _deletions(_names(parameters, list(declarations.streams), "data-stream"), parameters, "_data_stream")
+    return tuple(_put(parameters, "_data_stream", name) for name in _stream_names(parameters, declarations))
 
 
 def _create_templates(api: str, key: str, parameters: Parameters, declarations: Declarations) -> Requests:
     """Create each template of a kind with its declared body, overridden by the operation's settings."""
-    operation = parameters["operation-type"]
-    templates: tuple[TrackTemplate, ...] = getattr(declarations, key)
-    name = parameters.get("template")
+    bodies: Bodies = getattr(declarations, key)
+    name = None if parameters.get("template") is None else str(parameters["template"])
     if name is not None and "body" in parameters:
-        templates = (TrackTemplate(name=str(name), body=_body(parameters, operation)),)
-    elif name is not None:
-        names = [template.name for template in templates]
-        if name not in names:
-            raise SpecError(f'{operation}: the track does not declare "{name}"; {suggest(str(name), names)}')
-        templates = (templates[names.index(name)],)
+        bodies = {name: _body(parameters)}
+    elif name is not None and name not in bodies:
+        operation = parameters["operation-type"]
+        raise SpecError(f'{operation}: the track does not declare "{name}"; {suggest(name, bodies)}')
     requests = []
-    for template in templates:
-        body = copy.deepcopy(template.body)
-        if parameters.get("settings"):
-            holder = body if api == "_template" else body.setdefault("template", {})
-            holder["settings"] = {**holder.get("settings", {}), **parameters["settings"]}
-        path = _path(api, template.name, parameters=parameters)
-        requests.append(AdminRequest(method="PUT", path=path, body=body))
+    for template in bodies if name is None else [name]:
+        body = bodies[template]
+        if api == "_template":
+            body = _with_settings(body, parameters)
+        elif parameters.get("settings"):
+            body = {**body, "template": _with_settings(body.get("template", {}), parameters)}
+        requests.append(_put(parameters, api, template, body=body))
     return tuple(requests)
 
 
-def _delete_templates(api: str, key: str, parameters: Parameters, declarations: Declarations) -> Requests:
-    """Delete each template of a kind, but not the indices that match it."""
-    names = [template.name for template in getattr(declarations, key)]
-    return _deletions([str(parameters["template"])] if parameters.get("template") else names, parameters, api)
+def _put_pipeline(parameters: Parameters, declarations: Declarations) -> Requests:
+    (name,) = _pipeline_ids(parameters, declarations)
+    return (_put(parameters, "_ingest", "pipeline", name, body=_body(parameters)),)
 
 
-def _put_pipeline(parameters: Parameters, declarations: Declarations) -> Requests:  # noqa: ARG001 - as in OPERATIONS
-    path = _path("_ingest", "pipeline", _pipeline_id(parameters), parameters=parameters)
-    return (AdminRequest(method="PUT", path=path, body=_body(parameters, "put-pipeline")),)
+def _delete(
+    api: Sequence[str],
+    find_names: Callable[[Parameters, Declarations], Iterable[str]],
+    parameters: Parameters,
+    declarations: Declarations,
+) -> Requests:
+    """Delete each object of a kind, also one that the track does not declare: it may be missing."""
+    return tuple(
+        AdminRequest(method="DELETE", path=_path(*api, name, parameters=parameters), accepted_statuses=(200, 404))
+        for name in find_names(parameters, declarations)
+    )
 
 
-def _delete_pipeline(parameters: Parameters, declarations: Declarations) -> Requests:  # noqa: ARG001 - as in OPERATIONS
-    return _deletions([_pipeline_id(parameters)], parameters, "_ingest", "pipeline")
-
-
-def _cluster_health(parameters: Parameters, declarations: Declarations) -> Requests:  # noqa: ARG001 - as in OPERATIONS
+def _cluster_health(parameters: Parameters, _declarations: Declarations) -> Requests:
     """Wait for health; repeat if the server's own wait timed out (408) and the operation has `retry-until-success`."""
     names = _names(parameters, [])
     retry = bool(parameters.get("retry-until-success"))
@@ -219,87 +198,99 @@ def _cluster_health(parameters: Parameters, declarations: Declarations) -> Reque
     )
 
 
-def _refresh(parameters: Parameters, declarations: Declarations) -> Requests:
-    path = _path(_all_names(parameters, declarations), "_refresh", parameters=parameters, extra=_IGNORE_UNAVAILABLE)
-    return (AdminRequest(method="POST", path=path, timeout_ns=_timeout_ns(parameters)),)
+def _request_all(
+    method: Literal["GET", "POST"], api: str, parameters: Parameters, declarations: Declarations, **more: Any
+) -> Requests:
+    """Send one request for all indices and data streams."""
+    names = _names(parameters, declarations.names, "data-stream")
+    # A track may declare indices that the procedure never creates.
+    query = {"ignore_unavailable": True, **more.pop("query", {})}
+    path = _path(names, api, parameters=parameters, query=query)
+    return (AdminRequest(method=method, path=path, timeout_ns=_timeout_ns(parameters), **more),)
 
 
 def _force_merge(parameters: Parameters, declarations: Declarations) -> Requests:
     segments = int(parameters.get("max-num-segments", -1))
-    extra = {**_IGNORE_UNAVAILABLE, **({"max_num_segments": segments} if segments > 0 else {})}
-    path = _path(_all_names(parameters, declarations), "_forcemerge", parameters=parameters, extra=extra)
-    return (AdminRequest(method="POST", path=path, timeout_ns=_timeout_ns(parameters)),)
+    query = {"max_num_segments": segments} if segments > 0 else {}
+    return _request_all("POST", "_forcemerge", parameters, declarations, query=query)
 
 
 def _index_stats(parameters: Parameters, declarations: Declarations) -> Requests:
     """Request the statistics until the operation's condition holds."""
-    condition = parameters.get("condition") if parameters.get("retry-until-success") else None
-    path = _path(_all_names(parameters, declarations), "_stats", parameters=parameters, extra=_IGNORE_UNAVAILABLE)
-    return (
-        AdminRequest(
-            method="GET",
-            path=path,
-            until_path=str(condition["path"]) if condition else "",
-            until_value=condition["expected-value"] if condition else None,
-            timeout_ns=_timeout_ns(parameters),
-        ),
-    )
+    until = {}
+    if (condition := parameters.get("condition")) and parameters.get("retry-until-success"):
+        until = {"until_path": str(condition["path"]), "until_value": condition["expected-value"]}
+    return _request_all("GET", "_stats", parameters, declarations, **until)
 
 
+def _names(parameters: Parameters, default: Iterable[str], *more_keys: str) -> list[str]:
+    keys = ("index", "indices", *more_keys)
+    names = next((parameters[key] for key in keys if parameters.get(key) is not None), None)
+    if names is None:
+        return list(default)
+    return [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
+
+
+def _index_names(parameters: Parameters, declarations: Declarations) -> list[str]:
+    return _names(parameters, declarations.indices)
+
+
+def _stream_names(parameters: Parameters, declarations: Declarations) -> list[str]:
+    return _names(parameters, declarations.streams, "data-stream")
+
+
+def _template_names(key: str, parameters: Parameters, declarations: Declarations) -> list[str]:
+    return [str(parameters["template"])] if parameters.get("template") else list(getattr(declarations, key))
+
+
+def _pipeline_ids(parameters: Parameters, _declarations: Declarations) -> list[str]:
+    if not parameters.get("id"):
+        raise SpecError(f'{parameters["operation-type"]}: "id", the name of the pipeline, is missing')
+    return [str(parameters["id"])]
+
+
+_TEMPLATE_APIS = {
+    "component-template": ("_component_template", "components"),
+    "composable-template": ("_index_template", "composable"),
+    "index-template": ("_template", "templates"),
+}
 OPERATIONS: Mapping[str, Callable[[Parameters, Declarations], Requests]] = {
     "cluster-health": _cluster_health,
-    "create-component-template": partial(_create_templates, "_component_template", "components"),
-    "create-composable-template": partial(_create_templates, "_index_template", "composable"),
     "create-data-stream": _create_data_streams,
     "create-index": _create_indices,
-    "create-index-template": partial(_create_templates, "_template", "templates"),
-    "delete-component-template": partial(_delete_templates, "_component_template", "components"),
-    "delete-composable-template": partial(_delete_templates, "_index_template", "composable"),
-    "delete-data-stream": _delete_data_streams,
-    "delete-index": _delete_indices,
-    "delete-index-template": partial(_delete_templates, "_template", "templates"),
-    "delete-pipeline": _delete_pipeline,
+    "delete-data-stream": partial(_delete, ["_data_stream"], _stream_names),
+    "delete-index": partial(_delete, [], _index_names),
+    "delete-pipeline": partial(_delete, ["_ingest", "pipeline"], _pipeline_ids),
     "force-merge": _force_merge,
     "index-stats": _index_stats,
     "put-pipeline": _put_pipeline,
-    "refresh": _refresh,
+    "refresh": partial(_request_all, "POST", "_refresh"),
+    **{f"create-{kind}": partial(_create_templates, *api) for kind, api in _TEMPLATE_APIS.items()},
+    **{
+        f"delete-{kind}": partial(_delete, [api], partial(_template_names, key))
+        for kind, (api, key) in _TEMPLATE_APIS.items()
+    },
 }
 """The requests of each operation, from its parameters."""
 
 
-def _deletions(names: list[str], parameters: Parameters, *api: str) -> Requests:
-    return tuple(
-        AdminRequest(method="DELETE", path=_path(*api, name, parameters=parameters), accepted_statuses=(200, 404))
-        for name in names
-    )
+def _with_settings(body: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
+    settings = {**body.get("settings", {}), **(parameters.get("settings") or {})}
+    return {**body, "settings": settings} if settings else body
 
 
-def _names(parameters: Parameters, default: list[str], *more_keys: str) -> list[str]:
-    keys = ("index", "indices", *more_keys)
-    names = next((parameters[key] for key in keys if parameters.get(key) is not None), None)
-    if names is None:
-        return default
-    return [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
+def _put(parameters: Parameters, *parts: str, body: dict[str, Any] | None = None) -> AdminRequest:
+    return AdminRequest(method="PUT", path=_path(*parts, parameters=parameters), body=body)
 
 
-def _all_names(parameters: Parameters, declarations: Declarations) -> list[str]:
-    return _names(parameters, declarations.names, "data-stream")
-
-
-def _pipeline_id(parameters: Parameters) -> str:
-    if not parameters.get("id"):
-        raise SpecError(f'{parameters["operation-type"]}: "id", the name of the pipeline, is missing')
-    return str(parameters["id"])
-
-
-def _body(parameters: Parameters, operation: str) -> dict[str, Any]:
+def _body(parameters: Parameters) -> dict[str, Any]:
     if not isinstance(parameters.get("body"), dict):
-        raise SpecError(f'{operation}: "body" must be a JSON object')
+        raise SpecError(f'{parameters["operation-type"]}: "body" must be a JSON object')
     return dict(parameters["body"])
 
 
-def _path(*parts: str | list[str], parameters: Parameters, extra: Mapping[str, Any] | None = None) -> str:
-    text = encode_query({**(extra or {}), **parameters.get("request-params", {})})
+def _path(*parts: str | list[str], parameters: Parameters, query: Mapping[str, Any] | None = None) -> str:
+    text = encode_query({**(query or {}), **parameters.get("request-params", {})})
     return urls.join_path(*parts) + (f"?{text}" if text else "")
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ingest_bench.documents.tracks.templates import Templates, explain_missing, 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.records import suggest, to_json
-from ingest_bench.model.load import Track, TrackFile
+from ingest_bench.model.load import Track, TrackFile, TrackIndex
 from ingest_bench.units import format_bytes, format_count, quote_value
 
 FILES = ("track.json", "workload.json")
@@ -67,7 +67,7 @@ def read_track(
             test_mode=test_mode,
         )
         chosen = _choose_procedure(table, procedure, str(file))
-        schedule = build_schedule(table, chosen, corpora, TaskFilter.parse(include_tasks, exclude_tasks))
+        schedule = build_schedule(table, chosen, corpora, TaskFilter(include_tasks, exclude_tasks))
         for name in parameters:
             if name not in templates.used_parameters:
                 raise SpecError(  # noqa: TRY301 - explained below
@@ -80,7 +80,7 @@ def read_track(
         name=files.track_name(path.resolve()),
         description=without_marks(str(table.get("description", ""))),
         challenge=without_marks(str(chosen.get("name", "default"))),
-        indices=corpora.declarations.indices,
+        indices=tuple(TrackIndex(name=name, body=body) for name, body in corpora.declarations.indices.items()),
         streams=corpora.declarations.streams,
         steps=tuple(schedule.steps),
         skipped=tuple(map(without_marks, schedule.skipped)),
@@ -139,7 +139,11 @@ def _describe_missing(track: Track, missing: Sequence[TrackFile]) -> str:
 
 def _choose_procedure(table: Mapping[str, Any], name: str | None, where: str) -> Mapping[str, Any]:
     procedures = [procedure for key in _PROCEDURES for procedure in object_list(table, key, where)]
-    procedures += _single_procedures(table, where)
+    for key in ("challenge", "test_procedure"):
+        if key in table:
+            if not isinstance(table[key], dict):
+                raise SpecError(f'{where}: "{key}" is {quote_value(table[key])}, not an object')
+            procedures.append(table[key])
     if not procedures and "schedule" in table:
         procedures = [{"name": "default", "schedule": table["schedule"]}]
     if not procedures:
@@ -150,14 +154,6 @@ def _choose_procedure(table: Mapping[str, Any], name: str | None, where: str) ->
     if name not in names:
         raise SpecError(f'{where}: there is no procedure "{name}"; {suggest(name, names)}')
     return procedures[names.index(name)]
-
-
-def _single_procedures(table: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
-    for key in ("challenge", "test_procedure"):
-        if key in table:
-            if not isinstance(table[key], dict):
-                raise SpecError(f'{where}: "{key}" is {quote_value(table[key])}, not an object')
-            yield table[key]
 
 
 def answer_request(request: Mapping[str, Any]) -> dict[str, Any]:

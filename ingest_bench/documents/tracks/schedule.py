@@ -30,18 +30,11 @@ _ACTION_KEYS = ("pipeline", "refresh")
 _SCHEDULES = ("deterministic", "poisson")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
     """Tasks to run, as in Rally: those that match a filter, or those that match none."""
 
-    filters: tuple[str, ...] = ()
-    excludes: bool = True
-    _task_keys: set[str] = field(default_factory=set, init=False)
-    """Names, types and tags of the tasks in the schedule."""
-
-    @classmethod
-    def parse(cls, include: Sequence[str], exclude: Sequence[str]) -> TaskFilter:
-        """Return the filter for --include-tasks or --exclude-tasks: names, "type:bulk" or "tag:setup"."""
+    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+        """Parse --include-tasks or --exclude-tasks: names, "type:bulk" or "tag:setup"."""
         if include and exclude:
             raise SpecError("--include-tasks cannot be combined with --exclude-tasks")
         for text in (*include, *exclude):
@@ -50,18 +43,20 @@ class TaskFilter:
                 raise SpecError(
                     f'{quote_value(text)} does not match tasks. Give a name, "type:OPERATION-TYPE" or "tag:TAG".'
                 )
-        return cls(filters=tuple(include or exclude), excludes=not include)
+        self._filters, self._excludes = include or exclude, not include
+        self._task_keys: set[str] = set()
+        """Names, types and tags of the tasks in the schedule."""
 
     def keeps(self, name: str, operation: str, tags: object) -> bool:
         """Return True if a task of that name, operation type and tags is run."""
         tag_list = tags if isinstance(tags, list) else [tags]
         keys = {name, f"type:{operation}", *(f"tag:{tag}" for tag in tag_list if tag)}
         self._task_keys.update(keys)
-        return keys.isdisjoint(self.filters) == self.excludes
+        return keys.isdisjoint(self._filters) == self._excludes
 
     def check_matched(self, where: str) -> None:
         """Raise SpecError for a filter that matched no task."""
-        for text in self.filters:
+        for text in self._filters:
             if text not in self._task_keys:
                 raise SpecError(f"{where}: no task matches {quote_value(text)}; {suggest(text, self._task_keys)}")
 
@@ -303,19 +298,14 @@ def _build_query(operation: Mapping[str, Any], parameters: Mapping[str, Any], wh
 
 
 def _parse_action(operation: Mapping[str, Any], where: str) -> BulkAction:
-    conflicts = str(operation.get("conflicts", "none"))
-    on_conflict = str(operation.get("on-conflict", "index"))
-    if conflicts not in ("none", "sequential", "random"):
-        raise SpecError(f'{where}: conflicts is "{conflicts}", not sequential or random')
-    if on_conflict not in ("index", "update"):
-        raise SpecError(f'{where}: on-conflict is "{on_conflict}", not index or update')
     refresh = operation.get("refresh")
     action = BulkAction(
-        conflicts=conflicts,  # type: ignore[arg-type] # checked above
+        # Any values: they are checked below.
+        conflicts=operation.get("conflicts", "none"),
         conflict_probability_ppm=int(parse_number(operation, "conflict-probability", where, 25, maximum=100) * 10**4),
-        on_conflict=on_conflict,  # type: ignore[arg-type] # checked above
+        on_conflict=operation.get("on-conflict", "index"),
         pipeline=operation.get("pipeline"),
-        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # checked below
+        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type]
     )
     records.check(action, where)
     return action

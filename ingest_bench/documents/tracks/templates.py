@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import copy
 import json
@@ -11,10 +10,9 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 from jinja2 import meta
@@ -102,39 +100,12 @@ _PARSER.filters.update(FILTERS)
 _PARSER.globals.update({"now": 0.0, "glob": None})
 
 
-class SourceLine(NamedTuple):
-    """A line of a file of the track."""
+class _Segment(NamedTuple):
+    """Text of an assembled template that comes from one place."""
 
+    text: str
     file: str
     line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}: line {self.line}"
-
-
-@dataclass(slots=True)
-class AssembledText:
-    """Text that is assembled from several files."""
-
-    line_sources: list[SourceLine] = field(default_factory=list)
-    """The source of each of its lines."""
-    _pieces: list[str] = field(default_factory=list)
-    _has_open_line: bool = False
-    """True if the last line is not blank."""
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(self._pieces)
-
-    def add(self, text: str, line_sources: list[SourceLine]) -> None:
-        """Append *text*, whose lines are from *line_sources*, to the last line."""
-        if self.line_sources and not self._has_open_line:
-            self.line_sources[-1] = line_sources[0]
-        self.line_sources += line_sources[1:] if self.line_sources else line_sources
-        _, feed, last = text.rpartition("\n")
-        self._has_open_line = bool(last.strip()) or (self._has_open_line and not feed)
-        self._pieces.append(text)
 
 
 class _MarkLines(Extension):
@@ -143,12 +114,12 @@ class _MarkLines(Extension):
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         """Yield the tokens of a template, its text with marks."""
         for token in stream:
-            yield token if token.type != "data" else Token(token.lineno, "data", _marked_text(token, stream.filename))
-
-
-def _marked_text(token: Token, file: str | None) -> str:
-    lines = enumerate(token.value.split("\n"), token.lineno)
-    return "\n".join(f"{_MARK_OPEN}{file}{_MARK_BETWEEN}{number}{_MARK_CLOSE}{line}" for number, line in lines)
+            if token.type == "data":
+                lines = enumerate(token.value.split("\n"), token.lineno)
+                marked = (f"{_MARK_OPEN}{stream.filename}{_MARK_BETWEEN}{n}{_MARK_CLOSE}{line}" for n, line in lines)
+                yield Token(token.lineno, "data", "\n".join(marked))
+            else:
+                yield token
 
 
 def _position_in_marked(marked: str, text: str, position: int) -> tuple[str, int] | None:
@@ -156,19 +127,16 @@ def _position_in_marked(marked: str, text: str, position: int) -> tuple[str, int
 
     None if a template depends on its own text, so that the marks changed what it renders.
     """
-    pieces: list[str] = []
-    offsets: list[int] = []
-    marks: list[tuple[str, int]] = []
-    end = length = 0
-    for mark in _MARK.finditer(marked):
-        pieces.append(marked[end : mark.start()])
-        length += len(pieces[-1])
-        offsets.append(length)
-        marks.append((mark[1], int(mark[2])))
-        end = mark.end()
-    plain = "".join((*pieces, marked[end:]))
-    index = bisect.bisect_right(offsets, position)
-    return marks[index - 1] if index and plain == text else None
+    first, *marked_lines = _MARK.split(marked)
+    files, lines, pieces = marked_lines[::3], marked_lines[1::3], marked_lines[2::3]
+    if "".join((first, *pieces)) != text:
+        return None
+    mark, length = None, len(first)
+    for file, line, piece in zip(files, lines, pieces, strict=True):
+        if length > position:
+            break
+        mark, length = (file, int(line)), length + len(piece)
+    return mark
 
 
 def _raising_line(error: BaseException) -> tuple[str, int] | None:
@@ -202,13 +170,13 @@ class Templates:
         self.folder = folder.resolve()
         self.used_parameters: set[str] = set()
         """Every parameter that the files read so far use."""
-        self._line_sources: dict[str, list[SourceLine]] = {}
-        """The sources of the lines of each template, by its name."""
+        self._segments: dict[str, list[_Segment]] = {}
+        """The text of each template, by its name."""
         self._roots = (self.folder, self.folder.parent / _SHARED)
         self._environment = SandboxedEnvironment(
             loader=jinja2.FunctionLoader(self._load), undefined=Missing, autoescape=False, extensions=["jinja2.ext.do"]
         )
-        self._environment.policies["json.dumps_function"] = _dump_json
+        self._environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _encode_undefined}
         helpers = {"_collect": self._collect, "_exists_set_param": _exists_set_param}
         builtins = {"now": time.time(), "glob": self._glob}
         # Copies: a track may change its own lists and tables, but not those of the caller.
@@ -219,14 +187,14 @@ class Templates:
     def render_json(self, name: str) -> Any:
         """Render a file of the folder and parse it as JSON."""
         path = self.resolve_inside(self.folder / name, name)
-        source = self._assemble(path, 0)
-        text = self._render(source, str(path))
+        segments = self._assemble(path, 0)
+        text = self._render(segments, str(path))
         try:
             return parse_json(text)
         except RecursionError:
             raise SpecError(f"{path}: is nested too deeply to be parsed") from None
         except json.JSONDecodeError as error:
-            where = self._locate_rendered(source, path, text, _syntax_error_position(text, error.pos))
+            where = self._locate_rendered(segments, path, text, _syntax_error_position(text, error.pos))
             if missing := _MISSING.match(text, error.pos):
                 raise SpecError(f"{where}: {_missing_message(missing[1])}") from None
             line = _line_start(text, error.lineno)
@@ -264,35 +232,34 @@ class Templates:
         if name in _HELPERS:
             return _HELPER_TEMPLATE, name, None
         path = self.resolve_inside(self.folder / name, name)
-        source = self._assemble(path, 0)
-        self._line_sources[str(path)] = source.line_sources
-        return source.text, str(path), None
+        self._segments[str(path)] = segments = self._assemble(path, 0)
+        return _join(segments), str(path), None
 
-    def _assemble(self, path: Path, depth: int) -> AssembledText:
+    def _assemble(self, path: Path, depth: int) -> list[_Segment]:
         """Return the text of a file with all files that it collects."""
         try:
             text = files.read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise SpecError(f"{path}: cannot be read: {reason}; the track needs this file") from None
-        lines = [SourceLine(str(path), number) for number in range(1, text.count("\n") + 2)]
-        assembled, end, line = AssembledText(), 0, 0
+        segments, end, line = [], 0, 1
         for match in _COLLECT.finditer(text):
-            before = text[end : match.start()]
-            assembled.add(before, lines[line : line + before.count("\n") + 1])
-            self._collect_into(assembled, match["parts"], path.parent, depth + 1)
-            end, line = match.end(), text.count("\n", 0, match.end())
-        assembled.add(text[end:], lines[line:])
-        return assembled
+            segments.append(_Segment(text[end : match.start()], str(path), line))
+            segments += self._collect_files(match["parts"], path.parent, depth + 1)
+            end, line = match.end(), 1 + text.count("\n", 0, match.end())
+        return [*segments, _Segment(text[end:], str(path), line)]
 
-    def _collect_into(self, assembled: AssembledText, pattern: str, folder: Path, depth: int) -> None:
+    def _collect_files(self, pattern: str, folder: Path, depth: int) -> list[_Segment]:
+        """Return the text of all files of a pattern, with commas in between."""
         if depth > _MAX_DEPTH:
             raise SpecError(f'{folder}: "{pattern}" collects itself. Remove one of the collects.')
-        for number, path in enumerate(self._matching_files(pattern, folder)):
-            if number:
-                assembled.add(",\n", [assembled.line_sources[-1]] * 2)
-            fragment = self._assemble(path, depth)
-            assembled.add(fragment.text, fragment.line_sources)
+        segments: list[_Segment] = []
+        for path in self._matching_files(pattern, folder):
+            if segments:
+                text, file, line = segments[-1]
+                segments.append(_Segment(",\n", file, line + text.count("\n")))
+            segments += self._assemble(path, depth)
+        return segments
 
     def _matching_files(self, pattern: str, folder: Path) -> Iterator[Path]:
         parts = Path(pattern).parts
@@ -316,28 +283,28 @@ class Templates:
 
     def _collect(self, parts: str) -> str:
         """Collect files whose pattern is only known when it is rendered."""
-        assembled = AssembledText()
-        self._collect_into(assembled, parts, self.folder, 1)
-        return self._render(assembled, str(self.folder / parts))
+        return self._render(self._collect_files(parts, self.folder, 1), str(self.folder / parts))
 
-    def _render(self, source: AssembledText, name: str) -> str:
+    def _render(self, segments: list[_Segment], name: str) -> str:
         """Return the rendered text of a template; *name* is only for errors."""
-        self._line_sources[name] = source.line_sources
+        self._segments[name], text = segments, _join(segments)
         try:
             # Compiled first: the errors of the parser name no file.
-            code = self._environment.compile(source.text, filename=name)
-            self.used_parameters |= meta.find_undeclared_variables(_PARSER.parse(source.text))
+            code = self._environment.compile(text, filename=name)
+            self.used_parameters |= meta.find_undeclared_variables(_PARSER.parse(text))
             template = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
             return template.render()
         except jinja2.UndefinedError as error:
-            _raise_undefined(error, self._locate_error(error, name))
+            missing = re.search(r"'([^']+)' is undefined", str(error))
+            reason = _missing_message(missing[1]) if missing else f"cannot be rendered: {error}"
+            raise SpecError(f"{self._locate_error(error, name)}: {reason}") from None
         except SecurityError as error:
             raise SpecError(f"{self._locate_error(error, name)}: the template may not do this: {error}") from None
         except jinja2.TemplateSyntaxError as error:
             # It may be in a file that this one includes.
             where = self._locate(error.filename or name, error.lineno)
             reason = str(error.message).rstrip(".")
-            line = _line_start(error.source or source.text, error.lineno)
+            line = _line_start(error.source or text, error.lineno)
             raise SpecError(f"{where}: {reason}, in: {line!r}") from None
         except jinja2.TemplateNotFound as error:
             where = self._locate_error(error, name)
@@ -349,20 +316,33 @@ class Templates:
         line = _raising_line(error)
         return self._locate(*line) if line else name
 
-    def _locate_rendered(self, source: AssembledText, path: Path, text: str, position: int) -> str:
+    def _locate_rendered(self, segments: list[_Segment], path: Path, text: str, position: int) -> str:
         """Return the template line that was rendered to this position; the file if it is unknown."""
         plain, self._environment = self._environment, self._environment.overlay(extensions=[_MarkLines])
         line = None
         # A template that reads its own text may fail on a mark.
         with contextlib.suppress(SpecError):
-            line = _position_in_marked(self._render(source, str(path)), text, position)
+            line = _position_in_marked(self._render(segments, str(path)), text, position)
         self._environment = plain
         return self._locate(*line) if line else str(path)
 
     def _locate(self, name: str, line: int) -> str:
-        """Return the line of a file that a line of a template comes from."""
-        sources = self._line_sources.get(name, [])
-        return str(sources[min(line, len(sources)) - 1]) if sources else name
+        """Return the line of a file that a line of a template comes from: of its first part that is not blank."""
+        where, number = name, 1
+        for text, file, first in self._segments.get(name, ()):
+            parts = text.split("\n")
+            # A line behind the last one is an error at the end.
+            place = min(line - number, len(parts) - 1)
+            if place >= 0:
+                where = f"{file}: line {first + place}"
+                if line - number < len(parts) and parts[place].strip():
+                    break
+            number += len(parts) - 1
+        return where
+
+
+def _join(segments: list[_Segment]) -> str:
+    return "".join(segment.text for segment in segments)
 
 
 def explain_missing(error: SpecError, folder: Path) -> SpecError:
@@ -387,21 +367,10 @@ def _line_start(text: str, number: int) -> str:
     return next(iter(text.split("\n")[number - 1 : number]), "").strip()[:80]
 
 
-def _raise_undefined(error: jinja2.UndefinedError, where: str) -> NoReturn:
-    name = re.search(r"'([^']+)' is undefined", str(error))
-    if not name:
-        raise SpecError(f"{where}: cannot be rendered: {error}") from None
-    raise SpecError(f"{where}: {_missing_message(name[1])}") from None
-
-
 def _missing_message(name: str) -> str:
     return (
         f'the parameter "{name}" has no value and no default. Pass it: --track-params {name}:VALUE, or in a JSON file.'
     )
-
-
-def _dump_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, default=_encode_undefined, **options)
 
 
 def _encode_undefined(value: Any) -> str:

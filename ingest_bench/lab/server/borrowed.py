@@ -12,16 +12,18 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import unquote
 
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.inputs.user_json import parse_json
-from ingest_bench.lab.procedure import Procedure
+from ingest_bench.lab.planning import Procedure
 from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.targets.http import Http
 from ingest_bench.units import quote_value
+
+T = TypeVar("T")
 
 # The servers' own rule, without patterns, lists, placeholders and indices of the server itself.
 _PLAIN_NAME = re.compile(r'[^\s"*\\<>|,/?#:A-Z{}%._+-][^\s"*\\<>|,/?#:A-Z{}%]*')
@@ -70,9 +72,9 @@ class ServerObject:
 class WriteSet:
     """The objects that a procedure writes to. All its other requests only read."""
 
-    things: tuple[ServerObject, ...]
+    things: tuple[ServerObject, ...] = ()
     """In an order in which they can be deleted."""
-    created: frozenset[ServerObject]
+    created: frozenset[ServerObject] = frozenset()
     """Created by a request of their own that carries the run's mark."""
     deleted: frozenset[ServerObject]
     """Deleted by a track before it creates them, with the user's permission."""
@@ -129,7 +131,13 @@ def _read_requests(procedure: Procedure) -> tuple[set[ServerObject], set[ServerO
         if request.method == "PUT":
             created |= things
             for thing in things:
-                _read_body(names, thing, request.body or {})
+                try:
+                    names.read(thing.kind, request.body or {})
+                except ValueError as error:
+                    reason = f"{error}; refused on this server, which has indices of others"
+                    raise SpecError(f"{thing}: {reason}") from None
+                except RecursionError:
+                    raise SpecError(f"{thing}: its body is nested too deeply") from None
         elif request.method == "DELETE":
             deleted |= things
         elif request.method == "POST" and any(thing.name not in procedure.indices for thing in things):
@@ -137,17 +145,7 @@ def _read_requests(procedure: Procedure) -> tuple[set[ServerObject], set[ServerO
     return created, deleted, names
 
 
-def _read_body(names: Names, thing: ServerObject, body: Mapping[str, Any]) -> None:
-    try:
-        names.read(thing.kind, body)
-    except ValueError as error:
-        raise SpecError(f"{thing}: {error}; refused on this server, which has indices of others") from None
-    except RecursionError:
-        raise SpecError(f"{thing}: its body is nested too deeply") from None
-
-
 def _objects_of(path: str) -> set[ServerObject]:
-    """Return the objects that a request's path names."""
     parts = [unquote(part) for part in path.strip("/").split("/")]
     for kind in _ORDER:
         length = kind.count("/") + 1
@@ -234,8 +232,6 @@ def check_templates(server: RunningServer, procedure: Procedure) -> None:
                 names.read_index({key: body[key] for key in ("settings", "aliases") if body.get(key)})
         aliases = {ServerObject("index", alias) for alias in names.aliases} - set(writes.things)
         from_templates = WriteSet(
-            things=(),
-            created=frozenset(),
             deleted=frozenset(writes.things),
             absent=tuple(sorted(aliases)),
             pipelines=tuple(sorted(names.pipelines)),
@@ -292,48 +288,38 @@ def _remove(server: RunningServer, writes: WriteSet, absent: tuple[ServerObject,
 
 def _index_bodies(http: Http, name: str) -> list[Any]:
     """Return the bodies of an index or of those of a data stream; for a missing one, those from templates."""
-    indices = _get_object(http, "GET", urls.join_path(name), missing=(404,))
+    indices = _fetch(http, urls.join_path(name), "the settings of an index")
     if indices is not None:
-        return [body for body in indices.values() if isinstance(body, dict)]
+        return [body for body in _parse_object(indices).values() if isinstance(body, dict)]
     # The request exists since 7.9, such templates since 7.8.
     simulate = f"/_index_template/_simulate_index{urls.join_path(name)}"
-    simulated = _get_object(http, "POST", simulate, missing=(400, 404, 405))
-    if simulated and simulated.get("template"):
-        return [simulated["template"]]
-    legacy = _get_object(http, "GET", "/_template", missing=(404,)) or {}
+    simulated = _fetch(http, simulate, "the templates of an index", method="POST", missing=(400, 404, 405))
+    if simulated and (template := _parse_object(simulated).get("template")):
+        return [template]
+    bodies = _parse_object(_fetch(http, "/_template", "the templates of an index") or b"{}").values()
     # Before 6.0 "template" was the pattern.
-    patterns = ((body, body.get("index_patterns") or [body.get("template")]) for body in legacy.values())
-    return [body for body, globs in patterns if any(_matches(str(glob), name) for glob in globs)]
+    patterns = ((body, map(str, body.get("index_patterns") or [body.get("template")])) for body in bodies)
+    matching = ((body, (re.escape(glob).replace(r"\*", ".*") for glob in globs)) for body, globs in patterns)
+    return [body for body, regexes in matching if any(re.fullmatch(regex, name) for regex in regexes)]
 
 
-def _matches(pattern: str, name: str) -> bool:
-    return bool(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name))
-
-
-def _get_object(http: Http, method: str, path: str, missing: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return the JSON object of a response; None for the statuses that mean that it does not exist."""
+def _fetch(
+    http: Http, path: str, subject: object, *, method: str = "GET", missing: tuple[int, ...] = (404,)
+) -> bytes | None:
+    """Return the body of the response; None for the statuses that mean that the subject does not exist."""
     response = http.request(method, path)
     if response.status in missing:
         return None
     if response.status != 200:
-        raise SpecError(
-            f"{http.origin}: cannot read the settings of an index ({method} {path}, {response.status}): "
-            f"{_excerpt(response.body)}"
-        )
-    return _parse_object(response.body)
+        reason = f"({method} {path}, {response.status}): {_excerpt(response.body)}"
+        raise SpecError(f"{http.origin}: cannot read {subject} {reason}")
+    return response.body
 
 
 def _get(http: Http, thing: ServerObject) -> bytes | None:
     """Return the object's content (of an index or alias its mapping); None if it does not exist."""
     path = f"{urls.join_path(thing.name, '_mapping')}?expand_wildcards=all" if thing.kind == "index" else thing.path
-    response = http.request("GET", path)
-    if response.status == 404:
-        return None
-    if response.status != 200:
-        raise SpecError(
-            f"{http.origin}: cannot determine if {thing} exists ({response.status}): {_excerpt(response.body)}"
-        )
-    return response.body
+    return _fetch(http, path, thing)
 
 
 def _owners(thing: ServerObject, content: bytes) -> set[ServerObject]:
@@ -342,11 +328,9 @@ def _owners(thing: ServerObject, content: bytes) -> set[ServerObject]:
     if not names:
         # A pattern without indices leads to nothing; Elasticsearch 5 names no index that has no mapping.
         return set() if "*" in thing.name else {thing}
-    streams = {name: _BACKING.fullmatch(name) for name in names}
-    return {
-        ServerObject("_data_stream", match[1]) if match else ServerObject("index", name)
-        for name, match in streams.items()
-    }
+    backing = {name: match[1] for name in names if (match := _BACKING.fullmatch(name))}
+    streams = {ServerObject("_data_stream", name) for name in backing.values()}
+    return streams | {ServerObject("index", name) for name in names - backing.keys()}
 
 
 def _parse_object(body: bytes) -> dict[str, Any]:
@@ -425,7 +409,7 @@ class Names:
         elif kind in ("index", "_template"):
             self.read_index({key: body[key] for key in body.keys() & _INDEX})
         else:
-            self.read_index(_table(body, "template"))
+            self.read_index(_typed(body, "template", dict))
         # Before 6.0 "template" was the pattern.
         for key in ("index_patterns", "template") if kind == "_template" else ("index_patterns",):
             self.patterns.update(_texts(body, key))
@@ -434,29 +418,29 @@ class Names:
     def read_index(self, body: Mapping[str, Any]) -> None:
         """Add the names in the body of an index; ValueError for settings that may affect other indices."""
         _refuse_unknown(body, _TEMPLATE, "key")
-        self.aliases.update(_table(body, "aliases"))
-        for key, value in _flatten(_table(body, "settings")):
+        self.aliases.update(_typed(body, "aliases", dict))
+        for key, value in _flatten(_typed(body, "settings", dict)):
             name = key.removeprefix("index.")
             if name in _PIPELINE_SETTINGS and value not in ("_none", None):
-                self.pipelines.add(_typed(value, str, key))
+                self.pipelines.add(_expect(value, str, key))
             if name.partition(".")[0] in _POLICIES:
                 raise ValueError(f'the setting "{key}" may name a policy that writes to other indices')
 
     def read_pipeline(self, body: Mapping[str, Any]) -> None:
         """Add the pipelines that this one calls; ValueError for a processor that may affect other indices."""
         for key in ("processors", "on_failure"):
-            for processor in _list(body, key):
-                for name, options in _typed(processor, dict, key).items():
+            for processor in _typed(body, key, list):
+                for name, options in _expect(processor, dict, key).items():
                     self._read_processor(name, options)
 
     def _read_processor(self, name: str, options: Any) -> None:
         _refuse_unknown({name: options}, _PROCESSORS, "processor")
-        _typed(options, dict, name)
+        _expect(options, dict, name)
         self.read_pipeline({key: options[key] for key in options.keys() & {"on_failure"}})
         if name == "foreach":
             self.read_pipeline({"processors": [options.get("processor")]})
         if name == "pipeline":
-            self.pipelines.add(_typed(options.get("name"), str, "name"))
+            self.pipelines.add(_expect(options.get("name"), str, "name"))
         if name == "kv" and not options.get("target_field"):
             raise ValueError('the processor "kv" without a "target_field" sets fields that documents name')
         if name == "json" and options.get("add_to_root") not in (None, False):
@@ -474,7 +458,6 @@ def _refuse_unknown(table: Mapping[str, Any], allowed: frozenset[str], role: str
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings by their full names, at any nesting."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
@@ -483,7 +466,6 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all keys and texts."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key
@@ -495,22 +477,16 @@ def _strings(value: Any) -> Iterator[str]:
         yield value
 
 
-def _table(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value: Mapping[str, Any] = _typed(body.get(key) or {}, dict, key)
-    return value
-
-
-def _list(body: Mapping[str, Any], key: str) -> list[Any]:
-    value: list[Any] = _typed(body.get(key) or [], list, key)
-    return value
-
-
 def _texts(body: Mapping[str, Any], key: str) -> list[str]:
     value = body.get(key)
-    return [_typed(text, str, key) for text in ([value] if isinstance(value, str) else _list(body, key))]
+    return [_expect(text, str, key) for text in ([value] if isinstance(value, str) else _typed(body, key, list))]
 
 
-def _typed(value: Any, kind: type, key: str) -> Any:
+def _typed(body: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    return _expect(body.get(key) or kind(), kind, key)
+
+
+def _expect(value: Any, kind: type[T], key: str) -> T:
     """Return the value; ValueError if it has another type than servers accept there."""
     if isinstance(value, kind):
         return value

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import targets
+from ingest_bench import probes, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
 from ingest_bench.faults.dns_failure import NodeNames, serve_names
@@ -36,12 +36,12 @@ from ingest_bench.network.act import link as links_module
 from ingest_bench.network.act.link import Links
 from ingest_bench.network.measure import check, readings
 from ingest_bench.network.measure.shaped_path import ShapedPath
-from ingest_bench.probes import oom
+from ingest_bench.probes import oom, recording
 from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver, Observer
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import NodeFolder, RunFolder
-from ingest_bench.targets import Target, detect
-from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets import detect
+from ingest_bench.targets.base import NodeStart, Target
 from ingest_bench.targets.http import Http
 from ingest_bench.units import quote_name
 
@@ -57,14 +57,12 @@ _OWN_COUNTERS = "-XX:+PerfDisableSharedMem"
 class ServerSetup:
     """Parameters of opening a server that are not part of the cell."""
 
-    phase: Callable[[str], AbstractContextManager[None]]
+    phase: Callable[[str], AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
     """Times a part of the run."""
-    jvm_options: Callable[[Java, Path], tuple[str, ...]]
-    """Returns the probes' options for a launched JVM and the folder of its files."""
     netem: str
     java_home: Path | None
     is_profiling: bool = False
-    """An attached JVM records the JDK's profiling events too; a launched one by its `jvm_options`."""
+    """The JVM records the JDK's profiling events too."""
     prepare_load: PrepareLoad = lambda _, __: contextlib.nullcontext(lambda: None)
 
 
@@ -155,22 +153,13 @@ def _launch(cell: Cell, folder: RunFolder, setup: ServerSetup) -> Iterator[Runni
         settings, links, link_checks = _open_links(cell, target, setup, stack)
         java = targets.fetch(target.requirements(cell.target), setup.java_home)
         site = _prepare_site(cell, target, folder, links, setup, stack)
-        plans = [
-            target.launch_plan(
-                NodeStart(
-                    cell.target,
-                    java,
-                    node.home,
-                    index,
-                    site.endpoints,
-                    (_OWN_COUNTERS, *setup.jvm_options(java, node.jvm)),
-                )
-            )
-            for index, node in enumerate(site.folders)
-        ]
-        names = None
-        if checks.needs_names(cell):
-            names = stack.enter_context(serve_names(links.client, site.endpoints))
+        profile = recording.profile_path(java.home) if setup.is_profiling else None
+        plans = []
+        for index, node in enumerate(site.folders):
+            jvm_options = (_OWN_COUNTERS, *probes.jvm_options(cell.probes, node.jvm, java.version, profile))
+            start = NodeStart(cell.target, java, node.home, index, site.endpoints, jvm_options)
+            plans.append(target.launch_plan(start))
+        names = stack.enter_context(serve_names(links.client, site.endpoints)) if checks.needs_names(cell) else None
         address = _load_address(cell, site, names)
         while_booting = stack.enter_context(setup.prepare_load(address, links.client.command))
         with setup.phase("boot"):
@@ -196,7 +185,6 @@ def _launch(cell: Cell, folder: RunFolder, setup: ServerSetup) -> Iterator[Runni
 def _open_links(
     cell: Cell, target: Target, setup: ServerSetup, stack: ExitStack
 ) -> tuple[dict[str, str], Links, tuple[LinkCheck, ...]]:
-    """Apply host settings, open the links and check them."""
     settings = settings_module.read_settings()
     if cell.host != HostSettings():
         with setup.phase("host"):
@@ -221,7 +209,6 @@ def _open_links(
 def _prepare_site(
     cell: Cell, target: Target, folder: RunFolder, links: Links, setup: ServerSetup, stack: ExitStack
 ) -> _Site:
-    """Create the folders and node resources of all nodes."""
     port = target.listens(cell.target).port
     folders = folder.nodes(len(links.clients))
     for node in folders:
@@ -255,30 +242,24 @@ def _boot(
         stack.enter_context(reach.connect(ServerAddress(endpoint=endpoint), link.server.command, node.log, node.home))
         for endpoint, link, node in zip(site.endpoints, site.links.clients, site.folders, strict=True)
     )
-    launches = [
-        process.Launch(
-            plan=dataclasses.replace(plan, writable=(*plan.writable, site.folders[index].jvm)),
-            enter=functools.partial(_enter_node, site, index),
-            log=site.folders[index].log,
+
+    def launch(index: int, plan: LaunchPlan) -> process.Launch:
+        folder = site.folders[index]
+        return process.Launch(
+            plan=dataclasses.replace(plan, writable=(*plan.writable, folder.jvm)),
+            enter=lambda argv: site.links.clients[index].server.command(site.resources[index].wrap(argv)),
+            log=folder.log,
             listen=site.endpoints[index],
-            is_ready=functools.partial(_is_ready, target, index, nodes),
+            is_ready=lambda limit_s: target.is_ready(index, [http.with_deadline(limit_s) for http in nodes]),
             name="server" if len(plans) == 1 else f"node {index + 1}",
             restarts=checks.count_restarts(cell, index + 1),
         )
-        for index, plan in enumerate(plans)
-    ]
+
     deadline = time.monotonic() + ready_timeout_s
+    launches = [launch(index, plan) for index, plan in enumerate(plans)]
     processes = stack.enter_context(process.serve(*launches, timeout_s=ready_timeout_s, meanwhile=while_booting))
     descriptions = [_describe(target, cell.target, http.with_deadline(deadline - time.monotonic())) for http in nodes]
     return nodes, processes, descriptions[0]
-
-
-def _enter_node(site: _Site, index: int, argv: Sequence[str]) -> tuple[str, ...]:
-    return site.links.clients[index].server.command(site.resources[index].wrap(argv))
-
-
-def _is_ready(target: Target, node: int, nodes: Sequence[Http], limit_s: float) -> bool:
-    return target.is_ready(node, [http.with_deadline(limit_s) for http in nodes])
 
 
 def _describe(target: Target, options: TargetOptions, http: Http) -> dict[str, Any]:
@@ -375,23 +356,15 @@ def _check_other_addresses(
 
 def find_out_of_memory(folder: RunFolder, server: RunningServer, *, is_alive: bool) -> OutOfMemory | None:
     """Return the first OutOfMemoryError of any node; None without one."""
-    nodes = folder.nodes(len(server.nodes))
-    # The files of a launched JVM move to the raw files after the run.
-    folders = [node.jvm if server.is_launched else node.raw for node in nodes]
-    errors = [
-        oom.find_oom(jvm_folder, _trusted_log(node, jvm_folder, is_alive=is_alive))
-        for node, jvm_folder in zip(nodes, folders, strict=True)
-    ]
+    errors = []
+    for node in folder.nodes(len(server.nodes)):
+        # The files of a launched JVM move to the raw files after the run.
+        jvm_folder = node.jvm if server.is_launched else node.raw
+        # The server's own log may quote text of a document. It is read only if the exceptions log may lack an
+        # exception: it was rotated, or the JVM has ended.
+        has_all = is_alive and len(list(jvm_folder.glob("exceptions.log*"))) == 1
+        errors.append(oom.find_oom(jvm_folder, None if has_all else node.log))
     return min((error for error in errors if error), key=lambda error: error.at_ns, default=None)
-
-
-def _trusted_log(node: NodeFolder, folder: Path, *, is_alive: bool) -> Path | None:
-    """Return the server's own log, unless the exceptions log of a live JVM has every exception.
-
-    The server's log may quote text of a document. A rotated exceptions log may have lost an exception.
-    """
-    exceptions = list(folder.glob("exceptions.log*"))
-    return None if is_alive and len(exceptions) == 1 else node.log
 
 
 def describe_failure(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:

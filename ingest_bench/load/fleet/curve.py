@@ -119,17 +119,14 @@ class Server(zmqrpc.Server):
         # Bound before the ROUTER, which admits no client without an answer from here.
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
-        self.socket = self._context.socket(zmq.ROUTER)
+        url = _resolve(bind)
+        self.socket = _create_socket(self._context, zmq.ROUTER, url, keys)
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         self.socket.setsockopt(zmq.ZAP_DOMAIN, b"fleet")
         # Without an enforced domain, CURVE admits every client that knows our public key.
         self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
         # A worker may reconnect before we notice that its connection broke.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        url = _resolve(bind)
-        _set_common_options(self.socket, url)
         failed = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
         events = self.socket.get_monitor_socket(failed | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
         self._greenlets = [gevent.spawn(self._authenticate), gevent.spawn(self._watch, events)]
@@ -243,19 +240,19 @@ class Client(zmqrpc.Client):
     def __init__(self, master: Endpoint, keys: WorkerKeys, refused: LogLine, identity: str) -> None:
         self._refused = refused
         self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
+        url = _resolve(master)
+        self.socket = _create_socket(self._context, zmq.DEALER, url, keys)
         self.socket.setsockopt(zmq.IDENTITY, identity.encode())
         self.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.run.encode())
-        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
-        url = _resolve(master)
-        _set_common_options(self.socket, url)
         events = self.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | sum(_HANDSHAKE_FAILURES))
         self._greenlet = gevent.spawn(self._watch, events)
         self.socket.connect(url)
 
     def send(self, msg: Any) -> None:
         """Send a message. Never waits: it is kept until there is a connection."""
+        # Locust's statistics of our users, which are in a child process: always empty.
+        if msg.type == "stats":
+            return
         try:
             self.socket.send(msg.serialize(), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -279,13 +276,15 @@ class Client(zmqrpc.Client):
 
 def install_server(bind: Endpoint, keys: RunKeys, log: LogLine) -> None:
     """Let Locust's next master listen there."""
-    _install(Server=lambda *_: Server(bind, keys, log))
+    runners: Any = locust.runners
+    runners.rpc = SimpleNamespace(Server=lambda *_: Server(bind, keys, log))
 
 
 def install_client(master: Endpoint, keys: WorkerKeys, refused: LogLine) -> None:
     """Let Locust's next worker connect to there; RunFailed if the host is unknown."""
     _resolve(master)
-    _install(Client=lambda _host, _port, identity: Client(master, keys, refused, identity))
+    runners: Any = locust.runners
+    runners.rpc = SimpleNamespace(Client=lambda _host, _port, identity: Client(master, keys, refused, identity))
 
 
 def require_encrypted(runner_socket: Any) -> None:
@@ -305,15 +304,14 @@ def _resolve(endpoint: Endpoint) -> str:
     return f"tcp://[{address}]:{port}" if ipaddress.ip_address(address).version == 6 else f"tcp://{address}:{port}"
 
 
-def _install(**factories: Callable[..., Any]) -> None:
-    runners: Any = locust.runners
-    runners.rpc = SimpleNamespace(**factories)
-
-
-def _set_common_options(zmq_socket: Any, url: str) -> None:
-    zmq_socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    zmq_socket.setsockopt(zmq.MAXMSGSIZE, transfer.MAX_MESSAGE_BYTES)
-    zmq_socket.setsockopt(zmq.SNDHWM, 0)
-    zmq_socket.setsockopt(zmq.RCVHWM, 0)
-    zmq_socket.setsockopt(zmq.IPV6, int("[" in url))
+def _create_socket(context: Any, kind: int, url: str, keys: RunKeys | WorkerKeys) -> Any:
+    created = context.socket(kind)
+    created.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    created.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    created.setsockopt(zmq.LINGER, _LINGER_MS)
+    created.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    created.setsockopt(zmq.MAXMSGSIZE, transfer.MAX_MESSAGE_BYTES)
+    created.setsockopt(zmq.SNDHWM, 0)
+    created.setsockopt(zmq.RCVHWM, 0)
+    created.setsockopt(zmq.IPV6, int("[" in url))
+    return created

@@ -1,10 +1,9 @@
-"""Fleet as another machine sees it: `ingest-bench worker` starts one worker process per load."""
+"""Fleet as another machine sees it: what `ingest-bench worker` needs before it starts Locust's worker."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -12,12 +11,9 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.inputs.records import to_json
-from ingest_bench.load.fleet import keys
 from ingest_bench.load.fleet.roster import PORT
 from ingest_bench.model.target import Endpoint
 
@@ -27,11 +23,6 @@ if TYPE_CHECKING:
     from ingest_bench.load.fleet.keys import WorkerKeys
     from ingest_bench.model.target import Url
 
-# How long to wait for `run`, which waits as long for us (`fleet.roster`).
-_JOIN_TIMEOUT_S = 300.0
-# After a load that run is there, or gone.
-_REJOIN_TIMEOUT_S = 10.0
-_FAREWELL_S = 5.0
 _FOLDER, _LOCK = "ingest-bench-worker-", "worker.lock"
 
 
@@ -47,7 +38,8 @@ class JoinOptions:
     """CA certificates that verify it; empty: those that this machine trusts."""
     name: str = ""
     """Name in messages; empty: this machine's."""
-    timeout_s: float = _JOIN_TIMEOUT_S
+    timeout_s: float = 300.0
+    """How long to wait for the run, which waits as long for us (`fleet.roster`)."""
 
 
 def run_worker(options: JoinOptions, folder: Path, log: Callable[[str], None]) -> None:
@@ -56,56 +48,17 @@ def run_worker(options: JoinOptions, folder: Path, log: Callable[[str], None]) -
     The run is waited for, so that both may be started in any order. Files are kept below *folder* until they were
     collected. *log* gets a line about each step.
     """
+    # Otherwise Locust lets gevent patch the whole process. Our children are not concerned.
+    os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
+    from ingest_bench.load.fleet.worker import FleetMember  # noqa: PLC0415 - other commands do not need Locust
+
+    del os.environ["LOCUST_SKIP_MONKEY_PATCH"]
     log(f"waiting for {options.master}, at most {options.timeout_s:.0f} s")
-    loads, last = 0, "released"
-    while last == "released":
-        load_folder = folder / f"load-{loads + 1}"
-        load_folder.mkdir(parents=True)
-        try:
-            last = ""
-            for event in _run_one_load(options, load_folder, has_joined_before=loads > 0):
-                if "joined" in event and not loads:
-                    log(f"joined {options.master}, waiting for its loads")
-                elif "load" in event:
-                    loads += 1
-                    log(f"load {loads}: {event['load']}")
-                elif "error" in event:
-                    is_silent = event["error"].startswith("no answer")
-                    remedy = ". Is the run started, with --bind on an address that this machine reaches?"
-                    raise RunFailed(f"{options.master}: {event['error']}{remedy if is_silent else ''}")
-                elif "last" in event:
-                    last = event["last"]
-        finally:
-            shutil.rmtree(load_folder, ignore_errors=True)
-    log(f"{options.master} has no more loads; sent: {loads}")
-
-
-def _run_one_load(options: JoinOptions, folder: Path, *, has_joined_before: bool) -> Iterator[dict[str, Any]]:
-    """Yield the events of a worker process; RunFailed if it ends without a last one. Closing it ends the process."""
-    setup = {
-        "master": to_json(options.master),
-        "keys": keys.to_json(options.keys),
-        "timeout_s": _REJOIN_TIMEOUT_S if has_joined_before else options.timeout_s,
-        "machine": options.name,
-        "folder": str(folder),
-        "credentials_to": None if options.credentials_to is None else str(options.credentials_to),
-        "ca_pem": options.ca_pem,
-        "has_joined_before": has_joined_before,
-    }
-    argv = system.build_module_argv("ingest_bench.load.fleet.worker")
-    child = system.Child(argv, name="the load worker", log=folder / "worker.log")
-    event: dict[str, Any] = {}
     try:
-        child.write_line(json.dumps(setup))
-        while not child.has_ended:
-            for line in child.read_lines():
-                event = json.loads(line)
-                yield event
-        if not {"last", "error"} & event.keys():
-            raise RunFailed(f"the load worker {child.describe_exit()}; its log ends with: {child.read_stderr_tail()}")
-    finally:
-        # It tells the run that it was interrupted here.
-        child.close(_FAREWELL_S)
+        loads = FleetMember(options, folder, log).run()
+    except RunFailed as error:
+        raise RunFailed(f"{options.master}: {error}") from None
+    log(f"{options.master} has no more loads; sent: {loads}")
 
 
 @contextlib.contextmanager

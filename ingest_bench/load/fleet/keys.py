@@ -9,59 +9,55 @@ import json
 import os
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import zmq
 from zmq.utils import z85
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
+from ingest_bench.inputs.records import from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 RUN_FILE = "run.key"
 _REMEDY = "`ingest-bench worker --new-keys DIR` generates new ones"
 _KEY_CHARACTERS = 40  # z85 of 32 bytes (zmq_curve_keypair(3))
-_Keys = TypeVar("_Keys")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """A CURVE key."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKeys:
+    """The CURVE keys of `run`: its own, and the public keys of the workers that may join, with their names."""
 
+    of: Literal["run"] = "run"
     public: str
     secret: str = field(repr=False)
+    workers: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RunKeys:
-    """The keys of `run`: its own, and the public keys of the workers that may join, with their names."""
-
-    own: KeyPair
-    workers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKeys:
-    """The keys of a worker: its own, with its name, and the public key of the only run that it works for."""
+    """The CURVE keys of a worker: its own, with its name, and the public key of the only run that it works for."""
 
-    own: KeyPair
+    of: Literal["worker"] = "worker"
+    public: str
+    secret: str = field(repr=False)
     name: str
     run: str
 
 
+_Keys = TypeVar("_Keys", bound=RunKeys | WorkerKeys)
+
+
 def generate(names: tuple[str, ...]) -> tuple[RunKeys, tuple[WorkerKeys, ...]]:
     """Generate keys for a run and for workers with these names."""
-
-    def generate_pair() -> KeyPair:
-        public, secret = zmq.curve_keypair()
-        return KeyPair(public.decode(), secret.decode())
-
-    run = generate_pair()
-    workers = tuple(WorkerKeys(generate_pair(), name, run.public) for name in names)
-    return RunKeys(run, {keys.own.public: keys.name for keys in workers}), workers
+    (public, secret), *pairs = ([key.decode() for key in zmq.curve_keypair()] for _ in ("run", *names))
+    members = tuple(
+        WorkerKeys(public=own_public, secret=own_secret, name=name, run=public)
+        for (own_public, own_secret), name in zip(pairs, names, strict=True)
+    )
+    return RunKeys(public=public, secret=secret, workers={keys.public: keys.name for keys in members}), members
 
 
 def write_new(folder: Path, workers: int) -> tuple[Path, ...]:
@@ -91,36 +87,17 @@ def write_new(folder: Path, workers: int) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def to_json(keys: RunKeys | WorkerKeys) -> dict[str, Any]:
-    """Return keys as JSON values, only for a key file or the standard input of a child."""
-    own = {"public": keys.own.public, "secret": keys.own.secret}
-    if isinstance(keys, RunKeys):
-        return {"of": "run", **own, "workers": dict(keys.workers)}
-    return {"of": "worker", **own, "name": keys.name, "run": keys.run}
-
-
-def run_keys_from_json(values: Mapping[str, Any]) -> RunKeys:
-    """Return the keys of a run from their JSON values."""
-    workers = {_check_key(public): str(name) for public, name in values["workers"].items()}
-    return RunKeys(_own_pair(values), workers)
-
-
-def worker_keys_from_json(values: Mapping[str, Any]) -> WorkerKeys:
-    """Return the keys of a worker from their JSON values."""
-    return WorkerKeys(_own_pair(values), str(values["name"]), _check_key(values["run"]))
-
-
 def read_run(path: Path) -> RunKeys:
     """Read the key file of `run`; SpecError if it is not one, or if other users can read it."""
-    return _read(path, "run", run_keys_from_json)
+    return _read(path, "run", RunKeys)
 
 
 def read_worker(path: Path) -> WorkerKeys:
     """Read the key file of a worker; SpecError if it is not one, or if other users can read it."""
-    return _read(path, "worker", worker_keys_from_json)
+    return _read(path, "worker", WorkerKeys)
 
 
-def _read(path: Path, owner: str, keys_from_json: Callable[[dict[str, Any]], _Keys]) -> _Keys:
+def _read(path: Path, owner: str, kind: type[_Keys]) -> _Keys:
     try:
         files.check_plain(path)
         with path.open(encoding="utf-8") as file:
@@ -140,20 +117,18 @@ def _read(path: Path, owner: str, keys_from_json: Callable[[dict[str, Any]], _Ke
         example = RUN_FILE if owner == "run" else "worker-1.key"
         raise SpecError(f"{path}: this is the key of a {values['of']}. A file such as {example} is required.")
     try:
-        return keys_from_json(values)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        pair = from_json(kind, values)
+        for key in (pair.public, pair.secret, *(pair.workers if isinstance(pair, RunKeys) else (pair.run,))):
+            _check_key(key)
+    except ValueError:
         raise SpecError(f"{path}: the key file is incomplete; {_REMEDY}") from None
+    return pair
 
 
-def _own_pair(values: Mapping[str, Any]) -> KeyPair:
-    return KeyPair(_check_key(values["public"]), _check_key(values["secret"]))
-
-
-def _check_key(text: Any) -> str:
-    if not isinstance(text, str) or len(text) != _KEY_CHARACTERS or not text.isascii():
+def _check_key(key: str) -> None:
+    if len(key) != _KEY_CHARACTERS or not key.isascii():
         raise ValueError("not a key")
     try:
-        z85.decode(text.encode())
+        z85.decode(key.encode())
     except (KeyError, struct.error):  # not a character of Z85, or five of more than 32 bits
         raise ValueError("not a key") from None
-    return text

@@ -6,11 +6,11 @@ as lines of JSON on standard input, its keys in the first one; events go to stan
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import resource
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,15 @@ import gevent
 import locust.log
 import locust.runners
 from gevent.event import AsyncResult
-from gevent.lock import RLock
 from gevent.pool import Pool
-from locust.dispatch import UsersDispatcher
 from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.inputs.records import from_json
-from ingest_bench.load import page
 from ingest_bench.load.channel import LineChannel, die_with_parent
-from ingest_bench.load.fleet import curve, keys
-from ingest_bench.load.fleet.transfer import CREDITS, IncomingFile
+from ingest_bench.load.fleet import curve
+from ingest_bench.load.fleet.keys import RunKeys
+from ingest_bench.load.fleet.transfer import receive_file
 from ingest_bench.model.samples import ClockOffset
 from ingest_bench.model.target import Endpoint
 
@@ -45,40 +43,10 @@ _PINGS = 20
 # other.
 _PINGED_WORKERS = 8
 _PONG_TIMEOUT_S = 2.0
-# A worker that sends a file is alive; without a piece for this long it has stopped sending.
+# For a piece of a file: 0.2 Mbit/s.
 _PIECE_TIMEOUT_S = 20.0
 # From the last message to the workers until our exit.
 _FAREWELL_S = 2.0
-
-
-class PlannedUsers(UsersDispatcher):
-    """Replaces Locust's dispatcher: each worker gets the users of its plan, and keeps them."""
-
-    counts: dict[str, dict[str, int]]
-    # Otherwise Locust restarts the load when another worker joins.
-    dispatch_in_progress = True
-
-    def __init__(self, worker_nodes: list[Any], user_classes: list[Any]) -> None:  # noqa: ARG002 - called by Locust
-        self._pending: list[dict[str, dict[str, int]]] = []
-
-    def new_dispatch(self, *_: Any, **__: Any) -> None:
-        """Dispatch all users of all workers in one step."""
-        # Not every worker has users of each class; Locust asks for each.
-        self._pending = [{worker: Counter(users) for worker, users in self.counts.items()}]
-
-    def __iter__(self) -> Iterator[dict[str, dict[str, int]]]:
-        return self
-
-    def __next__(self) -> dict[str, dict[str, int]]:
-        if not self._pending:
-            raise StopIteration
-        return self._pending.pop()
-
-    def add_worker(self, worker_node: Any) -> None:
-        """Ignore a new worker: it has no users of this load."""
-
-    def remove_worker(self, worker_node: Any) -> None:
-        """Ignore a lost worker: no other one gets its users."""
 
 
 class Master:
@@ -86,18 +54,18 @@ class Master:
 
     def __init__(self, runner: MasterRunner, server: curve.Server, channel: LineChannel) -> None:
         self._runner, self._server, self._channel = runner, server, channel
-        self._pongs: dict[str, AsyncResult[Any]] = {}
-        self._incoming: dict[str, tuple[IncomingFile, AsyncResult[Any]]] = {}
+        self._replies: dict[str, tuple[str, AsyncResult[Any]]] = {}
+        """By worker: the kind of the reply that it was asked for last ("pong" or "piece"), and the reply."""
         self._last_heartbeat: dict[str, float] = {}
         self._longest_gap_s: dict[str, float] = {}
         self._joined: set[str] = set()
-        self._spawning = RLock()
-        for kind, handler in {
+        handlers: dict[str, Callable[[str, dict[str, Any]], None]] = {
             "hello": self._on_hello,
             "status": self._on_status,
-            "pong": self._on_pong,
-            "piece": self._on_piece,
-        }.items():
+            "pong": functools.partial(self._on_reply, "pong"),
+            "piece": functools.partial(self._on_reply, "piece"),
+        }
+        for kind, handler in handlers.items():
             runner.register_message(kind, self._wrap_handler(handler))
         server.on_invalid_message = self._expel
         heartbeats: Any = runner.environment.events.heartbeat_sent
@@ -108,10 +76,9 @@ class Master:
         gevent.spawn(self._exit_on_error, self._watch)
         commands: dict[str, Callable[[dict[str, Any]], None]] = {
             "send": self._send,
-            "spawn": self._spawn,
             "clocks": self._measure_clocks,
             "fetch": self._fetch,
-            "forget": self._forget,
+            "release": self._release,
         }
         for line in lines:
             if line["do"] == "dismiss":
@@ -144,25 +111,21 @@ class Master:
         gap_ns = int(self._longest_gap_s.get(worker, 0) * 1e9)
         self._report(worker=worker, longest_heartbeat_gap_ns=gap_ns, **data)
 
-    def _on_pong(self, worker: str, data: dict[str, Any]) -> None:
+    def _on_reply(self, kind: str, worker: str, data: dict[str, Any]) -> None:
         received_ns = time.monotonic_ns()
-        if worker in self._pongs:
-            self._pongs[worker].set((data, received_ns))
+        expected_kind, reply = self._replies.get(worker, ("", None))
+        if reply is not None and kind == expected_kind:
+            reply.set((data, received_ns))
 
-    def _on_piece(self, worker: str, data: dict[str, Any]) -> None:
-        incoming, result = self._incoming.get(worker, (None, None))
-        # The worker may be lost, or send more after its last piece.
-        if incoming is None or result is None or result.ready():
-            return
-        try:
-            if incoming.add(data):
-                result.set(True)
-            else:
-                self._runner.send_message("took", {"number": data["number"]}, worker)
-        except (RunFailed, OSError) as error:
-            result.set(str(error))
-        # Locust handles one message after the other without a pause: heartbeats would wait for the last piece.
-        gevent.sleep(0)
+    def _request(
+        self, worker: str, kind: str, request: dict[str, Any], reply_kind: str, timeout_s: float
+    ) -> tuple[dict[str, Any], int]:
+        """Return the reply of a worker to a request, and when it arrived; gevent.Timeout without one."""
+        reply: AsyncResult[tuple[dict[str, Any], int]] = AsyncResult()
+        self._replies[worker] = reply_kind, reply
+        self._runner.send_message(kind, request, worker)
+        data, received_ns = reply.get(timeout=timeout_s)
+        return data, received_ns
 
     def _on_heartbeat(self, client_id: str, **_: Any) -> None:
         now = time.monotonic()
@@ -171,17 +134,9 @@ class Master:
         self._longest_gap_s[client_id] = max(self._longest_gap_s.get(client_id, 0.0), gap_s)
 
     def _send(self, line: dict[str, Any]) -> None:
-        for worker in line["to"]:
-            self._runner.send_message(line["kind"], line["data"], worker)
-
-    def _spawn(self, line: dict[str, Any]) -> None:
-        users = sum(sum(counts.values()) for counts in line["users"].values())
-        self._longest_gap_s.clear()
-        # Locust waits up to a second for the reports of all users. Ours may begin, and end, before that.
-        with self._spawning:
-            PlannedUsers.counts = line["users"]
-            self._runner.stop(send_stop_to_client=False)
-            self._runner.start(users, max(1, users))
+        if line["kind"] == "plan":
+            self._longest_gap_s.pop(line["to"], None)
+        self._runner.send_message(line["kind"], line["data"], line["to"])
 
     def _measure_clocks(self, line: dict[str, Any]) -> None:
         """Report the offsets of the workers' clocks from our clock."""
@@ -194,50 +149,49 @@ class Master:
         pings = [ping for _ in range(_PINGS) if (ping := self._ping(worker)) is not None]
         if not pings:
             self._report(worker=worker, phase="lost", error="does not answer pings")
+            self._release({"workers": [worker]})
             return None
         round_trip_ns, offset_ns, at_ns = min(pings)
         return {"offset_ns": offset_ns, "round_trip_ns": round_trip_ns, "at_ns": at_ns}
 
     def _ping(self, worker: str) -> tuple[int, int, int] | None:
-        pong = self._pongs[worker] = AsyncResult()
-        self._runner.send_message("ping", {"asked_ns": time.monotonic_ns()}, worker)
         try:
-            data, received_ns = pong.get(timeout=_PONG_TIMEOUT_S)
+            request = {"asked_ns": time.monotonic_ns()}
+            pong, received_ns = self._request(worker, "ping", request, "pong", _PONG_TIMEOUT_S)
         except gevent.Timeout:
             return None
-        asked_ns = data["asked_ns"]
+        asked_ns = pong["asked_ns"]
         if asked_ns > received_ns:
             return None
         middle_ns = (asked_ns + received_ns) // 2
-        return received_ns - asked_ns, data["monotonic_ns"] - middle_ns, middle_ns
+        return received_ns - asked_ns, pong["monotonic_ns"] - middle_ns, middle_ns
 
     def _fetch(self, line: dict[str, Any]) -> None:
         """Transfer the files of one worker to our disk."""
         worker, clock = line["from"], from_json(ClockOffset, line["clock"])
-        incoming: IncomingFile | None = None
         try:
             for name, path in line["files"].items():
-                incoming = IncomingFile(Path(path), clock if name in line["records"] else None)
-                result: AsyncResult[Any] = AsyncResult()
-                self._incoming[worker] = incoming, result
-                self._runner.send_message("ship", {"name": name, "credits": CREDITS}, worker)
-                _wait_for_file(result, Path(path))
+                request = functools.partial(self._request_piece, worker, name)
+                receive_file(Path(path), request, clock)
             self._report(worker=worker, phase="fetched")
-        except (RunFailed, OSError) as error:
+        except RunFailed as error:
             self._report(worker=worker, phase="failed", error=str(error))
-        finally:
-            self._incoming.pop(worker, None)
-            if incoming is not None:
-                incoming.close()
 
-    def _forget(self, line: dict[str, Any]) -> None:
-        """Release workers from their load: each process ends, and the next one may join."""
+    def _request_piece(self, worker: str, name: str, number: int) -> dict[str, Any]:
+        try:
+            return self._request(worker, "read", {"name": name, "number": number}, "piece", _PIECE_TIMEOUT_S)[0]
+        except gevent.Timeout:
+            raise RunFailed(f"{name}: no piece of it arrived within {_PIECE_TIMEOUT_S:.0f} s") from None
+
+    def _release(self, line: dict[str, Any]) -> None:
+        """Release workers from their load: each ends it, and joins again."""
         for worker in line["workers"]:
             self._runner.send_message("released", {}, worker)
             self._lose(worker)
 
     def _dismiss(self, kind: str) -> None:
-        for worker in self._runner.clients:
+        # Also workers that are joining again.
+        for worker in self._server.owners:
             self._runner.send_message(kind, {}, worker)
         limit = time.monotonic() + _FAREWELL_S
         while len(self._runner.clients) and time.monotonic() < limit:
@@ -245,7 +199,6 @@ class Master:
 
     def _watch(self) -> None:
         """Report lost workers, for which Locust has no event, and end if a greenlet of Locust died (only logged)."""
-        connected: set[str] = set()
         reported = time.monotonic()
         while True:
             gevent.sleep(_WATCH_S)
@@ -254,27 +207,28 @@ class Master:
                 self._report(alive=True)
             if getattr(locust.log, "unhandled_greenlet_exception", False):
                 raise RunFailed("a greenlet of Locust's master died")
-            states = {worker: node.state for worker, node in self._runner.clients.items()}
-            for worker in [worker for worker, state in states.items() if state == locust.runners.STATE_MISSING]:
-                silence_s = time.monotonic() - self._last_heartbeat.get(worker, time.monotonic())
-                self._report(worker=worker, phase="lost", error=f"is lost: no heartbeat for {silence_s:.1f} s")
-                self._forget({"workers": [worker]})
-            for worker in connected - states.keys():
-                self._report(worker=worker, phase="lost", error="is lost: it left")
-            connected = set(self._runner.clients)
+            for worker in [*self._joined]:
+                node = self._runner.clients.get(worker)
+                if node is None:
+                    self._report(worker=worker, phase="lost", error="is lost: it left")
+                    self._lose(worker)
+                elif node.state == locust.runners.STATE_MISSING:
+                    silence_s = time.monotonic() - self._last_heartbeat.get(worker, time.monotonic())
+                    self._report(worker=worker, phase="lost", error=f"is lost: no heartbeat for {silence_s:.1f} s")
+                    self._release({"workers": [worker]})
 
     def _lose(self, worker: str) -> None:
-        # Locust would restart the load for the others once a worker is missing for a minute.
+        # Locust would start a load for the others once a worker is missing for a minute.
         self._runner.clients.pop(worker, None)
         self._joined.discard(worker)
-        for table in (self._last_heartbeat, self._longest_gap_s, self._pongs, self._incoming):
+        for table in (self._last_heartbeat, self._longest_gap_s, self._replies):
             table.pop(worker, None)
 
     def _wrap_handler(self, handler: Callable[[str, dict[str, Any]], None]) -> Callable[..., None]:
         """Return a Locust listener whose exceptions end the process: Locust would log them and continue."""
 
         def handle(environment: Environment, msg: Any) -> None:  # noqa: ARG001 - named by Locust
-            self._exit_on_error(handler, msg.node_id, msg.data or {})
+            self._exit_on_error(handler, msg.node_id, msg.data)
 
         return handle
 
@@ -288,17 +242,6 @@ class Master:
             os._exit(1)
 
 
-def _wait_for_file(result: AsyncResult[Any], path: Path) -> None:
-    """Wait until the file is complete; RunFailed if it stops growing."""
-    size_bytes = -1
-    while not result.ready():
-        if size_bytes == (size_bytes := path.stat().st_size):
-            raise RunFailed(f"{path.name}: no piece of it arrived within {_PIECE_TIMEOUT_S:.0f} s")
-        result.wait(_PIECE_TIMEOUT_S)
-    if result.get() is not True:
-        raise RunFailed(result.get())
-
-
 def main() -> None:
     """Lead a fleet until there are no more commands."""
     die_with_parent()
@@ -309,28 +252,21 @@ def main() -> None:
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    # Locust's page shows what workers report at this interval.
-    locust.runners.WORKER_REPORT_INTERVAL = 1.0
     try:
-        bind = from_json(Endpoint, setup["bind"])
-        curve.install_server(bind, keys.run_keys_from_json(setup["keys"]), lambda line: channel.send({"refused": line}))
-        environment = Environment(user_classes=[], dispatcher_class=PlannedUsers)
-        runner = environment.create_master_runner()
+        bind, keys = from_json(Endpoint, setup["bind"]), from_json(RunKeys, setup["keys"])
+        curve.install_server(bind, keys, lambda line: channel.send({"refused": line}))
+        runner = Environment(user_classes=[]).create_master_runner()
         server: Any = runner.server
         curve.require_encrypted(server.socket)
-        if setup["page"] is not None:
-            page.show_page(environment, setup["page"]["host"], setup["page"]["port"])
-        master = Master(runner, server, channel)
     except IngestBenchError as error:
         channel.send({"fatal": str(error)})
+        channel.flush()
     else:
         channel.send({"listening": True})
-        master.serve(lines)
+        Master(runner, server, channel).serve(lines)
         # First: once the socket is closed, Locust's receiving greenlet loops without a pause.
         channel.flush()
         server.close()
-        os._exit(0)
-    channel.flush()
     # Greenlets of Locust would delay the exit of the interpreter.
     os._exit(0)
 

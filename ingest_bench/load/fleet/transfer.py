@@ -6,9 +6,9 @@ message: a message that passes raises nothing later.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -19,21 +19,20 @@ import numpy as np
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.records import decode
-from ingest_bench.load import figures
+from ingest_bench.load.figures import LoadFigures, check_figures
 from ingest_bench.model.samples import MOMENTS, RECORDS, ClockOffset, WorkerReport
 from ingest_bench.model.values import monotonic_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-# Pieces of about 256 kB, 8 under way: 2 x 210 MB took 0.7 to 1.9 s on loopback with heartbeats on time. A piece holds
-# whole records of each type.
+# Pieces of about 512 kB, one after the other: 10 MB/s at 50 ms RTT, and heartbeats wait for one piece only. A piece
+# holds whole records of each type.
 _RECORDS_BYTES = math.lcm(*(record.itemsize for record in RECORDS.values()))
-PIECE_BYTES = 256 * 1024 // _RECORDS_BYTES * _RECORDS_BYTES
-CREDITS = 8
+PIECE_BYTES = 512 * 1024 // _RECORDS_BYTES * _RECORDS_BYTES
 # The largest message is a plan; larger ones are not ours.
 MAX_MESSAGE_BYTES = 64 * 1024**2
 # The double of a time, and the difference of two, still fit 64 bits.
@@ -53,11 +52,10 @@ class Hello:
 class Status:
     """Progress of a worker's load."""
 
-    phase: Literal["prepared", "ready", "warm-up", "measure", "drain", "done", "failed"]
-    users: dict[str, int] = dataclasses.field(default_factory=dict)
+    phase: Literal["prepare", "prepared", "ready", "warm-up", "measure", "drain", "done", "failed"]
     documents: int = 0
     seconds_left: float | None = None
-    figures: Any = None
+    figures: LoadFigures | None = None
     error: str = ""
 
 
@@ -71,12 +69,11 @@ class Pong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A piece of a file; the last one has the checksum and size of all pieces."""
+    """A piece of a file. One that is not full is the last one, and has the checksum of the file."""
 
     number: int
-    data: Any = None
-    sha256: str = ""
-    bytes: int = 0
+    data: Any
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,73 +85,15 @@ class _Heartbeat:
     current_memory_usage: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spawned:
-    user_classes_count: dict[str, int]
-    user_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """`locust.stats.StatsEntryDict`."""
-
-    name: str | None
-    method: str | None
-    last_request_timestamp: float | None
-    start_time: float
-    num_requests: int
-    num_none_requests: int
-    num_failures: int
-    total_response_time: float
-    max_response_time: float
-    min_response_time: float | None
-    total_content_length: int
-    response_times: Any
-    num_reqs_per_sec: Any
-    num_fail_per_sec: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Error:
-    """`locust.stats.StatsErrorDict`."""
-
-    name: str
-    method: str
-    error: str
-    occurrences: int
-    first_seen: float | None = None
-    last_seen: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stats:
-    stats: tuple[_Entry, ...]
-    stats_total: _Entry
-    errors: dict[str, _Error]
-    user_classes_count: dict[str, int]
-    user_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserException:
-    msg: str
-    traceback: str
-
-
-# None: no data. Locust's master knows more kinds, for workers that fetch a locustfile or send their log.
+# None: no data. Locust's master knows more kinds, for workers that send users' statistics or their log.
 _KINDS: Mapping[str, Any] = {
     "hello": Hello,
     "status": Status,
     "pong": Pong,
     "piece": Piece,
     "client_ready": str,
-    "client_stopped": None,
     "heartbeat": _Heartbeat,
-    "stats": _Stats,
-    "spawning": None,
-    "spawning_complete": _Spawned,
     "quit": None,
-    "exception": _UserException,
 }
 
 
@@ -180,38 +119,15 @@ def _check(expected: Any, data: Any) -> None:
     if isinstance(message, str) and not message:
         raise ValueError("an empty text")
     if isinstance(message, Status):
-        _check_status(message, data)
+        if (message.phase == "failed") != bool(message.error):
+            raise ValueError("an error belongs to the phase `failed`, and only to it")
+        if message.figures is not None:
+            check_figures(message.figures)
     elif isinstance(message, Pong):
         if max(message.asked_ns, message.monotonic_ns) > _MAX_TIME_NS:
             raise ValueError("a time beyond any clock")
-    elif isinstance(message, Piece):
-        _check_piece(message)
-    elif isinstance(message, _Stats):
-        for entry in (*message.stats, message.stats_total):
-            for counts in (entry.response_times, entry.num_reqs_per_sec, entry.num_fail_per_sec):
-                _check_counts(counts)
-
-
-def _check_status(status: Status, data: Mapping[str, Any]) -> None:
-    if (status.phase == "prepared") != ("users" in data) or (status.phase == "prepared") != bool(status.users):
-        raise ValueError("users belong to the phase `prepared`, and only to it")
-    if (status.phase == "failed") != bool(status.error):
-        raise ValueError("an error belongs to the phase `failed`, and only to it")
-    if status.figures is not None:
-        figures.check_figures_json(status.figures)
-
-
-def _check_piece(piece: Piece) -> None:
-    if piece.data is not None and (not isinstance(piece.data, bytes) or len(piece.data) > PIECE_BYTES):
+    elif isinstance(message, Piece) and (not isinstance(message.data, bytes) or len(message.data) > PIECE_BYTES):
         raise ValueError(f"data: not at most {PIECE_BYTES} bytes")
-    if (piece.data is None) != bool(piece.sha256):
-        raise ValueError("a piece requires data, and the last one a checksum")
-
-
-def _check_counts(counts: Any) -> None:
-    """Check a histogram of Locust: its keys are whole numbers, which JSON does not have."""
-    if not (isinstance(counts, dict) and all(type(number) is int for pair in counts.items() for number in pair)):
-        raise ValueError("these are not counts")
 
 
 def _check_numbers(value: Any) -> None:
@@ -258,53 +174,34 @@ def convert_report(report: WorkerReport, clock: ClockOffset) -> WorkerReport:
     )
 
 
-def split_file(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a file in pieces, each as message data; the last one has the checksum."""
-    checksum, size_bytes, number = hashlib.sha256(), 0, 0
+def read_piece(path: Path, number: int) -> dict[str, Any]:
+    """Return a piece of a file as message data."""
     with path.open("rb") as file:
-        while data := file.read(PIECE_BYTES):
-            checksum.update(data)
-            size_bytes += len(data)
-            yield {"number": number, "data": data}
-            number += 1
-    yield {"number": number, "sha256": checksum.hexdigest(), "bytes": size_bytes}
+        file.seek(number * PIECE_BYTES)
+        data = file.read(PIECE_BYTES)
+        file.seek(0)
+        checksum = "" if len(data) == PIECE_BYTES else hashlib.file_digest(file, "sha256").hexdigest()
+    return {"number": number, "data": data, "sha256": checksum}
 
 
-class IncomingFile:
-    """A file that arrives in pieces. With a clock its records are converted as they come."""
+def receive_file(path: Path, request_piece: Callable[[int], Mapping[str, Any]], clock: ClockOffset) -> None:
+    """Write a file that is requested in pieces, its records converted to our clock.
 
-    def __init__(self, path: Path, clock: ClockOffset | None) -> None:
-        self._path = path
-        self._clock = clock
-        self._record = RECORDS.get(path.name.partition("-")[0], np.dtype("u1"))
-        self._checksum = hashlib.sha256()
-        self._bytes = self._number = 0
-        self._file = path.open("wb")
-
-    def add(self, piece: dict[str, Any]) -> bool:
-        """Write a piece. Return True if the file is complete; RunFailed if it differs from what was sent."""
-        if piece["number"] != self._number:
-            raise RunFailed(f"{self._path.name}: received piece {piece['number']} instead of {self._number}")
-        self._number += 1
-        try:
-            if "data" in piece:
-                self._write(piece["data"])
-                return False
-            self._file.close()
-        except OSError as error:
-            raise RunFailed(f"{self._path}: cannot be written ({error.strerror})") from None
-        if (piece["bytes"], piece["sha256"]) != (self._bytes, self._checksum.hexdigest()):
-            raise RunFailed(
-                f"{self._path.name}: the {self._bytes} bytes received differ from the {piece['bytes']} bytes sent"
-            )
-        return True
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _write(self, data: bytes) -> None:
-        self._checksum.update(data)
-        self._bytes += len(data)
-        self._file.write(data if self._clock is None else convert_records(data, self._clock, self._record))
+    RunFailed if it differs from what was sent.
+    """
+    record, checksum = RECORDS.get(path.name.partition("-")[0]), hashlib.sha256()
+    try:
+        with path.open("wb") as file:
+            for number in itertools.count():
+                piece = request_piece(number)
+                if piece["number"] != number:
+                    raise RunFailed(f"{path.name}: received piece {piece['number']} instead of {number}")
+                data = piece["data"]
+                checksum.update(data)
+                file.write(data if record is None else convert_records(data, clock, record))
+                if len(data) < PIECE_BYTES:
+                    break
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None
+    if piece["sha256"] != checksum.hexdigest():
+        raise RunFailed(f"{path.name}: the bytes received differ from those sent")

@@ -25,7 +25,6 @@ from ingest_bench.network.plan.interface_rules import (
     InterfaceFacts,
     Qdisc,
     Route,
-    ShapingRequest,
     UpperDevice,
     has_effect,
     route_options,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.ledger.steps import Step
     from ingest_bench.ledger.watchdog import Session
-    from ingest_bench.model.network import PortRange, Profile, RealInterface, RemoteAddress
+    from ingest_bench.model.network import Profile, RealInterface
     from ingest_bench.network.plan.link_plan import Direction
 
 # Lines of `tc -batch` that try each part of a kernel in a temporary namespace.
@@ -77,10 +76,6 @@ class ShapedInterface:
         """The SSH connections of the user's terminal on this interface, which are not shaped."""
         return self.facts.ssh_connections
 
-    def is_over(self) -> bool:
-        """Return True if everything was undone already."""
-        return self.session.is_expired()
-
     def wait(self) -> None:
         """Sleep until the time limit."""
         self.session.wait_until_expired()
@@ -97,9 +92,8 @@ def plan_steps(link: RealInterface, profile: Profile) -> tuple[Step, ...]:
             f"{link.name}: in use by pid {header.pid}: {header.description}; see `ingest-bench net show`. "
             "If that process is dead, run `ingest-bench net restore`."
         )
-    request = ShapingRequest(link=link, profile=profile)
-    facts = _read_facts_for(request)
-    steps = interface_plan.interface_steps(facts, request, _new_session_ids())
+    facts = read_facts(link, profile)
+    steps = interface_plan.interface_steps(facts, profile, _new_session_ids())
     require_established(facts.ssh_connections)
     return steps
 
@@ -121,30 +115,32 @@ def shape_interface(
     `ssh_limit`.
     """
     require_support(profile)
-    request = ShapingRequest(link=link, profile=profile)
     index = interface_index(link.name)
     with open_session(
         _session_key(index),
         f"{profile.name} on {link.name} {link.traffic}",
         time_limit_s=time_limit_s,
-        resources=(f"interface {index}", *interface_plan.sysctl_files(profile)),
+        resources=(f"interface {index}", *interface_plan.sysctl_files(profile).values()),
         namespace_kinds=("net",),
         on_stage=on_stage,
     ) as opened:
         # Read after locking, when the leftovers of an earlier session are undone.
-        facts = _read_facts_for(request)
+        facts = read_facts(link, profile)
         if facts.index != index:
             raise RunFailed(f"{link.name}: it was replaced by another interface. Try again.")
         ids = _new_session_ids()
-        steps = interface_plan.interface_steps(facts, request, ids)
-        _check_ssh_limit(facts, link, time_limit_s)
+        steps = interface_plan.interface_steps(facts, profile, ids)
+        limit_s = link.ssh_limit_ns / 1e9
+        if facts.ssh_connections and time_limit_s > limit_s:
+            raise SpecError(
+                f"{link.name}: it carries your SSH connection {facts.ssh_connections[0]}, and can be shaped for "
+                f"{limit_s:g} s, not for {time_limit_s:g} s. Shorten the time, or raise --ssh-limit."
+            )
         require_established(facts.ssh_connections)
         opened.apply(steps)
-        _check_queues(facts)
-        _check_routes(facts, request)
-        _check_offloads(facts, request)
+        _verify(facts, profile)
         on_stage("running")
-        shaped = interface_plan.shaped_directions(request)
+        shaped = interface_plan.shaped_directions(facts, profile)
         yield ShapedInterface(facts, profile, opened, {item.direction: ids.ifb(item.side).name for item in shaped})
 
 
@@ -162,24 +158,13 @@ def require_support(profile: Profile) -> None:
             "only root can change a real interface (CAP_NET_ADMIN). "
             "`ingest-bench net exec` shapes a virtual link without root."
         )
-    for part in needed_kernel_parts(profile):
-        _require_kernel_part(part, profile)
-
-
-def needed_kernel_parts(profile: Profile) -> tuple[str, ...]:
-    """Return the parts of a kernel that the profile requires on a real interface, by tc's names."""
-    both = (profile.to_server, profile.to_client)
-    lines = [line for impairment in both for line in netem.qdisc_lines("", impairment, 1500)]
-    filters = any(map(has_effect, both))
-    parts = {
-        "clsact": filters,
-        "u32": filters,
-        "netem": any(" netem " in line for line in lines),
-        "tbf": any(" tbf " in line for line in lines),
-        "mirred": filters,
-        "ifb": filters,
-    }
-    return tuple(name for name, is_needed in parts.items() if is_needed)
+    impairments = (profile.to_server, profile.to_client)
+    if not any(map(has_effect, impairments)):
+        return
+    lines = " ".join(line for impairment in impairments for line in netem.qdisc_lines("", impairment, 1500))
+    for part in ("clsact", "u32", "netem", "tbf", "mirred", "ifb"):
+        if part not in ("netem", "tbf") or f" {part} " in lines:
+            _require_kernel_part(part, profile)
 
 
 def _session_key(index: int) -> str:
@@ -208,84 +193,72 @@ def _require_kernel_part(name: str, profile: Profile) -> None:
         ) from None
 
 
-def _check_ssh_limit(facts: InterfaceFacts, link: RealInterface, time_limit_s: float) -> None:
-    limit_s = link.ssh_limit_ns / 1e9
-    if facts.ssh_connections and time_limit_s > limit_s:
-        raise SpecError(
-            f"{facts.interface}: it carries your SSH connection {facts.ssh_connections[0]}, and can be shaped for "
-            f"{limit_s:g} s, not for {time_limit_s:g} s. Shorten the time, or raise --ssh-limit."
-        )
-
-
-def _check_queues(facts: InterfaceFacts) -> None:
-    """Raise RunFailed if the interface's own queues changed: other traffic would be affected."""
+def _verify(facts: InterfaceFacts, profile: Profile) -> None:
+    """Raise an error if another program or a policy rule has prevented a change, or the kernel did silently."""
     before, now = (
         [qdisc for qdisc in qdiscs if not qdisc.is_filter_block]
-        for qdiscs in (facts.qdiscs, read_qdiscs(facts.interface))
+        for qdiscs in (facts.qdiscs, read_qdiscs(facts.link.name))
     )
     if before != now:
-        raise RunFailed(f"{facts.interface}: another program changed its queues from {before} to {now}")
-
-
-def _check_routes(facts: InterfaceFacts, request: ShapingRequest) -> None:
-    """Raise RunFailed if packets to a host do not take our route: policy rules may choose other tables."""
+        # Other traffic would be affected.
+        raise RunFailed(f"{facts.link.name}: another program changed its queues from {before} to {now}")
     for to in facts.destinations:
-        if route_options(facts, request, to):
-            route = read_used_route(to.address)
-            if str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
-                raise RunFailed(
-                    f"{to.address}: the route with the profile's values is not used, but {route}. See `ip rule`."
-                )
-
-
-def _check_offloads(facts: InterfaceFacts, request: ShapingRequest) -> None:
-    """Raise MissingCapability if an offload does not have its requested state, which the kernel does not report."""
-    if request.profile.offloads:
-        for reason in features.find_unmet(request.profile.offloads, read_features(facts.interface)):
-            raise MissingCapability(f"{facts.interface}: offloads: {reason}. Leave the key out.")
+        route = read_used_route(to.address) if route_options(facts, profile, to) else {}
+        if route and str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
+            raise RunFailed(
+                f"{to.address}: the route with the profile's values is not used, but {route}. See `ip rule`."
+            )
+    if profile.offloads:
+        for reason in features.find_unmet(profile.offloads, read_features(facts.link.name)):
+            raise MissingCapability(f"{facts.link.name}: offloads: {reason}. Leave the key out.")
 
 
 # State of an interface, from the output of ip and tc.
 
 
-def _read_facts_for(request: ShapingRequest) -> InterfaceFacts:
-    with_features = bool(request.profile.offloads)
-    return read_facts(request.link, with_features=with_features, with_upper_devices=request.link.interface_mtu)
-
-
-def read_facts(link: RealInterface, *, with_features: bool, with_upper_devices: bool) -> InterfaceFacts:
+def read_facts(link: RealInterface, profile: Profile) -> InterfaceFacts:
     """Read the state of the interface and the routes over it; SpecError if there is no such interface.
 
     Features are read only if some will change, because that starts a Python process. Upper devices are searched only if
     the interface's MTU will change, because that visits all network namespaces.
     """
     interface = link.name
-    flows = tuple(_make_flow(end, link.port) for end in link.to)
+    flows = tuple(
+        Flow(
+            network=urls.parse_network(end)
+            if end.prefix_bits is not None
+            else ipaddress.ip_network(resolve_host(end.host)),
+            remote_ports=end.ports,
+            local_ports=link.port,
+        )
+        for end in link.to
+    )
     shown = _show_link(interface)
     index = int(shown["ifindex"])
     buffers = {name: _read_text(Path(f"/proc/sys/net/ipv4/{name}")) for name in ("tcp_rmem", "tcp_wmem")}
     return InterfaceFacts(
-        interface=interface,
+        link=link,
         index=index,
         address=str(shown.get("address", "")),
         mtu_bytes=int(shown["mtu"]),
         sizes={name: int(shown[name]) for name in _SIZES if name in shown},
         qdiscs=read_qdiscs(interface),
         is_name_taken=f"if{index}" in _interface_names(),
-        features=read_features(interface) if with_features else {},
+        features=read_features(interface) if profile.offloads else {},
         flows=flows or tuple(Flow(network=network, local_ports=link.port) for network in _ANYWHERE),
         destinations=tuple(
             map(_find_destination, dict.fromkeys(flow.network for flow in flows if flow.network.prefixlen))
         ),
         has_default_route=any(
-            interface in _route_devices(route)
+            interface == hop.get("dev")
             for version in ("-4", "-6")
             for route in _run_json("ip", version, "-j", "route", "show", "default")
+            for hop in (route, *route.get("nexthops", ()))
         ),
         ssh_connections=ssh_connections_over(interface),
         ipv6_mtu_bytes=_read_ipv6_mtu(interface),
-        upper_devices=tuple(_find_upper_devices(interface)) if with_upper_devices else (),
-        foreign_upper_devices=tuple(_find_foreign_upper_devices(index)) if with_upper_devices else (),
+        upper_devices=tuple(_find_upper_devices(interface)) if link.interface_mtu else (),
+        foreign_upper_devices=tuple(_find_foreign_upper_devices(index)) if link.interface_mtu else (),
         sysctls={name: " ".join(value.split()) for name, value in buffers.items() if value},
     )
 
@@ -305,14 +278,9 @@ def resolve_host(host: str) -> IPv4Address | IPv6Address:
 
 def read_qdiscs(interface: str) -> tuple[Qdisc, ...]:
     """Return the interface's present qdiscs."""
-    return parse_qdiscs(_run_json("tc", "-j", "qdisc", "show", "dev", interface))
-
-
-def parse_qdiscs(entries: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
-    """Return the qdiscs of `tc -j qdisc show dev …`."""
     return tuple(
         Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"]), parent=str(entry.get("parent", "")))
-        for entry in entries
+        for entry in _run_json("tc", "-j", "qdisc", "show", "dev", interface)
     )
 
 
@@ -346,28 +314,20 @@ def parse_route_metrics(text: str) -> dict[str, tuple[str, ...]]:
     return metrics
 
 
-def _make_flow(end: RemoteAddress, local_ports: tuple[PortRange, ...]) -> Flow:
-    network = ipaddress.ip_network(resolve_host(end.host)) if end.prefix_bits is None else urls.parse_network(end)
-    return Flow(network=network, remote_ports=end.ports, local_ports=local_ports)
-
-
 def _find_destination(network: IPv4Network | IPv6Network) -> Destination:
     """Return the route to a host, or to the first host of a network: a table may have other routes for parts of it."""
-    address = network.network_address
-    if network.num_addresses > 1:
-        # Neither the network's own address, to which no TCP packets go, nor one of this machine.
-        for number in (*range(1, min(4, network.num_addresses)), 0):
-            address = network[number]
-            route = _get_route(address)
-            if route.get("type") != "local":
-                break
-    else:
+    # Neither a network's own address, to which no TCP packets go, nor one of this machine.
+    for number in (*range(1, min(4, network.num_addresses)), 0):
+        address = network[number]
         route = _get_route(address)
+        is_own_address = route.get("type") == "local"
+        if not is_own_address:
+            break
     return Destination(
         address=address,
         device=str(route.get("dev", "")),
         route=Route() if network.num_addresses > 1 else _read_route(address, route),
-        is_own_address=route.get("type") == "local",
+        is_own_address=is_own_address,
     )
 
 
@@ -417,21 +377,18 @@ def _read_ipv6_mtu(interface: str) -> int | None:
 
 def _find_upper_devices(interface: str) -> Iterator[UpperDevice]:
     """Yield the devices above it in this namespace, lowest first: by `link`, or by `master` of a bridge or bond."""
-    links = [link for link in _run_json("ip", "-j", "-d", "link", "show") if _device_kind(link) != "veth"]
-    masters = {link["ifname"]: link.get("master") for link in _run_json("ip", "-j", "link", "show")}
-    visited, lowers = {interface}, [interface]
-    for lower in lowers:
+    links = _run_json("ip", "-j", "-d", "link", "show")
+    masters = {link["ifname"]: link.get("master") for link in links}
+    visited = [interface]
+    for lower in visited:
         for link in links:
             name = str(link["ifname"])
-            if name not in visited and (link.get("link") == lower or name == masters[lower]):
-                visited.add(name)
-                lowers.append(name)
-                yield UpperDevice(
-                    name=name,
-                    index=int(link["ifindex"]),
-                    mtu_bytes=int(link["mtu"]),
-                    ipv6_mtu_bytes=_read_ipv6_mtu(name),
-                )
+            is_above = (link.get("link") == lower and _device_kind(link) != "veth") or name == masters[lower]
+            if is_above and name not in visited:
+                visited.append(name)
+                mtu_bytes, ipv6_mtu_bytes = int(link["mtu"]), _read_ipv6_mtu(name)
+                index = int(link["ifindex"])
+                yield UpperDevice(name=name, index=index, mtu_bytes=mtu_bytes, ipv6_mtu_bytes=ipv6_mtu_bytes)
 
 
 def _find_foreign_upper_devices(index: int) -> Iterator[str]:
@@ -456,11 +413,6 @@ def _device_kind(link: Mapping[str, Any]) -> str:
     return str(link.get("linkinfo", {}).get("info_kind", ""))
 
 
-def _route_devices(route: Mapping[str, Any]) -> set[str]:
-    hops = [route, *route.get("nexthops", ())]
-    return {str(hop["dev"]) for hop in hops if "dev" in hop}
-
-
 def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip()
@@ -478,9 +430,11 @@ def _run_json(*argv: str) -> list[dict[str, Any]]:
 def ssh_connections_over(interface: str) -> tuple[Connection, ...]:
     """Return the SSH connections of the user's terminal that use the interface or a device above it, such as a bridge.
 
-    A connection uses a device that has its local address, or by which packets to the client leave.
+    They are in SSH_CONNECTION, ours or an ancestor's: sudo does not pass the variable on. A connection uses a device
+    that has its local address, or by which packets to the client leave.
     """
-    connections = find_ssh_connections()
+    parsed = map(parse_ssh_connection, sorted(_read_ssh_variables(os.getpid())))
+    connections = [connection for connection in dict.fromkeys(parsed) if connection is not None]
     if not connections:
         return ()
     devices = {interface, *(upper.name for upper in _find_upper_devices(interface))}
@@ -496,12 +450,6 @@ def ssh_connections_over(interface: str) -> tuple[Connection, ...]:
             return ""
 
     return tuple(item for item in connections if devices & {owners.get(str(item.local)), route_device(item.remote)})
-
-
-def find_ssh_connections() -> tuple[Connection, ...]:
-    """Return the connections of SSH_CONNECTION, ours or an ancestor's: sudo does not pass the variable on."""
-    parsed = (parse_ssh_connection(text) for text in sorted(_read_ssh_variables(os.getpid())))
-    return tuple(dict.fromkeys(connection for connection in parsed if connection is not None))
 
 
 def parse_ssh_connection(text: str) -> Connection | None:

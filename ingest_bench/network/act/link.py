@@ -18,9 +18,9 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -28,7 +28,7 @@ from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.sandbox import Namespace, Sandbox, has_ipv6, require_process_namespaces, sandbox
 from ingest_bench.network.plan import link_plan, netem
-from ingest_bench.network.plan.link_plan import BACKENDS, EndPlan, Layout
+from ingest_bench.network.plan.link_plan import EndPlan, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -140,17 +140,19 @@ class Link:
             raise SpecError(f'profile "{profile.name}": an existing link cannot become {profile.medium}')
         if profile.needs_netem and self.router is None:
             raise SpecError(f'profile "{profile.name}" requires netem, and this link was created without it')
-        if self.router is not None:
-            max_mtu_bytes, conflict = self.layout.max_mtu_bytes, BACKENDS[self.backend].find_conflict(profile)
-            if profile.mtu_bytes > max_mtu_bytes:
-                conflict = f"this link was created for MTUs of at most {max_mtu_bytes}, not {profile.mtu_bytes}"
-            if conflict:
-                raise SpecError(f'profile "{profile.name}": {conflict}')
+        conflict = link_plan.find_uml_conflict(profile) if self.layout.has_uml_router else ""
+        max_mtu_bytes = self.layout.max_mtu_bytes
+        if self.router is not None and profile.mtu_bytes > max_mtu_bytes:
+            conflict = f"this link was created for MTUs of at most {max_mtu_bytes}, not {profile.mtu_bytes}"
+        if conflict:
+            raise SpecError(f'profile "{profile.name}": {conflict}')
         before, self.profile = self.profile, self.layout.adapt(profile)
         self._apply_profile(before)
 
     def cut(self, direction: Direction) -> None:
         """Silently drop all frames of a direction: their MAC address has no receiver. `restore` ends it."""
+        if self.profile.medium == "loopback":
+            raise SpecError('a loopback link cannot be cut. Use a profile with medium = "veth".')
         self._set_next_hop(direction, is_cut=True)
 
     def restore(self, direction: Direction) -> None:
@@ -158,8 +160,6 @@ class Link:
         self._set_next_hop(direction, is_cut=False)
 
     def _set_next_hop(self, direction: Direction, *, is_cut: bool) -> None:
-        if self.profile.medium == "loopback":
-            raise SpecError('a loopback link cannot be cut. Use a profile with medium = "veth".')
         sender = "client" if direction == "to-server" else "server"
         run_steps(link_plan.neighbour_steps(self.layout, sender, is_cut=is_cut), self.places)
 
@@ -174,7 +174,13 @@ class Link:
         try:
             outputs = run_steps(steps, self.places)
         except RunFailed as error:
-            raise _explain_congestion_control(error) from None
+            if "congestion" not in str(error):
+                raise
+            available = system.run(("sysctl", "-n", "net.ipv4.tcp_available_congestion_control")).strip()
+            raise MissingCapability(
+                f"congestion_control: this kernel does not have the profile's. Available: {available}. "
+                "Choose one of them, or load the module as root (modprobe tcp_NAME)."
+            ) from None
         for step, output in outputs:
             if step.name == link_plan.OFFLOADS_STEP:
                 saved = self._kernel_offloads.get(step.namespace, {})
@@ -219,15 +225,13 @@ def join_namespaces(
     )
     with ExitStack() as stack:
         places: dict[str, Place] = {"client": client, "server": server}
-        router_host = None
         if layout.router_namespace is not None:
-            router_host = places[layout.router_namespace] = opened.add_namespace()
+            places[layout.router_namespace] = opened.add_namespace()
 
         def boot_router(argv: Sequence[str]) -> Place:
-            assert router_host is not None  # noqa: S101 - a layout with User-Mode Linux has this namespace
-            return stack.enter_context(uml.boot_uml(router_host, argv))
+            return stack.enter_context(uml.boot_uml(cast(Namespace, places["router host"]), argv))
 
-        run_steps(link_plan.creation_steps(layout), places, {"router": boot_router})
+        run_steps(link_plan.creation_steps(layout), places, boot_router)
         link = Link(
             profile=layout.adapt(profile),
             client=client,
@@ -249,36 +253,32 @@ def join_namespaces(
 def run_steps(
     steps: Iterable[Step],
     places: MutableMapping[str, Place],
-    starters: Mapping[str, Callable[[Sequence[str]], Place]] | None = None,
+    boot_router: Callable[[Sequence[str]], Place] | None = None,
 ) -> list[tuple[Step, str]]:
     """Run the steps in order; return the output of each command that is not batched. RunFailed at the first failure.
 
-    A place that does not exist yet is created by its first command: `starters` maps its argv to the place. Steps of a
+    A place that does not exist yet is the router, which `boot_router` starts by the place's first command. Steps of a
     real interface are run by the ledger, which writes their undo to disk first (`ledger.watchdog.session`).
     """
     outputs = []
     for (place, program), group in groupby(steps, lambda step: (step.namespace, step.action.argv[0])):
         batch = list(group)
         if place not in places:
-            places[place] = (starters or {})[place](batch.pop(0).action.argv)
+            assert boot_router is not None  # noqa: S101 - all other places exist
+            places[place] = boot_router(batch.pop(0).action.argv)
         if program in _BATCH_PROGRAMS and batch:
-            lines = tuple(" ".join(_resolve_namespaces(step, places)[1:]) for step in batch)
+            lines = tuple(" ".join(_resolve_namespaces(step.action.argv[1:], places)) for step in batch)
             places[place].run((program, "-batch", "-"), stdin=link_plan.batch_text(lines))
         else:
             outputs += [(step, places[place].run(step.action.argv)) for step in batch]
     return outputs
 
 
-def _resolve_namespaces(step: Step, places: Mapping[str, Place]) -> tuple[str, ...]:
-    """Return the step's argv, with the holder's pid instead of a namespace's name after the word "netns"."""
-
-    def holder_pid(name: str) -> str:
-        place = places[name]
-        assert isinstance(place, Namespace)  # noqa: S101 - a plan puts devices into namespaces only
-        return str(place.pid)
-
-    pairs = zip(("", *step.action.argv), step.action.argv, strict=False)
-    return tuple(holder_pid(word) if before == "netns" else word for before, word in pairs)
+def _resolve_namespaces(argv: Sequence[str], places: Mapping[str, Place]) -> Iterator[str]:
+    """Yield the words of the argv, with the holder's pid instead of a namespace's name after the word "netns"."""
+    for before, word in pairwise(("", *argv)):
+        # A plan puts devices into namespaces only.
+        yield str(cast(Namespace, places[word]).pid) if before == "netns" else word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,19 +365,22 @@ def find_kernel_netem_problem() -> str:
     """Return why this kernel's netem cannot be used; empty if it can. Tries it."""
     if system.which("tc") is None:
         return "netem: tc not found. Install iproute2."
-    argv = ("tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-    with sandbox() as opened:
-        error = opened.add_namespace().run(argv, check=False).strip()
-    return f'netem: this kernel has no sch_netem (tc: "{error.removeprefix("Error: ")}").' if error else ""
+    error = _try_qdiscs(("qdisc add dev lo root netem delay 1ms",))
+    return f'netem: this kernel has no sch_netem (tc: "{error}").' if error else ""
 
 
 def find_kernel_queue_problem(queue: Queue) -> str:
     """Return why this kernel's queue cannot be used; empty if it can. Tries it."""
-    lines = netem.qdisc_lines("lo", Impairment(rate_bps=10**8, queue=queue, ecn=True), 1500)
+    error = _try_qdiscs(netem.qdisc_lines("lo", Impairment(rate_bps=10**8, queue=queue, ecn=True), 1500))
+    return f'{queue}: not in this kernel (tc: "{error}").' if error else ""
+
+
+def _try_qdiscs(lines: netem.Lines) -> str:
+    """Return the first error that tc reports for these lines in a new namespace; empty if they work."""
     with sandbox() as opened:
-        namespace = opened.add_namespace()
-        error = namespace.run(("tc", "-batch", "-"), stdin=link_plan.batch_text(lines), check=False).strip()
-    return f'{queue}: not in this kernel (tc: "{error.splitlines()[0].removeprefix("Error: ")}").' if error else ""
+        batch = link_plan.batch_text(lines)
+        output = opened.add_namespace().run(("tc", "-batch", "-"), stdin=batch, check=False).strip()
+    return output.partition("\n")[0].removeprefix("Error: ")
 
 
 # By kind of router, in the order of preference: returns why it cannot be used on this machine; empty if it can.
@@ -396,11 +399,13 @@ def choose_backend(netem: str, profiles: Sequence[Profile]) -> str:
     """
     if not any(profile.needs_netem for profile in profiles):
         return "plain"
+    impairments = (impairment for profile in profiles for impairment in (profile.to_server, profile.to_client))
+    queues = sorted({impairment.queue for impairment in impairments} - {"fifo"})
     problems = []
     for backend, find_problem in NETEM_CHECKS.items():
         if netem in ("auto", backend):
-            problem = find_problem() or next(filter(None, map(BACKENDS[backend].find_conflict, profiles)), "")
-            problem = problem or next(filter(None, map(QUEUE_CHECKS[backend], _aqm_queues(profiles))), "")
+            conflicts = map(link_plan.find_uml_conflict, profiles if backend == "uml" else ())
+            problem = find_problem() or next(filter(None, (*conflicts, *map(QUEUE_CHECKS[backend], queues))), "")
             if not problem:
                 return backend
             problems.append(problem)
@@ -422,22 +427,6 @@ def _join_backends(backends: Iterable[str]) -> str:
     return ", ".join(sorted({*backends} - {"plain"})) or "plain"
 
 
-def _aqm_queues(profiles: Sequence[Profile]) -> list[Queue]:
-    impairments = (impairment for profile in profiles for impairment in (profile.to_server, profile.to_client))
-    return sorted({impairment.queue for impairment in impairments if netem.is_aqm(impairment)})
-
-
 def _default_buffers(kind: str) -> tuple[int, ...]:
     """Return the TCP buffer sizes of a new namespace, which are those of the first namespace."""
     return tuple(map(int, Path(f"/proc/sys/net/ipv4/tcp_{kind}").read_text(encoding="ascii").split()))
-
-
-def _explain_congestion_control(error: RunFailed) -> RunFailed | MissingCapability:
-    """Return the error, with the known congestion controls if it is about an unknown one."""
-    if "congestion" not in str(error):
-        return error
-    available = system.run(("sysctl", "-n", "net.ipv4.tcp_available_congestion_control")).strip()
-    return MissingCapability(
-        f"congestion_control: this kernel does not have the profile's. Available: {available}. "
-        "Choose one of them, or load the module as root (modprobe tcp_NAME)."
-    )

@@ -81,14 +81,6 @@ class Sandbox:
         self.holders.append(holder)
         return Namespace(holder.pid, in_user_namespace=not system.is_root())
 
-    def close(self) -> None:
-        """Kill and reap the namespace holders; the kernel removes the devices."""
-        for holder in reversed(self.holders):
-            holder.kill()
-        for holder in self.holders:
-            holder.close()
-        self.holders.clear()
-
 
 def has_ipv6() -> bool:
     """Return True if this kernel has IPv6: User-Mode Linux has none, and it can be disabled at boot."""
@@ -97,12 +89,15 @@ def has_ipv6() -> bool:
 
 @contextmanager
 def sandbox() -> Iterator[Sandbox]:
-    """Yield a sandbox and close it at the end of the block."""
+    """Yield a sandbox; at the end kill and reap the namespace holders, so that the kernel removes the devices."""
     opened = Sandbox()
     try:
         yield opened
     finally:
-        opened.close()
+        for holder in reversed(opened.holders):
+            holder.kill()
+        for holder in opened.holders:
+            holder.close()
 
 
 def require_process_namespaces() -> None:

@@ -15,10 +15,9 @@ import shlex
 import signal
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 REMEDY = "Install it: apt-get install user-mode-linux busybox-static"
 _BOOT_TIMEOUT_S = 60
 _END_TIMEOUT_S = 10
+# Holds the standard error of a command until it ends.
 _STDERR_FILE = "/run/stderr"
 # User-Mode Linux 6.1 may miss that input arrived and sleep on: 4 of 260 commands hung for 10 s on a busy machine. One
 # more byte woke it each time, and an empty line means nothing to a shell. With it, 300 of 300 commands returned.
@@ -58,24 +58,19 @@ echo "User-Mode Linux ended with status $?"
 """
 
 
-class ConsoleReply(NamedTuple):
-    """Output and exit status of a command."""
-
-    stdout: str
-    stderr: str
-    status: int
-
-
 class Console:
-    """A shell at the other end of two pipes, such as a UML console, that runs one command at a time.
+    """A shell at the other end of two pipes, such as a UML console, that runs one command at a time: a `Place`.
 
     A file that User-Mode Linux polls was rejected: each command would take up to a poll interval longer, and it would
     need a place on the host that both may write.
     """
 
-    def __init__(self, to_shell: int, from_shell: int, *, nudge_s: float = NUDGE_S) -> None:
+    def __init__(
+        self, to_shell: int, from_shell: int, *, stderr_file: str = _STDERR_FILE, nudge_s: float = NUDGE_S
+    ) -> None:
         self._to_shell = to_shell
         self._from_shell = from_shell
+        self._stderr_file = stderr_file
         self._nudge_s = nudge_s
         self._nonce = secrets.token_hex(8)
         self._commands = 0
@@ -89,17 +84,27 @@ class Console:
         self._send(f"PS1= PS2=; stty -echo -opost; {first}; echo '{self._nonce[:8]}''{self._nonce[8:]}:hello'\n")
         return self._read_until(f"{self._nonce}:hello\n", timeout_s, "first reply")
 
-    def run(self, argv: Sequence[str], *, stdin: str = "", stderr_file: str, timeout_s: float = 30) -> ConsoleReply:
-        """Run a command. `stderr_file`, which the shell may write, holds its standard error until it ends."""
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
+        """Run a command and return its output, as `system.run`."""
+        stdout, stderr, status = self.read_reply(argv, stdin=stdin or "")
+        if not check:
+            return stdout + stderr
+        if status:
+            output = (stderr.strip() or stdout.strip() or "nothing")[-_OUTPUT_TAIL:]
+            raise RunFailed(f"User-Mode Linux: {' '.join(argv)}: exit status {status}. Output: {output}")
+        return stdout
+
+    def read_reply(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float = 30) -> tuple[str, str, int]:
+        """Run a command and return its output, its standard error and its exit status."""
         self._commands += 1
         mark = f"{self._nonce}:{self._commands}:"
-        self._send(frame_command(argv, stdin, mark, stderr_file))
+        self._send(frame_command(argv, stdin, mark, self._stderr_file))
         text = self._read_until(f"{mark}end\n", timeout_s, shlex.join(argv))
         _, _, output = text.partition(f"{mark}out\n")
         stdout, _, output = output.partition(f"{mark}err\n")
         stderr, _, status = output.rpartition(mark)
         try:
-            return ConsoleReply(stdout, stderr, int(status))
+            return stdout, stderr, int(status)
         except ValueError:
             raise RunFailed(f"console: {shlex.join(argv)}: malformed reply: {text[-_OUTPUT_TAIL:]!r}") from None
 
@@ -142,36 +147,14 @@ def _tail(output: bytes) -> str:
     return output[-_OUTPUT_TAIL:].decode(errors="replace").strip() or "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class UmlRouter:
-    """A running User-Mode Linux: a place where commands run."""
-
-    console: Console
-
-    def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
-        """Run a command inside and return its output, as `system.run`."""
-        reply = self.console.run(argv, stdin=stdin or "", stderr_file=_STDERR_FILE)
-        if not check:
-            return reply.stdout + reply.stderr
-        if reply.status:
-            output = (reply.stderr.strip() or reply.stdout.strip() or "nothing")[-_OUTPUT_TAIL:]
-            raise RunFailed(f"User-Mode Linux: {' '.join(argv)}: exit status {reply.status}. Output: {output}")
-        return reply.stdout
-
-
 @contextmanager
-def boot_uml(router_host: Namespace, argv: Sequence[str]) -> Iterator[UmlRouter]:
-    """Yield User-Mode Linux with packet sockets of that namespace's devices. It dies with us, and leaves no file."""
-    with _start(router_host, argv) as process:
-        console = Console(process.stdin.fileno(), process.stdout.fileno())
-        console.wait_until_ready("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
-        yield UmlRouter(console)
+def boot_uml(router_host: Namespace, argv: Sequence[str]) -> Iterator[Console]:
+    """Yield the console of User-Mode Linux with packet sockets of that namespace's devices.
 
-
-@contextmanager
-def _start(router_host: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
-    """Run User-Mode Linux during the block. At its end no process is left: `unshare` exits after pid 1, pid 1 last."""
-    enter = uml_command([device.outside for device in link_plan.UML_DEVICES])
+    It dies with us and leaves no file. At the end of the block no process is left: `unshare` exits after pid 1, pid 1
+    last.
+    """
+    enter = uml_command([side.outside for side in link_plan.ROUTER_SIDES.values()])
     death_signal = ("setpriv", "--pdeathsig", "KILL")
     namespaces = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
     inside = (*death_signal, *namespaces, "sh", "-c", _PID_1, "pid-1", *argv)
@@ -179,7 +162,9 @@ def _start(router_host: Namespace, argv: Sequence[str]) -> Iterator[system.Child
         pid_1 = int(process.read_line(_BOOT_TIMEOUT_S).removeprefix("ready "))
         try:
             process.write_line("go")
-            yield process
+            console = Console(process.stdin.fileno(), process.stdout.fileno())
+            console.wait_until_ready("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
+            yield console
         finally:
             if process.is_running():
                 with suppress(ProcessLookupError):

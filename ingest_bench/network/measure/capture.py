@@ -151,7 +151,9 @@ def read_capture(path: Path) -> CaptureSummary:
             if packet is None:
                 continue
             if isinstance(packet.payload, ICMP):
-                summary.icmp[_describe_icmp(packet.payload)] += 1
+                message = packet.payload
+                mtu = f", MTU {message.nexthopmtu}" if (message.type, message.code) == (3, 4) else ""
+                summary.icmp[message.sprintf("%ICMP.type% %ICMP.code%") + mtu] += 1
             elif isinstance(packet.payload, TCP):
                 payload_bytes = packet.plen if isinstance(packet, IPv6) else packet.len - 4 * packet.ihl
                 _add_segment(summary, packet, packet.payload, payload_bytes)
@@ -189,11 +191,6 @@ def format_summary(summary: CaptureSummary, lost: int = 0) -> tuple[str, ...]:
     lines += [f"MSS {size:,}: announced {count:,} times" for size, count in sorted(summary.mss.items())]
     lines += [f"ICMP {name}: {count:,}" for name, count in sorted(summary.icmp.items())]
     return (*lines, *([f"not captured, because they came too fast: {format_count(lost, 'frame')}"] if lost else []))
-
-
-def _describe_icmp(message: Any) -> str:
-    words = message.sprintf("%ICMP.type% %ICMP.code%")
-    return f"{words}, MTU {message.nexthopmtu}" if (message.type, message.code) == (3, 4) else words
 
 
 def _add_segment(summary: CaptureSummary, packet: Any, segment: Any, payload_bytes: int) -> None:
@@ -246,33 +243,40 @@ def header_filter() -> list[bpf.Instruction]:
                 (bpf.LOAD_X_CONSTANT, 0, 0, 40),
                 (bpf.JUMP_EQUAL, "TCP", "IP header only", socket.IPPROTO_TCP),
             ],
-            "TCP": [
-                *_check_length(14 + 13),
-                (bpf.LOAD_BYTE_X, 0, 0, 14 + 12),
-                (bpf.AND, 0, 0, 0xF0),
-                (bpf.SHIFT_RIGHT, 0, 0, 2),
-                (bpf.ADD_X, 0, 0, 0),
-                (bpf.ADD, 0, 0, 14),
-                (bpf.RETURN_A, 0, 0, 0),
-            ],
-            "UDP": _keep_x_plus(14 + 8),
-            "ICMP": [
-                *_check_length(14 + 8 + 8),
-                (bpf.LOAD_BYTE_X, 0, 0, 14),
-                *((bpf.JUMP_EQUAL, "returned", 0, kind) for kind in _RETURNING_ICMP_TYPES),
-                *_keep_x_plus(14 + 8),
-            ],
-            "returned": [
-                (bpf.LOAD_HALF_X, 0, 0, 14 + 8 + 6),
-                (bpf.JUMP_IF_BITS, 0, 3, 0x1FFF),
-                *_keep_x_plus(14 + 8 + 20),
-                *_keep_x_plus(14 + 8 + 28),
-            ],
+            **_transport_filters(),
             "IP header only": _keep_x_plus(14),
             "other": [(bpf.JUMP_EQUAL, 0, "short", 0x0806), (bpf.RETURN, 0, 0, 14 + 28)],
             "short": [(bpf.RETURN, 0, 0, 14)],
         }
     )
+
+
+def _transport_filters() -> dict[str, list[bpf.LabelledInstruction]]:
+    """Return the parts for the headers after the IP header, whose length is in X."""
+    return {
+        "TCP": [
+            *_check_length(14 + 13),
+            (bpf.LOAD_BYTE_X, 0, 0, 14 + 12),
+            (bpf.AND, 0, 0, 0xF0),
+            (bpf.SHIFT_RIGHT, 0, 0, 2),
+            (bpf.ADD_X, 0, 0, 0),
+            (bpf.ADD, 0, 0, 14),
+            (bpf.RETURN_A, 0, 0, 0),
+        ],
+        "UDP": _keep_x_plus(14 + 8),
+        "ICMP": [
+            *_check_length(14 + 8 + 8),
+            (bpf.LOAD_BYTE_X, 0, 0, 14),
+            *((bpf.JUMP_EQUAL, "returned", 0, kind) for kind in _RETURNING_ICMP_TYPES),
+            *_keep_x_plus(14 + 8),
+        ],
+        "returned": [
+            (bpf.LOAD_HALF_X, 0, 0, 14 + 8 + 6),
+            (bpf.JUMP_IF_BITS, 0, 3, 0x1FFF),
+            *_keep_x_plus(14 + 8 + 20),
+            *_keep_x_plus(14 + 8 + 28),
+        ],
+    }
 
 
 def _check_length(count: int) -> list[bpf.LabelledInstruction]:

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.network import LinkCheck
 from ingest_bench.network.measure import expected, qdiscs
-from ingest_bench.network.measure.direction_check import PATIENCE_S, DirectionCheck, measure_repeatedly
-from ingest_bench.network.measure.meter_pair import MeterPair, start_meters
+from ingest_bench.network.measure.direction_check import (
+    PATIENCE_S,
+    DirectionCheck,
+    MeterPair,
+    measure_repeatedly,
+    start_meters,
+)
 from ingest_bench.network.measure.readings import start_counting
 from ingest_bench.network.plan import netem
 from ingest_bench.network.plan.link_plan import DIRECTIONS, UNUSED_MAC, impairment_of
@@ -26,8 +31,6 @@ if TYPE_CHECKING:
     from ingest_bench.network.act.link import Link
     from ingest_bench.network.plan.link_plan import Direction
 
-_RTT_TOLERANCE = 0.05
-_MIN_RTT_TOLERANCE_NS = 10**6
 # A probe of `meter`, with its headers.
 _PING_BYTES = 16 + 28 + netem.ETHERNET_HEADER_BYTES
 
@@ -41,12 +44,10 @@ def check_link(link: Link) -> tuple[LinkCheck, ...]:
     # Both directions at once if one would mostly wait; on a short link they would compete for the CPU. The threads only
     # write to the meters' pipes and read from them.
     concurrency = 2 if expected.is_long(profile) else 1
+    rtt_s = sum(map(expected.longest_delay_s, (profile.to_server, profile.to_client)))
     with start_meters(link, pairs=concurrency) as pairs:
         (client, server), (other_client, other_server) = pairs[0], pairs[-1]
-        run_numbers, rtt_s = (
-            itertools.count(1),
-            sum(map(expected.longest_delay_s, (profile.to_server, profile.to_client))),
-        )
+        run_numbers = itertools.count(1)
         to_server = MeterPair(client, server, run_numbers, rtt_s)
         to_client = MeterPair(other_server, other_client, run_numbers, rtt_s)
         directions = (
@@ -63,13 +64,20 @@ def check_link(link: Link) -> tuple[LinkCheck, ...]:
 
 def describe_state(link: Link) -> str:
     """Describe the qdiscs of both directions and the MTU; RunFailed if they are not those of the link's profile."""
+    words = []
     with link.lock:
-        words = [f"{direction} {_describe_queues(link, direction)}" for direction in DIRECTIONS]
-        mtus = {end.device: _read_mtu(link, number) for number, end in enumerate(link.ends)}
         expected_mtu = link.profile.mtu_bytes
-    for device, mtu_bytes in mtus.items():
-        if mtu_bytes != expected_mtu:
-            raise RunFailed(f"the MTU of {device} is {mtu_bytes}, not {expected_mtu}")
+        for direction in DIRECTIONS:
+            differences, description = _compare_queues(link, direction)
+            if differences:
+                raise RunFailed(
+                    f"{direction}: {'; '.join(differences)}. Another program has changed the link's queues."
+                )
+            words.append(f"{direction} {description}")
+        for end in link.ends:
+            (shown,) = json.loads(end.namespace.run(("ip", "-j", "link", "show", "dev", end.device)))
+            if shown["mtu"] != expected_mtu:
+                raise RunFailed(f"the MTU of {end.device} is {shown['mtu']}, not {expected_mtu}")
     return f"{', '.join(words)}, MTU {expected_mtu}"
 
 
@@ -100,13 +108,11 @@ def typical_rtt(rtts: list[int], expected_ns: float, impairments: tuple[Impairme
 def _check_rtt(meters: MeterPair, link: Link) -> Iterator[LinkCheck]:
     """Check the round trip of an idle link. Its median is a column and no check: a busy machine affects it."""
     impairments = (link.profile.to_server, link.profile.to_client)
-    delays_ns = [expected.delay_ns(impairment) for impairment in impairments]
-    if None in delays_ns or any(impairment.reorder_ppm and impairment.jitter_ns for impairment in impairments):
+    round_trip_ns = expected.round_trip_ns(impairments, _PING_BYTES)
+    if round_trip_ns is None:
         return
-    expected_ns = sum(delay_ns for delay_ns in delays_ns if delay_ns is not None)
+    expected_ns, tolerance_ns = round_trip_ns
     wait_s = sum(map(expected.longest_delay_s, impairments)) + 0.3
-    wire_ns = sum(expected.wire_ns(impairment, _PING_BYTES) for impairment in impairments)
-    tolerance_ns = max(_RTT_TOLERANCE * expected_ns, _MIN_RTT_TOLERANCE_NS) + wire_ns
 
     def measure(attempt: int) -> tuple[str, bool]:
         plan = expected.plan_pings(impairments, attempt)
@@ -127,7 +133,7 @@ def _check_qdiscs(link: Link, direction: Direction) -> LinkCheck:
     """Check the kernel's qdiscs, read back."""
     _, device = link.shaping_device(direction)
     differences, _ = _compare_queues(link, direction)
-    impairment, by_netem = impairment_of(link.profile, direction), link.layout.rate_by_netem
+    impairment, by_netem = impairment_of(link.profile, direction), link.layout.has_uml_router
     lines = netem.qdisc_lines(device, impairment, link.profile.mtu_bytes, rate_by_netem=by_netem)
     options = [re.split(" handle | classid ", line)[1].partition(" ")[2] for line in lines]
     return LinkCheck(
@@ -145,23 +151,10 @@ def _compare_queues(link: Link, direction: Direction) -> tuple[list[str], str]:
     place, device = link.shaping_device(direction)
     output = place.run(qdiscs.show_argv(device))
     classes = place.run(qdiscs.show_classes_argv(device)) if netem.has_hfsc_class(impairment) else ""
-    by_netem = link.layout.rate_by_netem
+    by_netem = link.layout.has_uml_router
     differences = qdiscs.find_differences(output, impairment, link.profile.mtu_bytes, rate_by_netem=by_netem)
     differences += qdiscs.find_class_differences(classes, impairment)
     return differences, qdiscs.describe_qdiscs(output, classes)
-
-
-def _describe_queues(link: Link, direction: Direction) -> str:
-    differences, description = _compare_queues(link, direction)
-    if differences:
-        raise RunFailed(f"{direction}: {'; '.join(differences)}. Another program has changed the link's queues.")
-    return description
-
-
-def _read_mtu(link: Link, number: int) -> int:
-    end = link.ends[number]
-    (shown,) = json.loads(end.namespace.run(("ip", "-j", "link", "show", "dev", end.device)))
-    return int(shown["mtu"])
 
 
 def _ms(time_ns: float) -> str:

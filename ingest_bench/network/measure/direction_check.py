@@ -1,16 +1,19 @@
-"""Measure one direction of a link, and compare each property with its profile."""
+"""Measure one direction of a link by a meter at each end, and compare each property with its profile."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ingest_bench import units
+from ingest_bench import system, units
+from ingest_bench.errors import RunFailed
 from ingest_bench.host.cpu import compute_stolen_share, read_stolen_ticks
 from ingest_bench.model.network import LinkCheck
 from ingest_bench.network.measure import expected
@@ -20,7 +23,7 @@ from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.measure.meter_pair import MeterPair
+    from ingest_bench.network.act.link import Link
     from ingest_bench.network.plan.link_plan import Direction
 
 # Waits before each attempt. A busy machine can spoil a measurement; it does not make a bad link look good.
@@ -32,6 +35,7 @@ _RATE_WAITS_S = (*_NO_WAITS_S, 2, 4)
 # 1 Gbit/s, and 1000 in each of 22 checks after that.
 _MAX_STOLEN_SHARE = 0.02
 PATIENCE_S = 45.0
+_REPLY_LIMIT_S = 60.0
 _PROBE_BYTES = 128
 _RATE_TOLERANCE = 0.05
 # For a peak rate of 110% with two frames at once, and what a busy machine adds.
@@ -72,6 +76,87 @@ def measure_repeatedly(
     if not passed and stolen >= _MAX_STOLEN_SHARE:
         text += f"; a hypervisor stole {stolen:.0%} of this machine's CPU time"
     return LinkCheck(name=name, expected=expected_text, measured=text, tolerance=tolerance, passed=passed)
+
+
+@dataclass(slots=True)
+class RemoteMeter:
+    """Our end of a `meter` child."""
+
+    child: system.Child
+    sockets: dict[str, list[Any]]
+    """Addresses and ports of its "udp" and "tcp" socket."""
+
+    def start(self, operation: str, **arguments: Any) -> None:
+        """Start an operation; `read_reply` returns its reply."""
+        self.child.write_line(json.dumps({"operation": operation, **arguments}))
+
+    def read_reply(self, limit_s: float = _REPLY_LIMIT_S) -> dict[str, Any]:
+        """Return the meter's next line."""
+        reply: dict[str, Any] = json.loads(self.child.read_line(limit_s))
+        if "error" in reply:
+            raise RunFailed(f"{self.child.name}: {reply['error']}")
+        return reply
+
+
+@dataclass(slots=True)
+class MeterPair:
+    """The meters of one direction: sender and receiver."""
+
+    sender: RemoteMeter
+    receiver: RemoteMeter
+    run_numbers: Iterator[int]
+    longest_rtt_s: float = 0.0
+    """The shortest TCP transfer takes some round trips, so long ones extend the limits."""
+
+    @property
+    def _max_s(self) -> float:
+        """The limit of an operation, in addition to its sending time."""
+        return _REPLY_LIMIT_S / 2 + 3 * self.longest_rtt_s
+
+    def send_probes(
+        self, operation: str, *, quiet_s: float, tail_s: float = 0.0, seconds: float = 0.0, **sending: Any
+    ) -> tuple[Any, Any]:
+        """Send probes, which takes `seconds`; return the replies of sender and receiver."""
+        run = {"run": next(self.run_numbers)}
+        receiving = {"quiet_s": quiet_s, "tail_s": tail_s, "max_s": self._max_s + seconds}
+        return self.run_both(operation, run | sending, "collect", run | receiving, seconds)
+
+    def measure_rtts_ns(self, count: int, every_s: float, wait_s: float) -> list[int]:
+        """Return round-trip times, shortest first."""
+        run, seconds = {"run": next(self.run_numbers)}, count * every_s
+        sending = {"count": count, "every_s": every_s, "wait_s": wait_s}
+        receiving = {"quiet_s": wait_s + 1, "max_s": self._max_s + seconds}
+        reply, _ = self.run_both("ping", run | sending, "echo", run | receiving, seconds)
+        return sorted(reply["rtts_ns"])
+
+    def run_transfer(self, seconds: float, max_bytes: int, sampling: int) -> tuple[Any, Any]:
+        """Make a short TCP transfer; return the sender's TCP data about it, and the receiver's frame sizes."""
+        sending = {"seconds": seconds, "max_bytes": max_bytes, "connect_s": self._max_s}
+        return self.run_both("pour", sending, "sink", {"max_s": self._max_s, "sampling": sampling})
+
+    def run_both(
+        self, send: str, sending: dict[str, Any], receive: str, receiving: dict[str, Any], seconds: float = 0.0
+    ) -> tuple[Any, Any]:
+        """Start both operations, the receiver's first; return the replies of sender and receiver."""
+        self.receiver.start(receive, **receiving)
+        self.receiver.read_reply()
+        self.sender.start(send, to=self.receiver.sockets["tcp" if send == "pour" else "udp"], **sending)
+        # Each ends earlier by itself: its own limit is half of this.
+        limit_s = 2 * self._max_s + seconds
+        return self.sender.read_reply(limit_s), self.receiver.read_reply(limit_s)
+
+
+@contextmanager
+def start_meters(link: Link, *, pairs: int) -> Iterator[list[tuple[RemoteMeter, RemoteMeter]]]:
+    """Yield pairs of a meter in the client's and one in the server's namespace."""
+    with ExitStack() as stack:
+        children = []
+        for end in link.ends * pairs:
+            argv = system.build_module_argv("ingest_bench.network.measure.meter", end.address, end.device)
+            child = system.Child(end.namespace.command(argv), name=f"link check: the meter at {end.address}")
+            children.append(stack.enter_context(child))
+        ready = [RemoteMeter(child, json.loads(child.read_line())) for child in children]
+        yield list(zip(ready[::2], ready[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,23 +311,19 @@ class DirectionCheck:
         self, name: str, share: float, count: Callable[[int], tuple[int, int]], factor: float = 1.0
     ) -> LinkCheck:
         def measure(attempt: int) -> tuple[str, bool]:
-            events, sent = count(attempt)
-            low, high = netem.wilson_interval(events, sent, factor) if sent else (0.0, 1.0)
-            text = f"{units.format_ppm(low * _MILLION)} to {units.format_ppm(high * _MILLION)} ({events} of {sent})"
-            # A share of 0 allows no event: an interval around one lost packet would contain 0 only by its width.
-            return text, bool(sent) and (low <= share <= high if share else events == 0)
+            return judge_share(*count(attempt), share, factor)
 
         tolerance = "inside the 99% interval" if share else "none"
         return measure_repeatedly(f"{name} {self.direction}", units.format_ppm(share * _MILLION), tolerance, measure)
 
     def _check_tcp(self) -> Iterator[LinkCheck]:
         @functools.cache
-        def transfer(attempt: int) -> tuple[dict[str, int], dict[int, int], str]:
+        def transfer(attempt: int) -> tuple[dict[str, Any], dict[int, int]]:
             max_bytes = expected.transfer_bytes(self.profile, self.impairment, _TRANSFER_S)
             is_short = attempt > 1 or max_bytes < _FEW_FRAMES * expected.mss_bytes(self.profile)
             sampling = 1 if is_short else sampling_ratio(self._rate_bps)
             sent, received = self.meters.run_transfer(_TRANSFER_S * attempt, max_bytes, sampling)
-            return sent, {int(size): count for size, count in received["frames"].items()}, sent["congestion_control"]
+            return sent, {int(size): count for size, count in received["frames"].items()}
 
         mss_bytes = expected.mss_bytes(self.profile)
 
@@ -251,10 +332,10 @@ class DirectionCheck:
             return str(measured), measured == mss_bytes
 
         yield measure_repeatedly(f"mss {self.direction}", str(mss_bytes), "exact", measure_mss)
-        used = transfer(1)[2]
-        wanted = self.profile.link_congestion_control
+        used = transfer(1)[0]["congestion_control"]
+        control = self.profile.link_congestion_control
         name = f"congestion control {self.direction}"
-        yield measure_repeatedly(name, wanted, "exact", lambda _: (used, used == wanted))
+        yield LinkCheck(name=name, expected=control, measured=used, tolerance="exact", passed=used == control)
         if self.profile.gso_max_segs == 1:
             full = expected.full_frame_bytes(self.profile)
             yield measure_repeatedly(
@@ -267,7 +348,15 @@ class DirectionCheck:
     def _measure_rate(self, rate_bps: int, attempt: int) -> tuple[str, bool]:
         plan = expected.plan_flood(self.impairment, self.profile.mtu_bytes, attempt)
         max_s = plan.seconds * 2 + self._quiet_s + 1
-        points = self.meters.send_flood(plan.seconds, self.profile.mtu_bytes, plan.per_s, plan.packets_per_send, max_s)
+        sending = {
+            "seconds": plan.seconds,
+            "mtu_bytes": self.profile.mtu_bytes,
+            "per_s": plan.per_s,
+            "packets_per_send": plan.packets_per_send,
+        }
+        # With busy processes User-Mode Linux paused for 50 ms in the middle of a flood, and then made up for it.
+        _, reply = self.meters.run_both("flood", sending, "wire", {"seconds": max_s, "quiet_s": 0.2})
+        points = [(at, count) for at, count in reply["points"]]
         # The first bytes are what the bucket had saved.
         began = next((at for at, count in points if count != points[0][1]), 0.0)
         steady = [point for point in points if point[0] > began + plan.seconds / 10]
@@ -277,15 +366,29 @@ class DirectionCheck:
     def _measure_bursts(self, plan: expected.BurstPlan, attempt: int) -> tuple[str, bool]:
         # Longer than a frame takes: it ends each burst that lost some.
         quiet_s = self._quiet_s + 2 * plan.seconds / plan.frames
-        bursts = self.meters.send_bursts(
-            plan.times * min(attempt, len(_RATE_WAITS_S)),
-            packets=plan.frames,
-            mtu_bytes=self.profile.mtu_bytes,
-            frame_bytes=plan.frame_bytes,
-            quiet_s=quiet_s,
-            pause_s=plan.pause_s,
-        )
+        sending = {"packets": plan.frames, "mtu_bytes": self.profile.mtu_bytes}
+        receiving = {
+            "frames": plan.frames,
+            "frame_bytes": plan.frame_bytes,
+            "quiet_s": quiet_s,
+            "max_s": quiet_s + 1,
+            "pause_s": plan.pause_s,
+        }
+        bursts: list[list[int]] = []
+        for left in reversed(range(plan.times * min(attempt, len(_RATE_WAITS_S)))):
+            _, reply = self.meters.run_both("burst", sending, "arrivals", receiving | {"last": left == 0})
+            bursts.append(reply["moments_ns"])
         return judge_bursts(bursts, plan)
+
+
+def judge_share(events: int, sent: int, share: float, factor: float) -> tuple[str, bool]:
+    """Return the 99% interval of a share as text, and True if the expected share is inside.
+
+    A share of 0 allows no event: an interval around one lost packet would contain 0 only by its width.
+    """
+    low, high = netem.wilson_interval(events, sent, factor) if sent else (0.0, 1.0)
+    text = f"{units.format_ppm(low * _MILLION)} to {units.format_ppm(high * _MILLION)} ({events} of {sent})"
+    return text, bool(sent) and (low <= share <= high if share else events == 0)
 
 
 def judge_bursts(bursts: list[list[int]], plan: expected.BurstPlan) -> tuple[str, bool]:

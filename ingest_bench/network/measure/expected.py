@@ -16,6 +16,8 @@ from ingest_bench.network.plan.netem import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ingest_bench.model.network import Impairment, Profile
 
 _MILLION = 10**6
@@ -37,6 +39,7 @@ _EVENTS = 30
 # From the first to the third quartile, in jitters: of a uniform distribution, and of iproute2's tables.
 _INTERQUARTILE_RANGES = {"uniform": 1.0, "normal": 1.349, "pareto": 0.649, "paretonormal": 0.824}
 _LONG_RTT_S = 0.15
+_RTT_TOLERANCE, _MIN_RTT_TOLERANCE_NS = 0.05, 10**6
 # Later attempts send more probes, up to this many times as many.
 _MAX_SCALE = 3
 # How late a timer of User-Mode Linux may be with busy processes; its netem then makes up for it at once: over 0.1 s
@@ -91,6 +94,21 @@ def delay_ns(impairment: Impairment) -> float | None:
     if impairment.slot_min_ns is not None or not has_full_jitter(impairment):
         return None
     return impairment.delay_ns
+
+
+def round_trip_ns(impairments: Sequence[Impairment], frame_bytes: int) -> tuple[float, float] | None:
+    """Return the delay of both directions, and its tolerance; None if the profile does not define it.
+
+    The tolerance is the larger of 5% and 1 ms, and the time of such a frame on the wire.
+    """
+    total_ns = 0.0
+    for impairment in impairments:
+        one_way_ns = delay_ns(impairment)
+        if one_way_ns is None or (impairment.reorder_ppm and impairment.jitter_ns):
+            return None
+        total_ns += one_way_ns
+    wires_ns = sum(wire_ns(impairment, frame_bytes) for impairment in impairments)
+    return total_ns, max(_RTT_TOLERANCE * total_ns, _MIN_RTT_TOLERANCE_NS) + wires_ns
 
 
 def has_full_jitter(impairment: Impairment) -> bool:
@@ -185,19 +203,13 @@ def plan_flood(impairment: Impairment, mtu_bytes: int, attempt: int) -> FloodPla
         saved_s = bucket_bytes(impairment, mtu_bytes) * 8 / rate if impairment.rate_bps else 0
     window_s = min(1.0, max(0.1, 100 / frames_per_s, 30 * saved_s)) * (1 + (attempt - 1) % 3)
     per_s = math.ceil(1.5 * frames_per_s / arriving)
-    packets_per_send = _packets_per_send(impairment, mtu_bytes, per_s)
-    return FloodPlan(seconds=2.5 * window_s, per_s=per_s, packets_per_send=packets_per_send, window_s=window_s)
-
-
-def _packets_per_send(impairment: Impairment, mtu_bytes: int, per_s: int) -> int:
-    """Return half of what may leave together, so that the queue need not split it and a late timer loses nothing.
-
-    With 44 packets at a time a queue had to split them: with 5 busy processes 32 to 39% of 1 Gbit/s was left, instead
-    of 99%. If less than 4 frames may leave together, a send is short compared to the queue, which drops the rest.
-    """
-    frames = batch_bytes(impairment, mtu_bytes) // (mtu_bytes + ETHERNET_HEADER_BYTES)
+    # Half of what may leave together, so that the queue need not split it and a late timer loses nothing. With 44
+    # packets at a time a queue had to split them: with 5 busy processes 32 to 39% of 1 Gbit/s was left, instead of 99%.
+    # If less than 4 frames may leave together, a send is short compared to the queue, which drops the rest.
+    together = batch_bytes(impairment, mtu_bytes) // frame_bytes
     # A datagram is smaller than 64 KiB.
-    return max(1, min(44, 65000 // mtu_bytes, frames // 2 if frames > 3 else per_s // 500))
+    packets_per_send = max(1, min(44, 65000 // mtu_bytes, together // 2 if together > 3 else per_s // 500))
+    return FloodPlan(2.5 * window_s, per_s, packets_per_send, window_s)
 
 
 @dataclass(frozen=True, slots=True)

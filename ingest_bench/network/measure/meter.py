@@ -1,8 +1,8 @@
 """Child process that measures a link from inside one of its namespaces: JSON lines in, JSON lines out.
 
-`python -m ingest_bench.network.measure.meter ADDRESS DEVICE` first prints its ports; then each request is an operation
-of `Meter` with its arguments, with one reply (two for operations that receive: the first says that it is ready). Clocks
-are CLOCK_MONOTONIC, the same in both namespaces, so that one-way delays can be measured.
+`python -m ingest_bench.network.measure.meter ADDRESS DEVICE` first prints the addresses of its sockets. Then each
+request is an operation of `Meter` with its arguments, with one reply (two for operations that receive: the first says
+that it is ready). Clocks are CLOCK_MONOTONIC, the same in both namespaces, so that one-way delays can be measured.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import socket
 import struct
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.network.measure import tcp_info
-from ingest_bench.network.measure.wire import FrameSampler
+from ingest_bench.network.measure.wire import FrameSampler, read_device_counters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator
 
 # Run, number, send time. A run is one operation: late packets of a run are not taken for those of the next.
 _PROBE = struct.Struct("=IIq")
@@ -39,27 +39,6 @@ _QUIET_BYTES = 1000
 _FLOOD_BYTES = 20_000
 
 
-class BurstReceiver:
-    """Records when the frames of several bursts arrive.
-
-    One packet socket for all bursts: the kernel takes 10 ms to close one (net/core/dev.c, synchronize_net), and a new
-    one has timestamps only after a while.
-    """
-
-    def __init__(self, device: str, destination: str) -> None:
-        self.frames = FrameSampler(device, destination, 1)
-        self._is_new = True
-
-    def wait_before_burst(self, pause_s: float) -> None:
-        """Wait for the pause before a burst, and discard frames of the burst before."""
-        if self._is_new:
-            self.frames.enable_timestamps()
-            self._is_new = False
-        else:
-            time.sleep(pause_s)
-            self.frames.drain()
-
-
 class Meter:
     """The sockets of one end, and the operations on them."""
 
@@ -73,11 +52,9 @@ class Meter:
         # A sender keeps its segments below half of the largest window that it was offered (tcp_bound_to_half_wnd):
         # with the default buffer a loopback's MSS of 65483 would depend on how soon the window grew.
         self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        self.burst_receiver: BurstReceiver | None = None
-
-    def ports(self) -> dict[str, int]:
-        """Return the ports of its sockets."""
-        return {"udp": self.udp.getsockname()[1], "tcp": self.tcp.getsockname()[1]}
+        # One packet socket for all bursts: the kernel takes 10 ms to close one (net/core/dev.c, synchronize_net), and a
+        # new one has timestamps only after a while.
+        self.burst_frames: FrameSampler | None = None
 
     def collect(self, run: int, quiet_s: float, tail_s: float, max_s: float) -> dict[str, Any]:
         """Receive the probes of that run, until `tail_s` after its end, or until none arrives for `quiet_s`.
@@ -86,18 +63,8 @@ class Meter:
         """
         delays, numbers, sizes = [], [], []
         overflowed_before = _count_overflows()
-        _reply({"ready": True})
-        until = time.monotonic() + max_s
-        while (left := until - time.monotonic()) > 0:
-            if not select.select([self.udp], [], [], min(quiet_s, left))[0]:
-                break
-            datagram = self.udp.recv(1 << 17)
-            probe_run, number, sent_ns = _PROBE.unpack_from(datagram)
-            if probe_run != run:
-                continue
-            if number == _END:
-                until = min(until, time.monotonic() + tail_s)
-                continue
+        for datagram, _ in self._receive_probes(run, quiet_s, tail_s, max_s):
+            _, number, sent_ns = _PROBE.unpack_from(datagram)
             delays.append(time.monotonic_ns() - sent_ns)
             numbers.append(number)
             sizes.append(len(datagram) + _IP_UDP_HEADERS_BYTES)
@@ -105,21 +72,25 @@ class Meter:
         return {"numbers": numbers, "delays_ns": delays, "packets_bytes": sizes, "overflowed": overflowed}
 
     def echo(self, run: int, quiet_s: float, max_s: float) -> dict[str, Any]:
-        """Send probes back until the run's end; return their number."""
+        """Send probes back until the run's end, or until none arrives for `quiet_s`."""
+        for datagram, sender in self._receive_probes(run, quiet_s, 0, max_s):
+            self.udp.sendto(datagram, sender)
+        return {}
+
+    def _receive_probes(
+        self, run: int, quiet_s: float, tail_s: float, max_s: float
+    ) -> Iterator[tuple[bytes, tuple[str, int]]]:
         _reply({"ready": True})
-        count, until = 0, time.monotonic() + max_s
+        until = time.monotonic() + max_s
         while (left := until - time.monotonic()) > 0:
             if not select.select([self.udp], [], [], min(quiet_s, left))[0]:
-                break
+                return
             datagram, sender = self.udp.recvfrom(1 << 17)
             probe_run, number, _ = _PROBE.unpack_from(datagram)
-            if probe_run != run:
-                continue
-            if number == _END:
-                break
-            self.udp.sendto(datagram, sender)
-            count += 1
-        return {"count": count}
+            if probe_run == run and number == _END:
+                until = min(until, time.monotonic() + tail_s)
+            elif probe_run == run:
+                yield datagram, sender
 
     def ping(self, run: int, to: list[Any], count: int, every_s: float, wait_s: float) -> dict[str, Any]:
         """Return the round-trip times of probes, each sent without waiting for the reply to the one before."""
@@ -136,7 +107,7 @@ class Meter:
                 if probe_run == run:
                     rtts.append(time.monotonic_ns() - sent_ns)
         self._send_end(run, to)
-        return {"rtts_ns": rtts, "sent": sent}
+        return {"rtts_ns": rtts}
 
     def sizes(self, run: int, to: list[Any], packets_bytes: list[int]) -> dict[str, Any]:
         """Send IP packets of these sizes with don't-fragment; return sizes that this end's own stack refused."""
@@ -163,7 +134,7 @@ class Meter:
                 began -= early_s
             self.udp.sendto(_PROBE.pack(run, number, time.monotonic_ns()) + padding, tuple(to))
         self._send_end(run, to)
-        return {"seconds": time.monotonic() - began}
+        return {}
 
     def burst(self, to: list[Any], packets: int, mtu_bytes: int) -> dict[str, Any]:
         """Send full packets at once."""
@@ -176,19 +147,23 @@ class Meter:
                 # A socket each: the kernel limits what one has in the queue, and would make it wait.
                 sender = stack.enter_context(_open_flood_socket(packet if count > 1 else None))
                 sender.sendto(bytes(packet * count), tuple(to))
-        return {"packets": packets}
+        return {}
 
     def arrivals(
         self, frames: int, frame_bytes: int, quiet_s: float, max_s: float, pause_s: float, last: bool
     ) -> dict[str, Any]:
         """Return when the frames of a burst arrived, sent after a pause; `last` ends a series of bursts."""
-        self.burst_receiver = self.burst_receiver or BurstReceiver(self.device, self.address)
-        self.burst_receiver.wait_before_burst(pause_s)
+        if self.burst_frames is None:
+            self.burst_frames = FrameSampler(self.device, self.address, 1)
+            self.burst_frames.enable_timestamps()
+        else:
+            time.sleep(pause_s)
+            self.burst_frames.drain()
         _reply({"ready": True})
-        moments_ns = self.burst_receiver.frames.wait_for_arrivals(frame_bytes, frames, quiet_s, max_s)
+        moments_ns = self.burst_frames.wait_for_arrivals(frame_bytes, frames, quiet_s, max_s)
         if last:
-            self.burst_receiver.frames.close()
-            self.burst_receiver = None
+            self.burst_frames.close()
+            self.burst_frames = None
         self._discard_waiting()
         return {"moments_ns": moments_ns}
 
@@ -216,7 +191,7 @@ class Meter:
                         sent += packets_per_send
                     except BlockingIOError:
                         continue
-        return {"packets": sent}
+        return {}
 
     def wire(self, seconds: float, quiet_s: float) -> dict[str, Any]:
         """Return the bytes that the device received over time, until it has been quiet for `quiet_s`."""
@@ -224,7 +199,7 @@ class Meter:
         _reply({"ready": True})
         until = time.monotonic() + seconds
         while (before_s := time.monotonic()) < until:
-            count = _read_received_bytes(self.device)
+            count = read_device_counters()[self.device][0]
             now = time.monotonic()
             # A pause between clock and counter would falsify a rate.
             if now - before_s < _MAX_CLOCK_ERROR_S:
@@ -244,19 +219,15 @@ class Meter:
         connection, _ = self.tcp.accept()
         with connection:
             connection.settimeout(0.02)
-            received, until = 0, time.monotonic() + max_s
+            until = time.monotonic() + max_s
             while time.monotonic() < until:
                 frames.drain()
-                try:
-                    block = connection.recv(1 << 18)
-                except TimeoutError:
-                    continue
-                received += len(block)
-                if not block:
-                    break
+                with suppress(TimeoutError):
+                    if not connection.recv(1 << 18):
+                        break
         frames.drain()
         frames.close()
-        return {"received_bytes": received, "frames": dict(frames.counts)}
+        return {"frames": dict(frames.counts)}
 
     def pour(self, to: list[Any], seconds: float, max_bytes: int, connect_s: float) -> dict[str, Any]:
         """Send over one TCP connection for that time; return the kernel's data about it."""
@@ -269,12 +240,7 @@ class Meter:
             congestion = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             info = tcp_info.parse_tcp_info(0, 0, raw_info)
             connection.shutdown(socket.SHUT_WR)
-        return {
-            "sent_bytes": sent,
-            "mss_bytes": info.send_mss_bytes,
-            "announced_mss_bytes": info.announced_mss_bytes,
-            "congestion_control": congestion.rstrip(b"\0").decode(),
-        }
+        return {"mss_bytes": info.send_mss_bytes, "congestion_control": congestion.rstrip(b"\0").decode()}
 
     def _send_end(self, run: int, to: list[Any]) -> None:
         """Send the end of a run several times: it may be lost, too."""
@@ -301,14 +267,6 @@ def _open_flood_socket(segment_bytes: int | None) -> socket.socket:
     return opened
 
 
-def _read_received_bytes(device: str) -> int:
-    for line in Path("/proc/net/dev").read_text(encoding="ascii", errors="replace").splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == device:
-            return int(numbers.split()[0])
-    raise LookupError(device)
-
-
 def _count_overflows() -> int:
     """Return how many datagrams found no room in a socket. A socket's own count includes corrupt ones."""
     lines = Path("/proc/net/snmp").read_text(encoding="ascii").splitlines()
@@ -319,16 +277,11 @@ def _count_overflows() -> int:
 def main() -> None:
     """Run the child: one reply per request, until standard input ends."""
     meter = Meter(*sys.argv[1:])
-    receiving = (meter.collect, meter.echo, meter.wire, meter.sink, meter.arrivals)
-    sending = (meter.ping, meter.sizes, meter.probes, meter.burst, meter.flood, meter.pour)
-    operations: Mapping[str, Callable[..., dict[str, Any]]] = {
-        operation.__name__: operation for operation in (*receiving, *sending)
-    }
-    _reply(meter.ports())
+    _reply({"udp": meter.udp.getsockname(), "tcp": meter.tcp.getsockname()})
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            _reply(operations[request.pop("operation")](**request))
+            _reply(getattr(meter, request.pop("operation"))(**request))
         except OSError as error:
             _reply({"error": str(error)})
 

@@ -37,7 +37,6 @@ class Counters:
     """Counters of all qdiscs of a device together."""
 
     packets: int = 0
-    bytes: int = 0
     drops: int = 0
 
 
@@ -88,15 +87,7 @@ def find_class_differences(output: str, impairment: Impairment) -> list[str]:
 def find_differences(output: str, impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> list[str]:
     """Return how the kernel's qdiscs differ from the impairment; empty if they do not."""
     qdiscs = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in _parse_qdiscs(output)}
-    expected: dict[tuple[str, str], dict[Path, float]] = {}
-    if netem.has_netem(impairment):
-        expected["netem", netem.NETEM_HANDLE] = expected_netem(impairment, mtu_bytes)
-    if netem.is_netem_bottleneck(impairment, rate_by_netem=rate_by_netem):
-        expected["netem", netem.BOTTLENECK_HANDLE] = _expected_netem_bottleneck(impairment, mtu_bytes)
-    elif netem.is_aqm(impairment):
-        expected |= _expected_queue(impairment, mtu_bytes)
-    elif impairment.rate_bps is not None:
-        expected["tbf", netem.BOTTLENECK_HANDLE] = _expected_bucket(impairment, mtu_bytes)
+    expected = _expected_qdiscs(impairment, mtu_bytes, rate_by_netem=rate_by_netem)
     differences = [
         f"{kind} is unexpected"
         for kind, handle in qdiscs
@@ -119,20 +110,11 @@ def parse_counters(output: str) -> Counters:
     """Return the root's counters: a classful root includes its child's."""
     for qdisc in _parse_qdiscs(output):
         if qdisc.get("root"):
-            return Counters(qdisc["packets"], qdisc["bytes"], qdisc["drops"])
+            return Counters(qdisc["packets"], qdisc["drops"])
     return Counters()
 
 
-def count_ecn_marks(output: str) -> int:
-    """Return the number of packets that an AQM queue has marked (CE) since it was created."""
-    marks = 0
-    for qdisc in _parse_qdiscs(output):
-        marks += qdisc.get("ecn_mark", 0) + qdisc.get("marked", 0)
-        marks += sum(tin["ecn_mark"] for tin in qdisc.get("tins", ()))
-    return marks
-
-
-def expected_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
+def _expected_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
     """Return netem's options as `tc -j` prints them: seconds, shares of one, bytes a second."""
     options: dict[Path, float] = {("limit",): netem.netem_limit_packets(impairment, mtu_bytes)}
     if impairment.delay_ns:  # tc prints no jitter of a delay that is 0
@@ -167,37 +149,38 @@ def expected_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
     return options
 
 
-def _expected_queue(impairment: Impairment, mtu_bytes: int) -> dict[tuple[str, str], dict[Path, float]]:
-    """Return the options of shaper and queue; cake is both. tc does not print RED's mark probability."""
-    if impairment.queue == "cake":
-        return {("cake", netem.SHAPER_HANDLE): {("bandwidth",): (impairment.rate_bps or 0) / 8, ("overhead",): 0}}
-    frame_bytes = mtu_bytes + netem.ETHERNET_HEADER_BYTES
-    options: dict[Path, float] = {("ecn",): impairment.ecn}
-    if impairment.queue == "red":
-        limits = netem.red_limits(frame_bytes=frame_bytes, frames=netem.queue_frames(impairment, mtu_bytes))
-        options |= {("limit",): limits.limit_bytes, ("min",): limits.min_bytes, ("max",): limits.max_bytes}
-        options["adaptive",] = True
-    else:
-        options |= {("limit",): impairment.limit_packets or netem.CODEL_PACKETS, ("quantum",): frame_bytes}
-        options |= {("target",): netem.CODEL_TARGET_NS / 1e3, ("interval",): netem.CODEL_INTERVAL_NS / 1e3}
-    return {("hfsc", netem.SHAPER_HANDLE): {}, (impairment.queue, netem.QUEUE_HANDLE): options}
-
-
-def _expected_bucket(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
+def _expected_qdiscs(
+    impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool
+) -> dict[tuple[str, str], dict[Path, float]]:
+    """Return the options of each qdisc by kind and handle. tc does not print RED's mark probability."""
+    expected: dict[tuple[str, str], dict[Path, float]] = {}
     rate_bytes_per_s = (impairment.rate_bps or 0) / 8
-    options: dict[Path, float] = {("rate",): rate_bytes_per_s, ("burst",): netem.bucket_bytes(impairment, mtu_bytes)}
-    if impairment.burst_bytes is None:  # tc -j prints the peak's bucket, but not its rate (iproute2 6.1)
-        options["minburst",] = netem.batch_bytes(impairment, mtu_bytes)
-    return options
-
-
-def _expected_netem_bottleneck(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
-    options: dict[Path, float] = {
-        ("limit",): netem.queue_frames(impairment, mtu_bytes),
-        ("rate", "rate"): (impairment.rate_bps or 0) / 8,
-    }
-    slot_ns = netem.slot_ns(impairment, mtu_bytes)
-    return options | ({("slot", "min-delay"): slot_ns / 1e9} if slot_ns else {})
+    frame_bytes, frames = mtu_bytes + netem.ETHERNET_HEADER_BYTES, netem.queue_frames(impairment, mtu_bytes)
+    if netem.has_netem(impairment):
+        expected["netem", netem.NETEM_HANDLE] = _expected_netem(impairment, mtu_bytes)
+    if netem.is_netem_bottleneck(impairment, rate_by_netem=rate_by_netem):
+        options: dict[Path, float] = {("limit",): frames, ("rate", "rate"): rate_bytes_per_s}
+        slot_ns = netem.slot_ns(impairment, mtu_bytes)
+        options |= {("slot", "min-delay"): slot_ns / 1e9} if slot_ns else {}
+        expected["netem", netem.BOTTLENECK_HANDLE] = options
+    elif impairment.queue == "cake":
+        expected["cake", netem.SHAPER_HANDLE] = {("bandwidth",): rate_bytes_per_s, ("overhead",): 0}
+    elif netem.is_aqm(impairment):
+        options = {("ecn",): impairment.ecn}
+        if impairment.queue == "red":
+            limits = netem.red_limits(frame_bytes=frame_bytes, frames=frames)
+            options |= {("limit",): limits.limit_bytes, ("min",): limits.min_bytes, ("max",): limits.max_bytes}
+            options["adaptive",] = True
+        else:
+            options |= {("limit",): impairment.limit_packets or netem.CODEL_PACKETS, ("quantum",): frame_bytes}
+            options |= {("target",): netem.CODEL_TARGET_NS / 1e3, ("interval",): netem.CODEL_INTERVAL_NS / 1e3}
+        expected |= {("hfsc", netem.SHAPER_HANDLE): {}, (impairment.queue, netem.QUEUE_HANDLE): options}
+    elif impairment.rate_bps is not None:
+        options = {("rate",): rate_bytes_per_s, ("burst",): netem.bucket_bytes(impairment, mtu_bytes)}
+        if impairment.burst_bytes is None:  # tc -j prints the peak's bucket, but not its rate (iproute2 6.1)
+            options["minburst",] = netem.batch_bytes(impairment, mtu_bytes)
+        expected["tbf", netem.BOTTLENECK_HANDLE] = options
+    return expected
 
 
 def _parse_qdiscs(output: str) -> list[dict[str, Any]]:

@@ -188,7 +188,12 @@ def longest_waits(record: WireRecord, since_ns: int) -> Iterator[tuple[int, floa
     for snapshot in record.tcp:
         passed_ms = (snapshot.at_ns - before_ns) / 1e6
         since_ms = (snapshot.at_ns - since_ns) / 1e6
-        rows = [row for row in _opened_by_node(snapshot.connections) if row["sent_ms_ago"] <= since_ms]
+        # The local end opened it, by its port: it waits for replies, and its peer for requests. Rows of a damaged file
+        # may lack values.
+        opened = [
+            row for row in snapshot.connections if row.keys() >= _WAIT_VALUES and row["local_port"] >= FIRST_NODE_PORT
+        ]
+        rows = [row for row in opened if row["sent_ms_ago"] <= since_ms]
         now = {_ports(row): _wait_ms(row, waits.get(_ports(row), 0.0), passed_ms) for row in rows}
         yield snapshot.at_ns, max(now.values(), default=0.0)
         before_ns, waits = snapshot.at_ns, now
@@ -281,14 +286,6 @@ def _wait_ms(row: Mapping[str, int], before_ms: float, passed_ms: float) -> floa
     is_silent = row["received_ms_ago"] >= passed_ms
     wait_ms = before_ms + passed_ms if is_silent and before_ms else row["sent_ms_ago"]
     return max(wait_ms, row["rtt_us"] / 1000)
-
-
-def _opened_by_node(rows: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
-    """Return the connections whose local end opened them, by its port: it waits for replies; its peer for requests.
-
-    Rows of a damaged file may lack values.
-    """
-    return [row for row in rows if row.keys() >= _WAIT_VALUES and row["local_port"] >= FIRST_NODE_PORT]
 
 
 def _ports(row: Mapping[str, int]) -> tuple[int, int]:

@@ -36,6 +36,8 @@ _FIELDS = {
     "receiver_full_us": ("=Q", 176),
     "send_buffer_full_us": ("=Q", 184),
 }
+# struct nlmsghdr and struct nlattr: length and kind.
+_HEADER, _ATTRIBUTE = struct.Struct("=IH10x"), struct.Struct("=HH")
 # struct inet_diag_msg; its attributes follow.
 _MESSAGE_BYTES = 72
 
@@ -82,40 +84,21 @@ def _list_family(netlink: socket.socket, family: int) -> Iterator[Connection]:
     body = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
     netlink.send(struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
     while True:
-        for kind, message in _split_messages(netlink.recv(1 << 18)):
+        for kind, message in _split(netlink.recv(1 << 18), _HEADER):
             if kind in (_DONE, _ERROR):
                 return
-            info, address = _find_attribute(message, _INFO), _ipv4_address(message, family)
-            if info is not None and address is not None:
+            attributes = dict(_split(message[_MESSAGE_BYTES:], _ATTRIBUTE))
+            is_ipv4 = family == socket.AF_INET
+            if _INFO in attributes and (is_ipv4 or message[24:36] == _MAPPED):
                 local, remote = struct.unpack_from(">HH", message, 4)
-                yield parse_tcp_info(local, remote, info, socket.inet_ntoa(address))
+                address = socket.inet_ntoa(message[24:28] if is_ipv4 else message[36:40])
+                yield parse_tcp_info(local, remote, attributes[_INFO], address)
 
 
-def _ipv4_address(message: bytes, family: int) -> bytes | None:
-    """Return the remote IPv4 address; None for an IPv6 address."""
-    if family == socket.AF_INET:
-        return message[24:28]
-    prefix, address = message[24:36], message[36:40]
-    return address if prefix == _MAPPED else None
-
-
-def _split_messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _split(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and body of each message or attribute. Each starts with its length, at a multiple of 4."""
     position = 0
-    while position + 16 <= len(data):
-        length, kind = struct.unpack_from("=IH", data, position)
-        if length < 16:
-            return
-        yield kind, data[position + 16 : position + length]
+    while position < len(data):
+        length, kind = header.unpack_from(data, position)
+        yield kind, data[position + header.size : position + length]
         position += (length + 3) & ~3
-
-
-def _find_attribute(message: bytes, wanted: int) -> bytes | None:
-    position = _MESSAGE_BYTES
-    while position + 4 <= len(message):
-        length, kind = struct.unpack_from("=HH", message, position)
-        if length < 4:
-            return None
-        if kind == wanted:
-            return message[position + 4 : position + length]
-        position += (length + 3) & ~3
-    return None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.model.results import Histogram
-    from ingest_bench.network.act.link import End, Link
+    from ingest_bench.network.act.link import Link
 
 WIRE_FILE = "wire.json"
 _READ_INTERVAL_S = 0.02
@@ -90,7 +90,11 @@ def watch_wire(link: Link, path: Path) -> Iterator[None]:
     client, server = link.ends
     with ExitStack() as stack:
         ends = (("to-server", server), ("to-client", client))
-        watchers = {direction: stack.enter_context(_start_watcher(end)) for direction, end in ends}
+        watchers = {}
+        for direction, end in ends:
+            argv = system.build_module_argv("ingest_bench.network.measure.wire", end.device, end.address, end.peer)
+            child = system.Child(end.namespace.command(argv), name=f"wire: the watcher on {end.device}")
+            watchers[direction] = stack.enter_context(child)
         for watcher in watchers.values():
             watcher.read_line()
         try:
@@ -120,6 +124,16 @@ def read_frame_sizes(raw: Path) -> tuple[Histogram, ...]:
 
     to_server = read_wire(raw / WIRE_FILE).get("to-server")
     return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
+
+
+def read_device_counters() -> dict[str, list[int]]:
+    """Return the counters of each device: first the bytes it received, ninth those it sent (net/core/net-procfs.c).
+
+    Not from /sys, which shows the devices of the namespace in which it was mounted.
+    """
+    _, _, *lines = Path("/proc/net/dev").read_text(encoding="ascii", errors="replace").splitlines()
+    rows = (line.partition(":") for line in lines)
+    return {name.strip(): [int(number) for number in numbers.split()] for name, _, numbers in rows}
 
 
 def sampling_ratio(rate_bps: int | None) -> int:
@@ -235,11 +249,6 @@ class AdaptiveSampler:
         self._reads = self._recently_sampled = 0
         if max(1, sampling) != self.sampler.sampling:
             self.sampler.set_sampling(max(1, sampling))
-
-
-def _start_watcher(end: End) -> system.Child:
-    argv = system.build_module_argv("ingest_bench.network.measure.wire", end.device, end.address, end.peer)
-    return system.Child(end.namespace.command(argv), name=f"wire: the watcher on {end.device}")
 
 
 def _stop_watcher(watcher: system.Child) -> dict[str, Any] | None:

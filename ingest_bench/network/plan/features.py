@@ -62,11 +62,6 @@ GROUPS = (
 PATTERNS = {name: pattern for *names, pattern in GROUPS for name in names} | {"tx-checksum": "tx-checksum-*"}
 
 
-def to_arguments(requested: Mapping[str, bool]) -> tuple[str, ...]:
-    """Return this program's arguments for a request."""
-    return tuple(f"{name}={'on' if on else 'off'}" for name, on in requested.items())
-
-
 def parse_reply(text: str) -> FeaturesReply:
     """Parse this program's output."""
     table: dict[str, Any] = json.loads(text)

@@ -25,7 +25,6 @@ from ingest_bench.network.plan.interface_rules import (
     check_allowed,
     filter_matches,
     has_effect,
-    profile_sizes,
     route_options,
     tc_protocol,
 )
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.plan.interface_rules import Destination, InterfaceFacts, ShapingRequest
+    from ingest_bench.network.plan.interface_rules import Destination, InterfaceFacts
     from ingest_bench.network.plan.link_plan import Direction
 
 # Filters of one priority have one protocol (net/sched/cls_api.c, tcf_chain_tp_find). Those of SSH precede the others.
@@ -98,46 +97,41 @@ class ShapedDirection:
     impairment: Impairment
 
 
-def shaped_directions(request: ShapingRequest) -> tuple[ShapedDirection, ...]:
+def shaped_directions(facts: InterfaceFacts, profile: Profile) -> tuple[ShapedDirection, ...]:
     """Return the directions in which the profile has an effect, ingress first."""
-    profile = request.profile
-    to_client, to_server = reversed(SIDES) if request.is_server else SIDES
+    # On the server's machine arriving packets are on their way to it.
+    directions = link_plan.DIRECTIONS if facts.link.port else link_plan.DIRECTIONS[::-1]
     both = (
-        ShapedDirection(to_client, "to-client", profile.to_client),
-        ShapedDirection(to_server, "to-server", profile.to_server),
+        ShapedDirection(side, direction, link_plan.impairment_of(profile, direction))
+        for side, direction in zip(SIDES, directions, strict=True)
     )
-    shaped = (direction for direction in both if has_effect(direction.impairment))
-    return tuple(sorted(shaped, key=lambda direction: SIDES.index(direction.side)))
+    return tuple(shaped for shaped in both if has_effect(shaped.impairment))
 
 
-def interface_steps(facts: InterfaceFacts, request: ShapingRequest, ids: SessionIds) -> tuple[Step, ...]:
+def interface_steps(facts: InterfaceFacts, profile: Profile, ids: SessionIds) -> tuple[Step, ...]:
     """Return the steps in their order; SpecError if this interface must not be changed."""
-    check_allowed(facts, request)
+    check_allowed(facts, profile)
     return (
-        *_sysctl_steps(facts, request.profile),
-        *_offload_steps(facts, request.profile),
-        *_size_steps(facts, request.profile),
-        *_interface_mtu_steps(facts, request),
-        *_queue_steps(facts, request, ids),
-        *(step for to in facts.destinations for step in _route_steps(facts, request, to)),
+        *_sysctl_steps(facts, profile),
+        *_offload_steps(facts, profile),
+        *_size_steps(facts, profile),
+        *_interface_mtu_steps(facts, profile),
+        *_queue_steps(facts, profile, ids),
+        *(step for to in facts.destinations for step in _route_steps(facts, profile, to)),
     )
 
 
-def sysctl_files(profile: Profile) -> tuple[str, ...]:
-    """Return the kernel files that the plan writes; they also affect traffic on other interfaces."""
-    return tuple(map(_sysctl_file, link_plan.tcp_buffer_sysctls(profile)))
-
-
-def _sysctl_file(name: str) -> str:
-    return f"/proc/sys/net/ipv4/{name}"
+def sysctl_files(profile: Profile) -> dict[str, str]:
+    """Return the kernel files that the plan writes, by sysctl name; they also affect traffic on other interfaces."""
+    return {name: f"/proc/sys/net/ipv4/{name}" for name in link_plan.tcp_buffer_sysctls(profile)}
 
 
 def _sysctl_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
-    for name, value in link_plan.tcp_buffer_sysctls(profile).items():
-        path = _sysctl_file(name)
-        if facts.sysctls.get(name) != value:
+    values = link_plan.tcp_buffer_sysctls(profile)
+    for name, path in sysctl_files(profile).items():
+        if facts.sysctls.get(name) != values[name]:
             old = Action(path=path, value=facts.sysctls[name])
-            yield Step(name=name, action=Action(path=path, value=value), undo=(Undo(action=old),))
+            yield Step(name=name, action=Action(path=path, value=values[name]), undo=(Undo(action=old),))
 
 
 def _offload_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
@@ -161,7 +155,7 @@ def _size_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
 
     A value that another program changed meanwhile is kept; so is a device that got the index of a removed one.
     """
-    for name, size in profile_sizes(profile).items():
+    for name, size in link_plan.profile_sizes(profile).items():
         if facts.sizes.get(name) == size:
             continue
         undo = [_restore_value(facts.index, name, facts.sizes[name], ours=size, address=facts.address)]
@@ -173,14 +167,14 @@ def _size_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
         yield Step(name=name, action=_set_value(facts.index, name, size), undo=tuple(undo))
 
 
-def _interface_mtu_steps(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[Step]:
+def _interface_mtu_steps(facts: InterfaceFacts, profile: Profile) -> Iterator[Step]:
     """Yield the step that sets the interface's MTU; its undo also restores the devices above it.
 
     The kernel shrinks VLANs and macvlans with the interface, and does not let them grow again; an ipvlan follows it in
     both directions, also if it had its own MTU (net/8021q/vlan.c, drivers/net/macvlan.c, drivers/net/ipvlan/).
     """
-    ours, old = request.profile.mtu_bytes, facts.mtu_bytes
-    if not request.link.interface_mtu or ours == old:
+    ours, old = profile.mtu_bytes, facts.mtu_bytes
+    if not facts.link.interface_mtu or ours == old:
         return
     undo = list(_restore_mtu(facts.index, old, facts.ipv6_mtu_bytes, (ours,), facts.address))
     for upper in facts.upper_devices:
@@ -203,24 +197,31 @@ def _restore_mtu(
         yield Undo(action=action, check_argv=_SHOW_LINK, check_output=_shown_value("mtu", old), interface_index=index)
 
 
-def _queue_steps(facts: InterfaceFacts, request: ShapingRequest, ids: SessionIds) -> Iterator[Step]:
+def _queue_steps(facts: InterfaceFacts, profile: Profile, ids: SessionIds) -> Iterator[Step]:
     """Yield the devices with the qdiscs of both directions, then the filters: exempt SSH connections come first.
 
     An exempt filter has a class and no action: u32 then accepts the packet (net/sched/cls_u32.c, u32_classify), and
     needs no act_gact in the kernel. The class 1: has minor number 0, like a packet without a class.
     """
-    shaped = shaped_directions(request)
+    shaped = shaped_directions(facts, profile)
     if not shaped:
         return
     for direction in shaped:
         ifb = ids.ifb(direction.side)
-        yield from _ifb_steps(direction.side, ifb, direction.impairment, request.profile.mtu_bytes)
+        yield from _ifb_steps(direction.side, ifb, direction.impairment, profile.mtu_bytes)
         set_link = ("ip", "link", "set", "dev", ifb.selector)
         if facts.ipv6_mtu_bytes is not None:
             # Before it is up: with an IPv6 address it sends a router solicitation, which its own queue counts.
             yield Step(name=f"ifb {direction.side} without IPv6", action=_command(*set_link, "addrgenmode", "none"))
         yield Step(name=f"ifb {direction.side} up", action=_command(*set_link, "up"))
-    yield _clsact_step(facts, ids)
+    blocks = ("ingress_block", ids.block("ingress"), "egress_block", ids.block("egress"))
+    undo = Undo(
+        action=_tc("qdisc", "del", "dev", facts.device, "clsact"),
+        check_argv=("tc", "-j", "qdisc", "show", "dev", "{name}"),
+        check_output=f'"ingress_block":{ids.block("ingress")},',
+        interface_index=facts.index,
+    )
+    yield Step(name="clsact", action=_tc("qdisc", "add", "dev", facts.device, *blocks, "clsact"), undo=(undo,))
     for side in (direction.side for direction in shaped):
         for connection in facts.ssh_connections:
             filter_words = (*_filter_words(tc_protocol(connection.flow), side, ids, _SSH_PRIORITIES), "flowid", "1:")
@@ -238,18 +239,6 @@ def _filter_words(protocol: str, side: Side, ids: SessionIds, priorities: dict[s
     return ("filter", "add", "block", ids.block(side), "protocol", protocol, "prio", priorities[protocol], "u32")
 
 
-def _clsact_step(facts: InterfaceFacts, ids: SessionIds) -> Step:
-    """Return the step that adds a filter block for each side of the interface."""
-    blocks = ("ingress_block", ids.block("ingress"), "egress_block", ids.block("egress"))
-    undo = Undo(
-        action=_tc("qdisc", "del", "dev", facts.device, "clsact"),
-        check_argv=("tc", "-j", "qdisc", "show", "dev", "{name}"),
-        check_output=f'"ingress_block":{ids.block("ingress")},',
-        interface_index=facts.index,
-    )
-    return Step(name="clsact", action=_tc("qdisc", "add", "dev", facts.device, *blocks, "clsact"), undo=(undo,))
-
-
 def _ifb_steps(side: Side, ifb: OwnDevice, impairment: Impairment, mtu_bytes: int) -> Iterator[Step]:
     undo = Undo(
         action=_command("ip", "link", "del", "dev", ifb.selector),
@@ -265,13 +254,13 @@ def _ifb_steps(side: Side, ifb: OwnDevice, impairment: Impairment, mtu_bytes: in
         yield Step(name=f"queue {side}: {purpose}", action=_tc(*line.split()))
 
 
-def _route_steps(facts: InterfaceFacts, request: ShapingRequest, to: Destination) -> Iterator[Step]:
+def _route_steps(facts: InterfaceFacts, profile: Profile, to: Destination) -> Iterator[Step]:
     """Yield the step that copies the route to the host, with the profile's TCP options and a locked MTU.
 
     An existing route to this host stays, and ours precedes it: IPv4 takes the first route of the same metric, so
     `prepend` is enough; IPv6 would use both in turn, so ours has a lower metric.
     """
-    options = route_options(facts, request, to)
+    options = route_options(facts, profile, to)
     if not options:
         return
     family, target = f"-{to.address.version}", f"{to.address}/{to.address.max_prefixlen}"

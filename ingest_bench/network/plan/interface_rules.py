@@ -12,7 +12,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.network import Impairment, PortRange
 from ingest_bench.network.plan import features
-from ingest_bench.network.plan.link_plan import tcp_buffer_sysctls
+from ingest_bench.network.plan.link_plan import profile_sizes, tcp_buffer_sysctls
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Profile, RealInterface
@@ -125,7 +125,8 @@ class Destination:
 class InterfaceFacts:
     """State of an interface and the routes over it, before any change."""
 
-    interface: str
+    link: RealInterface
+    """The request: the interface, the flows, and which settings may be changed."""
     index: int
     mtu_bytes: int
     sizes: Mapping[str, int]
@@ -158,19 +159,6 @@ class InterfaceFacts:
         return f"if{self.index}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapingRequest:
-    """The user's request."""
-
-    link: RealInterface
-    profile: Profile
-
-    @property
-    def is_server(self) -> bool:
-        """True if the server is on this machine: ingress packets are on their way to it."""
-        return bool(self.link.port)
-
-
 def tc_protocol(flow: Flow) -> str:
     """Return tc's name for the protocol of the flow's packets."""
     return "ip" if flow.network.version == 4 else "ipv6"
@@ -190,10 +178,10 @@ def filter_matches(flow: Flow, side: Side) -> Iterator[tuple[str, ...]]:
             yield (*network, "match", ip, "protocol", "6", "0xff", *ports)
 
 
-def check_allowed(facts: InterfaceFacts, request: ShapingRequest) -> None:
+def check_allowed(facts: InterfaceFacts, profile: Profile) -> None:
     """Raise SpecError with the reason if this interface must not be changed, or not in the requested way."""
-    for reason in (*_reasons_against_interface(facts, request), *_reasons_against_profile(facts, request)):
-        raise SpecError(f"{facts.interface}: {reason}")
+    for reason in (*_reasons_against_interface(facts, profile), *_reasons_against_profile(facts, profile)):
+        raise SpecError(f"{facts.link.name}: {reason}")
 
 
 def has_effect(impairment: Impairment) -> bool:
@@ -201,14 +189,13 @@ def has_effect(impairment: Impairment) -> bool:
     return impairment != Impairment()
 
 
-def route_options(facts: InterfaceFacts, request: ShapingRequest, to: Destination) -> tuple[str, ...]:
+def route_options(facts: InterfaceFacts, profile: Profile, to: Destination) -> tuple[str, ...]:
     """Return the TCP options of a separate route: the profile's and the present ones; empty if none is needed."""
-    profile = request.profile
     # An IP header and a TCP header without options (RFC 9293, 3.7.1): 20 or 40, and 20 bytes.
     headers_bytes = 40 if to.address.version == 4 else 60
     # A narrower path stays narrow: a tunnel on it takes no larger packets.
     path_mtu_bytes = min([facts.mtu_bytes, *map(int, to.route.metrics.get("mtu", ())[-1:])])
-    locks = profile.mtu_bytes < path_mtu_bytes and not request.link.interface_mtu
+    locks = profile.mtu_bytes < path_mtu_bytes and not facts.link.interface_mtu
     mss_bytes = profile.mss_bytes or (profile.mtu_bytes - headers_bytes if locks else None)
     changes: dict[str, tuple[str, ...]] = {}
     if locks:
@@ -223,37 +210,27 @@ def route_options(facts: InterfaceFacts, request: ShapingRequest, to: Destinatio
     return tuple(word for name, words in merged.items() for word in (name, *words))
 
 
-def profile_sizes(profile: Profile) -> dict[str, int]:
-    """Return the offload sizes that the profile sets, by the names of `ip link`."""
-    sizes = {
-        "gso_max_segs": profile.gso_max_segs,
-        "gso_max_size": profile.gso_max_size_bytes,
-        "gro_max_size": profile.gro_max_size_bytes,
-    }
-    return {name: size for name, size in sizes.items() if size is not None}
-
-
-def _reasons_against_interface(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[str]:
+def _reasons_against_interface(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
     for to in facts.destinations:
         if to.is_own_address:
             yield f"{to.address} is this machine: its packets leave by no interface. Use `net exec` instead."
-        if to.device != facts.interface:
+        if to.device != facts.link.name:
             yield f"packets to {to.address} leave by {to.device}. Use --interface {to.device}."
-    yield from _reasons_from_ssh(facts, request)
-    if facts.has_default_route and not request.link.allow_default_route:
+    yield from _reasons_from_ssh(facts, profile)
+    if facts.has_default_route and not facts.link.allow_default_route:
         yield "it has the default route. Add --allow-default-route if that is intended."
     if facts.is_name_taken:
         yield f"its index is {facts.index}, and another interface is named {facts.device}. Rename that one first."
-    shapes = any(has_effect(impairment) for impairment in (request.profile.to_server, request.profile.to_client))
+    shapes = any(has_effect(impairment) for impairment in (profile.to_server, profile.to_client))
     for qdisc in facts.qdiscs:
         if qdisc.is_filter_block and shapes:
             yield (
                 f"another program's filters ({qdisc.kind}) are where ours would be. "
-                f"Remove them first: tc qdisc del dev {facts.interface} {qdisc.kind}"
+                f"Remove them first: tc qdisc del dev {facts.link.name} {qdisc.kind}"
             )
 
 
-def _reasons_from_ssh(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[str]:
+def _reasons_from_ssh(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
     """Yield what a filter, or a route to the client, would do to an SSH connection of the user's terminal."""
     for connection in facts.ssh_connections:
         if any(connection.is_in(flow) for flow in facts.flows):
@@ -262,27 +239,26 @@ def _reasons_from_ssh(facts: InterfaceFacts, request: ShapingRequest) -> Iterato
                 "Name other hosts or ports, or work from the console."
             )
         for to in facts.destinations:
-            if to.address == connection.remote and route_options(facts, request, to):
+            if to.address == connection.remote and route_options(facts, profile, to):
                 yield (
-                    f'profile "{request.profile.name}" has an MTU, an MSS, a congestion control or ECN, and a route '
+                    f'profile "{profile.name}" has an MTU, an MSS, a congestion control or ECN, and a route '
                     f"with it to {to.address} would also apply to your SSH connection {connection}. "
                     "Choose a profile without, or work from the console."
                 )
 
 
-def _reasons_against_profile(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[str]:
-    profile = request.profile
+def _reasons_against_profile(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
     if profile.medium == "loopback":
         yield f'profile "{profile.name}" is the loopback of one machine. Choose a profile of a real link.'
-    yield from _reasons_from_mtu(facts, request)
+    yield from _reasons_from_mtu(facts, profile)
     for to in facts.destinations:
-        if to.address.version == 6 and to.route.host_priority == 1 and route_options(facts, request, to):
+        if to.address.version == 6 and to.route.host_priority == 1 and route_options(facts, profile, to):
             yield f"a route to {to.address} alone has metric 1, so that ours cannot precede it. Remove it."
-    yield from _reasons_from_flows(facts, request)
+    yield from _reasons_from_flows(facts, profile)
     for queue in sorted({profile.to_server.queue, profile.to_client.queue} - {"fifo"}):
         yield f'profile "{profile.name}" has queue = "{queue}", which requires a virtual link. Take the key out.'
     shared = _shared_settings(facts, profile)
-    if shared and not request.link.shared_settings:
+    if shared and not facts.link.shared_settings:
         yield (
             f'profile "{profile.name}" sets {", ".join(shared)}, which affects other traffic too. '
             "Add --shared-settings if that is intended."
@@ -296,14 +272,13 @@ def _reasons_against_profile(facts: InterfaceFacts, request: ShapingRequest) -> 
         yield f"offloads: {reason}. Leave the key out."
 
 
-def _reasons_from_mtu(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[str]:
-    profile = request.profile
-    if profile.mtu_bytes > facts.mtu_bytes and not request.link.interface_mtu:
+def _reasons_from_mtu(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
+    if profile.mtu_bytes > facts.mtu_bytes and not facts.link.interface_mtu:
         yield (
             f'profile "{profile.name}" requires an MTU of {profile.mtu_bytes}, the interface has {facts.mtu_bytes}. '
             "Add --interface-mtu to change it for all traffic, or choose a profile with a smaller one."
         )
-    if request.link.interface_mtu:
+    if facts.link.interface_mtu:
         ipv6_mtus = [facts.ipv6_mtu_bytes, *(upper.ipv6_mtu_bytes for upper in facts.upper_devices)]
         if profile.mtu_bytes < _IPV6_MIN_MTU and any(ipv6_mtus):
             yield (
@@ -317,12 +292,12 @@ def _reasons_from_mtu(facts: InterfaceFacts, request: ShapingRequest) -> Iterato
             )
 
 
-def _reasons_from_flows(facts: InterfaceFacts, request: ShapingRequest) -> Iterator[str]:
+def _reasons_from_flows(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
     networks = [str(flow.network) for flow in facts.flows if not flow.is_host]
-    anywhere = Destination(address=facts.flows[0].network.network_address, device=facts.interface)
-    if networks and route_options(facts, request, anywhere):
+    anywhere = Destination(address=facts.flows[0].network.network_address, device=facts.link.name)
+    if networks and route_options(facts, profile, anywhere):
         yield (
-            f'profile "{request.profile.name}" has an MTU, an MSS, a congestion control or ECN, which requires a route '
+            f'profile "{profile.name}" has an MTU, an MSS, a congestion control or ECN, which requires a route '
             f"to each host, and {', '.join(networks)} is not one host. Name hosts, or choose a profile without."
         )
     filters = max(sum(len(list(filter_matches(flow, side))) for flow in facts.flows) for side in SIDES)

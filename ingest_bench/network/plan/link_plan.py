@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,18 +30,31 @@ DIRECTIONS: tuple[Direction, ...] = ("to-server", "to-client")
 CLIENT_ADDRESS = "198.18.1.1"
 SERVER_ADDRESS = "198.18.2.1"
 CLIENT_GATEWAY = "198.18.1.254"
-SERVER_GATEWAY = "198.18.2.254"
 # Locally administered; the last four bytes are the address on a link between one client and one server. Other links use
 # the same: each is its own segment. Fixed neighbour entries need no ARP, whose packets would cross the link.
 CLIENT_MAC = "02:00:c6:12:01:01"
 SERVER_MAC = "02:00:c6:12:02:01"
-CLIENT_GATEWAY_MAC = "02:00:c6:12:01:fe"
-SERVER_GATEWAY_MAC = "02:00:c6:12:02:fe"
 # No device has it: a receiver silently drops frames to another MAC address.
 UNUSED_MAC = "02:00:c6:12:ff:ff"
-# The router's devices are named after where they lead. They have the gateways' MACs and addresses (each /32 with a
-# route to the end of the device), and their qdiscs shape what passes.
-ROUTER_DEVICES: dict[Direction, str] = {"to-server": "to-server", "to-client": "to-client"}
+
+
+class RouterSide(NamedTuple):
+    """One side of the netem router, whose qdiscs shape what leaves for an end."""
+
+    device: Direction
+    """Named after where it leads; vec0 and vec1 of User-Mode Linux."""
+    gateway: str
+    """Its address, a /32 with a route to the end."""
+    mac: str
+    outside: str
+    """Name of the veth device that User-Mode Linux reads by a packet socket."""
+
+
+# By the places of the ends.
+ROUTER_SIDES = {
+    "server": RouterSide("to-server", "198.18.2.254", "02:00:c6:12:02:fe", "router-server"),
+    "client": RouterSide("to-client", CLIENT_GATEWAY, "02:00:c6:12:01:fe", "router-client"),
+}
 
 # The state of a link before a profile is applied.
 INITIAL_PROFILE = Profile(name="")
@@ -93,9 +106,8 @@ def client_link_names(number: int, *, in_loopback_range: bool = True) -> EndName
 
 def peer_link_names(first: int, second: int, *, in_loopback_range: bool = True) -> EndNames:
     """Return the names on the link between two nodes; the first node takes the client's end."""
-    addresses = (node_address(number, in_loopback_range=in_loopback_range) for number in (first, second))
-    first_address, second_address = addresses
-    return EndNames(f"peer{second}", first_address, f"peer{first}", second_address)
+    addresses = [node_address(number, in_loopback_range=in_loopback_range) for number in (first, second)]
+    return EndNames(f"peer{second}", addresses[0], f"peer{first}", addresses[1])
 
 
 def node_address(number: int, *, in_loopback_range: bool = True) -> str:
@@ -130,23 +142,31 @@ def batch_text(lines: Lines) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_kernel_defaults(
-    after: Profile, before: Profile, *, tcp_rmem_bytes: tuple[int, ...], tcp_wmem_bytes: tuple[int, ...]
-) -> Profile:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelDefaults:
+    """The kernel's values before any profile was applied."""
+
+    tcp_rmem_bytes: tuple[int, ...] = ()
+    tcp_wmem_bytes: tuple[int, ...] = ()
+    offloads: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    """By place: the features that profiles changed."""
+
+
+def with_kernel_defaults(after: Profile, before: Profile, defaults: KernelDefaults) -> Profile:
     """Return the profile *after*, with the kernel's defaults for values that *before* set and *after* leaves open.
 
     Device values are those of a new veth (include/linux/netdevice.h: GSO_MAX_SEGS, GSO_LEGACY_MAX_SIZE,
     GRO_LEGACY_MAX_SIZE); buffer sizes are those of a new namespace.
     """
-    defaults: dict[str, Any] = {
+    values: dict[str, Any] = {
         "gso_max_segs": 65535,
         "gso_max_size_bytes": 65536,
         "gro_max_size_bytes": 65536,
-        "tcp_rmem_bytes": tcp_rmem_bytes,
-        "tcp_wmem_bytes": tcp_wmem_bytes,
+        "tcp_rmem_bytes": defaults.tcp_rmem_bytes,
+        "tcp_wmem_bytes": defaults.tcp_wmem_bytes,
     }
-    reset = {name for name in defaults if getattr(after, name) is None and getattr(before, name) is not None}
-    return replace(after, **{name: defaults[name] for name in reset})
+    reset = {name for name in values if getattr(after, name) is None and getattr(before, name) is not None}
+    return replace(after, **{name: values[name] for name in reset})
 
 
 def tcp_buffer_sysctls(profile: Profile) -> dict[str, str]:
@@ -163,7 +183,8 @@ def sysctl_argv(profile: Profile) -> tuple[str, ...]:
 
 def offloads_argv(device: str, offloads: Mapping[str, bool]) -> tuple[str, ...]:
     """Return the argv that sets a device's offloads all at once and prints the result; without any it only prints."""
-    return system.build_program_argv(features.__file__, device, *features.to_arguments(offloads))
+    arguments = (f"{name}={'on' if on else 'off'}" for name, on in offloads.items())
+    return system.build_program_argv(features.__file__, device, *arguments)
 
 
 def parse_offload_changes(output: str, offloads: Mapping[str, bool]) -> dict[str, bool]:
@@ -180,16 +201,20 @@ def parse_offload_changes(output: str, offloads: Mapping[str, bool]) -> dict[str
     return {name: state.wanted for name, state in reply.before.items() if reply.after[name].wanted != state.wanted}
 
 
-def set_device(name: str, profile: Profile) -> Lines:
-    """Return the line that sets the profile's MTU and offload sizes on a device."""
-    options = {
-        "mtu": profile.mtu_bytes,
+def profile_sizes(profile: Profile) -> dict[str, int]:
+    """Return the offload sizes that the profile sets, by the names of `ip link`."""
+    sizes = {
         "gso_max_segs": profile.gso_max_segs,
         "gso_max_size": profile.gso_max_size_bytes,
         "gro_max_size": profile.gro_max_size_bytes,
     }
-    words = (f"{option} {value}" for option, value in options.items() if value is not None)
-    return (f"link set dev {name} {' '.join(words)}",)
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def set_device(name: str, profile: Profile) -> Lines:
+    """Return the line that sets the profile's MTU and offload sizes on a device."""
+    options = {"mtu": profile.mtu_bytes, **profile_sizes(profile)}
+    return (f"link set dev {name} {' '.join(f'{option} {value}' for option, value in options.items())}",)
 
 
 def disable_ipv6_autoconf(name: str, *, has_ipv6: bool) -> Lines:
@@ -218,18 +243,14 @@ def set_loopback(profile: Profile) -> Lines:
     )
 
 
-def set_up_router(names: EndNames, *, has_ipv6: bool) -> Lines:
-    """Return the lines that set up both sides of a router: gateway addresses, and routes to the ends."""
-    sides: tuple[tuple[Direction, str, str, str], ...] = (
-        ("to-client", CLIENT_GATEWAY, names.client_address, CLIENT_MAC),
-        ("to-server", SERVER_GATEWAY, names.server_address, SERVER_MAC),
-    )
-    lines = [line for name in ROUTER_DEVICES.values() for line in disable_ipv6_autoconf(name, has_ipv6=has_ipv6)]
-    for direction, gateway, end, end_mac in sides:
-        name = ROUTER_DEVICES[direction]
-        lines += [f"addr add {gateway}/32 dev {name}", f"link set dev {name} up", *set_neighbour(name, end, end_mac)]
-        lines.append(f"route replace {end}/32 dev {name} src {gateway}")
-    return tuple(lines)
+def set_up_router(layout: Layout, *, has_ipv6: bool) -> Iterator[str]:
+    """Yield the lines that set up both sides of a router: gateway addresses, and routes to the ends."""
+    for place, side in ROUTER_SIDES.items():
+        end = layout.ends[place]
+        yield from disable_ipv6_autoconf(side.device, has_ipv6=has_ipv6)
+        yield from (f"addr add {side.gateway}/32 dev {side.device}", f"link set dev {side.device} up")
+        yield from set_neighbour(side.device, end.address, end.mac)
+        yield f"route replace {end.address}/32 dev {side.device} src {side.gateway}"
 
 
 def _tcp_route_options(profile: Profile) -> str:
@@ -250,29 +271,15 @@ def _tcp_route_options(profile: Profile) -> str:
 # The router as User-Mode Linux.
 
 
-class UmlDevice(NamedTuple):
-    """One network device of User-Mode Linux: vec0, vec1."""
-
-    direction: Direction
-    mac: str
-    outside: str
-    """Name of the veth device whose packet socket it is."""
-    end_mac: str
-
-
-UML_DEVICES = (
-    UmlDevice("to-server", SERVER_GATEWAY_MAC, "router-server", SERVER_MAC),
-    UmlDevice("to-client", CLIENT_GATEWAY_MAC, "router-client", CLIENT_MAC),
-)
-
-
 def uml_argv(mtu_bytes: int) -> tuple[str, ...]:
     """Return the argv that boots a shell on the host's files, read-only. "@N" stands for the packet socket of device N.
 
     `loglevel=0`: only the shell writes to the console. `nohz=off` was tried against missed packets and console input:
     600 round trips and 300 commands with it were like those without.
     """
-    devices = (f"vec{number}:transport=fd,fd=@{number},mtu={mtu_bytes},depth=128" for number in range(len(UML_DEVICES)))
+    devices = (
+        f"vec{number}:transport=fd,fd=@{number},mtu={mtu_bytes},depth=128" for number in range(len(ROUTER_SIDES))
+    )
     root = ("rootfstype=hostfs", "rootflags=/", "root=98:0", "ro", "init=/bin/sh")
     console = ("con=null", "con0=fd:0,fd:1", "quiet", "loglevel=0")
     return (
@@ -302,8 +309,8 @@ def uml_setup_argv() -> tuple[str, ...]:
     own gro=0 only sets the size of its buffers (arch/um/drivers/vector_kern.c, get_req_size).
     """
     set_names = (
-        f"ip link set dev vec{number} name {ROUTER_DEVICES[device.direction]} address {device.mac} gro_max_size 1"
-        for number, device in enumerate(UML_DEVICES)
+        f"ip link set dev vec{number} name {side.device} address {side.mac} gro_max_size 1"
+        for number, side in enumerate(ROUTER_SIDES.values())
     )
     queue_modules = sorted({name for names in netem.QUEUE_MODULES.values() for name in names})
     files = " ".join(f"$modules/sch_{name}.ko" for name in queue_modules)
@@ -321,17 +328,6 @@ def uml_setup_argv() -> tuple[str, ...]:
     return ("sh", "-c", " && ".join(lines))
 
 
-def uml_wiring(uml_device: UmlDevice, end_device: str, netns: str, *, has_ipv6: bool) -> Lines:
-    """Return the lines that create the veth pair of a UML device; its other end is `end_device` in `netns`."""
-    peer = f"peer name {end_device} address {uml_device.end_mac} netns {netns}"
-    return (
-        # 65535 is veth's largest: only the MTU of User-Mode Linux limits packets.
-        f"link add name {uml_device.outside} mtu 65535 type veth {peer}",
-        *disable_ipv6_autoconf(uml_device.outside, has_ipv6=has_ipv6),
-        f"link set dev {uml_device.outside} up",
-    )
-
-
 def find_uml_conflict(profile: Profile) -> str:
     """Return why User-Mode Linux cannot carry the profile; empty if it can."""
     if profile.mtu_bytes > UML_MAX_MTU_BYTES:
@@ -347,11 +343,9 @@ def find_uml_conflict(profile: Profile) -> str:
                 f'queue = "{impairment.queue}": the User-Mode Linux router keeps a rate of at most '
                 f"{UML_MAX_AQM_BPS // 10**6} Mbit/s with it."
             )
-    checksums = [
-        name for name, on in profile.offloads.items() if on and (name == "tx" or name.startswith("tx-checksum"))
-    ]
-    if checksums:
-        return f"offloads: {checksums[0]} is off on the User-Mode Linux router, which requires complete checksums."
+    for name, on in profile.offloads.items():
+        if on and (name == "tx" or name.startswith("tx-checksum")):
+            return f"offloads: {name} is off on the User-Mode Linux router, which requires complete checksums."
     return ""
 
 
@@ -363,26 +357,6 @@ def adapt_for_uml(profile: Profile) -> Profile:
     return replace(profile, gso_max_segs=1, offloads={**profile.offloads, "tx": False})
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A kind of netem router, as far as it can be described without trying it."""
-
-    find_conflict: Callable[[Profile], str] = lambda _: ""
-    """Returns why it cannot carry a profile; empty if it can."""
-    has_fixed_mtu: bool = False
-    """True if its devices keep the MTU of its start: then only the ends' devices have the profile's."""
-    rate_by_netem: bool = False
-    """True if its timers are too late for a token bucket, so that netem sets every rate."""
-    adapt: Callable[[Profile], Profile] = lambda profile: profile
-    """Returns the profile with the values that the router fixes."""
-
-
-BACKENDS: Mapping[str, Backend] = {
-    "kernel": Backend(),
-    "uml": Backend(find_uml_conflict, has_fixed_mtu=True, rate_by_netem=True, adapt=adapt_for_uml),
-}
-
-
 # The link.
 
 
@@ -391,6 +365,7 @@ class EndPlan:
     """One end of a link, and its next hop."""
 
     device: str
+    mac: str
     address: str
     peer: str
     gateway: str | None
@@ -422,52 +397,44 @@ class Layout:
         return {"kernel": "router", "uml": "router host"}[self.backend] if self.has_router else None
 
     @property
-    def rate_by_netem(self) -> bool:
-        """True if netem sets every rate."""
-        return self.has_router and BACKENDS[self.backend].rate_by_netem
+    def has_uml_router(self) -> bool:
+        """True if the router is User-Mode Linux.
+
+        Its timers are too late for a token bucket, so that netem sets every rate. Its devices keep the MTU of its
+        start, so that only the ends' devices have the profile's.
+        """
+        return self.has_router and self.backend == "uml"
 
     @property
     def ends(self) -> dict[str, EndPlan]:
         """The ends by their places."""
-        client, server = self.names.client_address, self.names.server_address
-        if self.medium == "loopback":
-            return {
-                "client": EndPlan(device="lo", address=client, peer=server, gateway=None, next_mac=""),
-                "server": EndPlan(device="lo", address=server, peer=client, gateway=None, next_mac=""),
-            }
-        gateways: tuple[str | None, str | None] = (None, None)
-        macs = (SERVER_MAC, CLIENT_MAC)
-        if self.has_router:
-            gateways = (CLIENT_GATEWAY, SERVER_GATEWAY)
-            macs = (CLIENT_GATEWAY_MAC, SERVER_GATEWAY_MAC)
-        devices = (self.names.client_device, self.names.server_device)
+        names = self.names
+        rows = (
+            ("client", names.client_device, CLIENT_MAC, names.client_address, names.server_address, SERVER_MAC),
+            ("server", names.server_device, SERVER_MAC, names.server_address, names.client_address, CLIENT_MAC),
+        )
         return {
-            place: EndPlan(device=device, address=address, peer=peer, gateway=gateway, next_mac=mac)
-            for place, device, address, peer, gateway, mac in zip(
-                ("client", "server"), devices, (client, server), (server, client), gateways, macs, strict=True
+            place: EndPlan(
+                device="lo" if self.medium == "loopback" else device,
+                mac=mac,
+                address=address,
+                peer=peer,
+                gateway=ROUTER_SIDES[place].gateway if self.has_router else None,
+                next_mac=ROUTER_SIDES[place].mac if self.has_router else peer_mac,
             )
+            for place, device, mac, address, peer, peer_mac in rows
         }
 
     def adapt(self, profile: Profile) -> Profile:
         """Return the profile with the values that the router fixes."""
-        return BACKENDS[self.backend].adapt(profile) if self.has_router else profile
+        return adapt_for_uml(profile) if self.has_uml_router else profile
 
     def shaping_device(self, direction: Direction) -> tuple[str, str]:
         """Return the place and the device of a direction's qdiscs: the router's egress, or the sender's."""
         if self.has_router:
-            return "router", ROUTER_DEVICES[direction]
+            return "router", direction
         sender = "client" if direction == "to-server" else "server"
         return sender, self.ends[sender].device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelDefaults:
-    """The kernel's values before any profile was applied."""
-
-    tcp_rmem_bytes: tuple[int, ...] = ()
-    tcp_wmem_bytes: tuple[int, ...] = ()
-    offloads: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
-    """By place: the features that profiles changed."""
 
 
 def link_steps(
@@ -485,26 +452,34 @@ def link_steps(
     return (*creation_steps(layout), *changes)
 
 
-def creation_steps(layout: Layout) -> tuple[Step, ...]:
-    """Return the steps that connect the namespaces, without a profile."""
+def creation_steps(layout: Layout) -> Iterator[Step]:
+    """Yield the steps that connect the namespaces, without a profile."""
     if layout.medium == "loopback":
         addresses = (f"addr add {address}/32 dev lo" for address in (CLIENT_ADDRESS, SERVER_ADDRESS))
-        return tuple(_ip_steps("client", ("link set dev lo up", *addresses)))
-    return (*_connection_steps(layout), *_end_steps(layout))
+        yield from _ip_steps("client", ("link set dev lo up", *addresses))
+        return
+    yield from _connection_steps(layout)
+    for place, end in layout.ends.items():
+        lines = (
+            "link set dev lo up",
+            *disable_ipv6_autoconf(end.device, has_ipv6=layout.has_ipv6),
+            f"addr add {end.address}/32 dev {end.device}",
+            f"link set dev {end.device} up",
+        )
+        yield from _ip_steps(place, lines)
+        yield from neighbour_steps(layout, place, is_cut=False)
 
 
-def neighbour_steps(layout: Layout, place: str, *, is_cut: bool) -> tuple[Step, ...]:
-    """Return the step that sets the next hop's MAC address of an end: an unused one while its direction is cut."""
+def neighbour_steps(layout: Layout, place: str, *, is_cut: bool) -> Iterator[Step]:
+    """Yield the step that sets the next hop's MAC address of an end: an unused one while its direction is cut."""
     end = layout.ends[place]
     mac = UNUSED_MAC if is_cut else end.next_mac
-    return tuple(_ip_steps(place, set_neighbour(end.device, end.gateway or end.peer, mac)))
+    return _ip_steps(place, set_neighbour(end.device, end.gateway or end.peer, mac))
 
 
 def change_steps(layout: Layout, before: Profile, after: Profile, defaults: KernelDefaults) -> tuple[Step, ...]:
     """Return the steps from one state of a link to another: in the namespaces, on the devices and in the qdiscs."""
-    profile = with_kernel_defaults(
-        after, before, tcp_rmem_bytes=defaults.tcp_rmem_bytes, tcp_wmem_bytes=defaults.tcp_wmem_bytes
-    )
+    profile = with_kernel_defaults(after, before, defaults)
     steps: list[Step] = []
     is_loopback = layout.medium == "loopback"
     for place, end in list(layout.ends.items())[: 1 if is_loopback else 2]:
@@ -517,57 +492,48 @@ def change_steps(layout: Layout, before: Profile, after: Profile, defaults: Kern
         offloads = {**defaults.offloads.get(place, {}), **profile.offloads}
         if offloads:
             steps.append(_step(place, *offloads_argv(end.device, offloads), name=OFFLOADS_STEP))
-    if layout.has_router and not BACKENDS[layout.backend].has_fixed_mtu:
-        mtus = tuple(f"link set dev {name} mtu {profile.mtu_bytes}" for name in ROUTER_DEVICES.values())
+    if layout.has_router and not layout.has_uml_router:
+        mtus = (f"link set dev {side.device} mtu {profile.mtu_bytes}" for side in ROUTER_SIDES.values())
         steps += _ip_steps("router", mtus)
     for direction in DIRECTIONS:
         place, device = layout.shaping_device(direction)
         old, new = impairment_of(before, direction), impairment_of(profile, direction)
-        lines = netem.change_lines(device, old, new, profile.mtu_bytes, rate_by_netem=layout.rate_by_netem)
+        lines = netem.change_lines(device, old, new, profile.mtu_bytes, rate_by_netem=layout.has_uml_router)
         steps += [_step(place, "tc", *line.split()) for line in lines]
     return tuple(steps)
 
 
 def _connection_steps(layout: Layout) -> Iterator[Step]:
     """Yield the steps that connect the two: one veth pair, or a router with a pair on each side."""
-    names, has_ipv6 = layout.names, layout.has_ipv6
-    client, server = (names.client_device, CLIENT_MAC), (names.server_device, SERVER_MAC)
+    peers = {
+        place: f"type veth peer name {end.device} address {end.mac} netns {place}" for place, end in layout.ends.items()
+    }
     if not layout.has_router:
-        yield from _ip_steps("client", _veth_pair(*client, *server, "server"))
-    elif layout.backend == "kernel":
-        to_client, to_server = ROUTER_DEVICES["to-client"], ROUTER_DEVICES["to-server"]
-        yield from _ip_steps("router", _veth_pair(to_client, CLIENT_GATEWAY_MAC, *client, "client"))
-        yield from _ip_steps("router", _veth_pair(to_server, SERVER_GATEWAY_MAC, *server, "server"))
+        client = layout.ends["client"]
+        yield from _ip_steps("client", (f"link add name {client.device} address {client.mac} {peers['server']}",))
+    elif not layout.has_uml_router:
+        pairs = (
+            f"link add name {side.device} address {side.mac} {peers[place]}" for place, side in ROUTER_SIDES.items()
+        )
+        yield from _ip_steps("router", pairs)
         yield _step("router", "sysctl", "-q", "-w", "net.ipv4.ip_forward=1", ROUTE_LOCALNET)
-        yield from _ip_steps("router", set_up_router(names, has_ipv6=has_ipv6))
+        yield from _ip_steps("router", set_up_router(layout, has_ipv6=layout.has_ipv6))
     else:
-        for uml_device, place in zip(UML_DEVICES, ("server", "client"), strict=True):
-            wiring = uml_wiring(uml_device, layout.ends[place].device, place, has_ipv6=has_ipv6)
-            yield from _ip_steps("router host", wiring)
+        for place, side in ROUTER_SIDES.items():
+            lines = (
+                # 65535 is veth's largest: only the MTU of User-Mode Linux limits packets.
+                f"link add name {side.outside} mtu 65535 {peers[place]}",
+                *disable_ipv6_autoconf(side.outside, has_ipv6=layout.has_ipv6),
+                f"link set dev {side.outside} up",
+            )
+            yield from _ip_steps("router host", lines)
         # The first command of the place "router" starts User-Mode Linux.
         yield _step("router", *uml_argv(layout.max_mtu_bytes), *layout.uml_kernel_options)
         yield _step("router", *uml_setup_argv())
-        yield from _ip_steps("router", set_up_router(names, has_ipv6=False))
+        yield from _ip_steps("router", set_up_router(layout, has_ipv6=False))
 
 
-def _end_steps(layout: Layout) -> Iterator[Step]:
-    for place, end in layout.ends.items():
-        lines = (
-            "link set dev lo up",
-            *disable_ipv6_autoconf(end.device, has_ipv6=layout.has_ipv6),
-            f"addr add {end.address}/32 dev {end.device}",
-            f"link set dev {end.device} up",
-        )
-        yield from _ip_steps(place, lines)
-        yield from neighbour_steps(layout, place, is_cut=False)
-
-
-def _veth_pair(device: str, mac: str, peer: str, peer_mac: str, peer_place: str) -> Lines:
-    """Return the line that creates a veth pair: `device` here and `peer` directly in its own namespace."""
-    return (f"link add name {device} address {mac} type veth peer name {peer} address {peer_mac} netns {peer_place}",)
-
-
-def _ip_steps(place: str, lines: Lines) -> Iterator[Step]:
+def _ip_steps(place: str, lines: Iterable[str]) -> Iterator[Step]:
     return (_step(place, "ip", *line.split()) for line in lines)
 
 

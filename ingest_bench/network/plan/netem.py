@@ -38,6 +38,7 @@ to 2.9 ms), and the rate of full packets:
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
@@ -98,28 +99,36 @@ _STICKY_OPTIONS = (
     *("cell_bytes", "cell_overhead_bytes", "slot_min_ns", "ecn"),
 )
 
+# A line's place in the tree, and the kind of its qdisc.
+_QDISC_LINE = re.compile(r"^(qdisc .*) handle \S+ (\S+)", re.MULTILINE)
+
 _MILLION = 10**6
 _Z99 = NormalDist().inv_cdf(0.995)
 # A Markov chain is followed for 2**26 packets: if a state change has a probability, it is at least one in a million.
 _DOUBLINGS = 26
 
 
-def qdisc_lines(
-    device: str, impairment: Impairment, mtu_bytes: int, *, parent: str = "root", rate_by_netem: bool = False
-) -> Lines:
-    """Return the lines that add the qdiscs to a device without any; `parent` is "root" or a class.
+def qdisc_lines(device: str, impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> Lines:
+    """Return the lines that add the qdiscs to a device without any.
 
-    With `rate_by_netem` netem also sets the rate of a direction that needs no netem for anything else.
+    With `rate_by_netem` netem also sets the rate of a direction that needs no netem for anything else. A bottleneck's
+    rate counts Ethernet frames without preamble and checksum.
     """
-    added = []
+    added, parent = [], "root"
     if has_netem(impairment):
         options = " ".join(netem_options(impairment, mtu_bytes))
-        added.append(f"qdisc replace dev {device} {parent} handle {NETEM_HANDLE} netem {options}")
+        added.append(f"qdisc replace dev {device} root handle {NETEM_HANDLE} netem {options}")
         parent = f"parent {NETEM_HANDLE}1"
     if is_aqm(impairment):
         added += _aqm_lines(device, parent, impairment, mtu_bytes)
     elif impairment.rate_bps is not None:
-        options = " ".join(bottleneck_options(impairment, mtu_bytes, rate_by_netem=rate_by_netem))
+        if is_netem_bottleneck(impairment, rate_by_netem=rate_by_netem):
+            batch = format_microseconds(slot_ns(impairment, mtu_bytes))
+            # The slot is always named: a netem keeps its slot if a change does not name one.
+            words = f"rate {impairment.rate_bps}bit slot {batch} {batch}"
+            options = f"netem limit {queue_frames(impairment, mtu_bytes)} {words}"
+        else:
+            options = " ".join(("tbf", *tbf_options(impairment, mtu_bytes)))
         added.append(f"qdisc replace dev {device} {parent} handle {BOTTLENECK_HANDLE} {options}")
     return tuple(added)
 
@@ -133,11 +142,11 @@ def change_lines(
     that would keep an option that it must lose. Only RED drops waiting packets.
     """
     old, new = (qdisc_lines(device, state, mtu_bytes, rate_by_netem=rate_by_netem) for state in (before, after))
-    same_kinds = [_kind(line) for line in old if _is_qdisc(line)] == [_kind(line) for line in new if _is_qdisc(line)]
-    keeps_option = any(_is_set(before, name) and not _is_set(after, name) for name in _STICKY_OPTIONS)
-    if not old or (same_kinds and not keeps_option):
-        return new
-    return (f"qdisc del dev {device} root", *new)
+    old_kinds, new_kinds = (_QDISC_LINE.findall("\n".join(lines)) for lines in (old, new))
+    keeps_option = any(
+        getattr(before, name) != getattr(_NO_IMPAIRMENT, name) == getattr(after, name) for name in _STICKY_OPTIONS
+    )
+    return new if not old or (old_kinds == new_kinds and not keeps_option) else (f"qdisc del dev {device} root", *new)
 
 
 def has_netem(impairment: Impairment) -> bool:
@@ -166,16 +175,6 @@ def is_netem_bottleneck(impairment: Impairment, *, rate_by_netem: bool) -> bool:
     if impairment.rate_bps is None or impairment.burst_bytes is not None or impairment.duplicate_ppm:
         return False
     return not is_aqm(impairment) and (rate_by_netem or has_netem(impairment))
-
-
-def bottleneck_options(impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool) -> Lines:
-    """Return the bottleneck's kind and options. Its rate counts Ethernet frames without preamble and checksum."""
-    if not is_netem_bottleneck(impairment, rate_by_netem=rate_by_netem):
-        return ("tbf", *tbf_options(impairment, mtu_bytes))
-    batch_ns = slot_ns(impairment, mtu_bytes)
-    # Always named: a netem keeps its slot if a change does not name one.
-    slot = f"slot {format_microseconds(batch_ns)} {format_microseconds(batch_ns)}"
-    return ("netem", f"limit {queue_frames(impairment, mtu_bytes)}", f"rate {impairment.rate_bps}bit", slot)
 
 
 def slot_ns(impairment: Impairment, mtu_bytes: int) -> int:
@@ -220,17 +219,38 @@ def bucket_bytes(impairment: Impairment, mtu_bytes: int) -> int:
 
 def netem_options(impairment: Impairment, mtu_bytes: int) -> Lines:
     """Return tc-netem's options in the order of its manual."""
-    return (
-        f"limit {netem_limit_packets(impairment, mtu_bytes)}",
-        *_delay_options(impairment),
-        *_loss_options(impairment),
-        *_ratio_options("corrupt", impairment.corrupt_ppm, impairment.corrupt_correlation_ppm),
-        *_ratio_options("duplicate", impairment.duplicate_ppm, impairment.duplicate_correlation_ppm),
-        *_ratio_options("reorder", impairment.reorder_ppm, impairment.reorder_correlation_ppm),
-        *([f"gap {impairment.reorder_gap}"] if impairment.reorder_gap else []),
-        *_rate_options(impairment),
-        *_slot_options(impairment),
-    )
+    words = [f"limit {netem_limit_packets(impairment, mtu_bytes)}"]
+    if impairment.delay_ns or impairment.jitter_ns:
+        words.append(f"delay {format_microseconds(impairment.delay_ns)}")
+    if impairment.jitter_ns:
+        words += (format_microseconds(impairment.jitter_ns), *_nonzero_percent(impairment.delay_correlation_ppm))
+        # Uniform is tc's default, and Debian ships no table for it.
+        if impairment.distribution != "uniform":
+            words.append(f"distribution {impairment.distribution}")
+    if impairment.loss_state_ppm:
+        words += ("loss state", *map(_format_percent, impairment.loss_state_ppm))
+    elif impairment.loss_gemodel_ppm:
+        words += ("loss gemodel", *map(_format_percent, impairment.loss_gemodel_ppm))
+    else:
+        words += _ratio_options("loss random", impairment.loss_ppm, impairment.loss_correlation_ppm)
+    if impairment.ecn and has_losses(impairment):
+        words.append("ecn")
+    words += _ratio_options("corrupt", impairment.corrupt_ppm, impairment.corrupt_correlation_ppm)
+    words += _ratio_options("duplicate", impairment.duplicate_ppm, impairment.duplicate_correlation_ppm)
+    words += _ratio_options("reorder", impairment.reorder_ppm, impairment.reorder_correlation_ppm)
+    if impairment.reorder_gap:
+        words.append(f"gap {impairment.reorder_gap}")
+    if impairment.netem_rate_bps is not None:
+        words.append(f"rate {impairment.netem_rate_bps}bit")
+        overheads = (impairment.packet_overhead_bytes, impairment.cell_bytes, impairment.cell_overhead_bytes)
+        words += map(str, overheads if any(overheads) else ())
+    if impairment.slot_min_ns is not None:
+        words.append(f"slot {format_microseconds(impairment.slot_min_ns)}")
+        if impairment.slot_max_ns is not None:
+            words.append(format_microseconds(impairment.slot_max_ns))
+        limits = {"packets": impairment.slot_packets, "bytes": impairment.slot_bytes}
+        words += (f"{name} {limit}" for name, limit in limits.items() if limit)
+    return tuple(words)
 
 
 def netem_limit_packets(impairment: Impairment, mtu_bytes: int) -> int:
@@ -261,71 +281,12 @@ def _bytes_in(impairment: Impairment, time_ns: int) -> int:
     return int((impairment.rate_bps or 0) * time_ns / 8e9)
 
 
-def _is_qdisc(line: str) -> bool:
-    return line.startswith("qdisc ")
-
-
-def _kind(line: str) -> tuple[str, str]:
-    """Return the place of a line's qdisc in the tree, and its kind."""
-    place, _, options = line.partition(" handle ")
-    return place, options.split()[1]
-
-
-def _is_set(impairment: Impairment, name: str) -> bool:
-    return bool(getattr(impairment, name) != getattr(_NO_IMPAIRMENT, name))
-
-
-def _delay_options(impairment: Impairment) -> Lines:
-    if not (impairment.delay_ns or impairment.jitter_ns):
-        return ()
-    option = f"delay {format_microseconds(impairment.delay_ns)}"
-    if not impairment.jitter_ns:
-        return (option,)
-    option += f" {format_microseconds(impairment.jitter_ns)}"
-    if impairment.delay_correlation_ppm:
-        option += f" {format_percent(impairment.delay_correlation_ppm)}"
-    # Uniform is tc's default, and Debian ships no table for it.
-    return (option,) if impairment.distribution == "uniform" else (option, f"distribution {impairment.distribution}")
-
-
-def _loss_options(impairment: Impairment) -> Lines:
-    options: Lines = ()
-    if impairment.loss_state_ppm:
-        options = (f"loss state {' '.join(map(format_percent, impairment.loss_state_ppm))}",)
-    elif impairment.loss_gemodel_ppm:
-        options = (f"loss gemodel {' '.join(map(format_percent, impairment.loss_gemodel_ppm))}",)
-    elif impairment.loss_ppm:
-        options = _ratio_options("loss random", impairment.loss_ppm, impairment.loss_correlation_ppm)
-    return (*options, "ecn") if impairment.ecn and has_losses(impairment) else options
-
-
 def _ratio_options(keyword: str, ratio_ppm: int, correlation_ppm: int) -> Lines:
-    if not ratio_ppm:
-        return ()
-    return (
-        f"{keyword} {format_percent(ratio_ppm)}" + (f" {format_percent(correlation_ppm)}" if correlation_ppm else ""),
-    )
+    return (keyword, _format_percent(ratio_ppm), *_nonzero_percent(correlation_ppm)) if ratio_ppm else ()
 
 
-def _rate_options(impairment: Impairment) -> Lines:
-    if impairment.netem_rate_bps is None:
-        return ()
-    overheads = (impairment.packet_overhead_bytes, impairment.cell_bytes, impairment.cell_overhead_bytes)
-    option = f"rate {impairment.netem_rate_bps}bit"
-    return (option + "".join(f" {overhead}" for overhead in overheads) if any(overheads) else option,)
-
-
-def _slot_options(impairment: Impairment) -> Lines:
-    if impairment.slot_min_ns is None:
-        return ()
-    option = f"slot {format_microseconds(impairment.slot_min_ns)}"
-    if impairment.slot_max_ns is not None:
-        option += f" {format_microseconds(impairment.slot_max_ns)}"
-    if impairment.slot_packets:
-        option += f" packets {impairment.slot_packets}"
-    if impairment.slot_bytes:
-        option += f" bytes {impairment.slot_bytes}"
-    return (option,)
+def _nonzero_percent(ratio_ppm: int) -> Lines:
+    return (_format_percent(ratio_ppm),) if ratio_ppm else ()
 
 
 def format_microseconds(time_ns: int) -> str:
@@ -333,7 +294,7 @@ def format_microseconds(time_ns: int) -> str:
     return f"{time_ns / 1000:.3f}".rstrip("0").rstrip(".") + "us"
 
 
-def format_percent(ratio_ppm: int) -> str:
+def _format_percent(ratio_ppm: int) -> str:
     """Return a ratio as tc reads it: "0.5%"."""
     return f"{ratio_ppm / 10**4:.4f}".rstrip("0").rstrip(".") + "%"
 
@@ -356,35 +317,23 @@ def _aqm_lines(device: str, parent: str, impairment: Impairment, mtu_bytes: int)
         # raw: count Ethernet frames, as everywhere. cake always marks ECN-capable packets and drops others.
         return (f"qdisc replace dev {device} {parent} handle {SHAPER_HANDLE} cake bandwidth {rate_bps}bit raw",)
     if impairment.queue == "red":
-        options = red_options(impairment, frame_bytes=frame_bytes, frames=queue_frames(impairment, mtu_bytes))
+        limits = red_limits(frame_bytes=frame_bytes, frames=queue_frames(impairment, mtu_bytes))
+        # Adaptive: a fixed ratio of marks suits one number of flows (Floyd et al. 2001).
+        queue = (
+            f"red limit {limits.limit_bytes} min {limits.min_bytes} max {limits.max_bytes} avpkt {_RED_PACKET_BYTES} "
+            f"burst {limits.burst_packets} bandwidth {rate_bps}bit adaptive{' ecn' if impairment.ecn else ''}"
+        )
     else:
-        options = fq_codel_options(impairment, frame_bytes=frame_bytes)
-    queue = f"{impairment.queue} {' '.join(options)}"
+        # The quantum is a frame of the link: a router's own MTU may be larger.
+        queue = (
+            f"fq_codel limit {impairment.limit_packets or CODEL_PACKETS} quantum {frame_bytes} target "
+            f"{CODEL_TARGET_NS // 1000}us interval {CODEL_INTERVAL_NS // 1000}us {'' if impairment.ecn else 'no'}ecn"
+        )
     return (
         f"qdisc replace dev {device} {parent} handle {SHAPER_HANDLE} hfsc default 1",
         f"class replace dev {device} parent {SHAPER_HANDLE} classid {SHAPER_HANDLE}1 hfsc rt m2 {rate_bps}bit",
         f"qdisc replace dev {device} parent {SHAPER_HANDLE}1 handle {QUEUE_HANDLE} {queue}",
     )
-
-
-def fq_codel_options(impairment: Impairment, *, frame_bytes: int) -> Lines:
-    """Return tc-fq_codel's options. The quantum is a frame of the link: a router's own MTU may be larger."""
-    return (
-        f"limit {impairment.limit_packets or CODEL_PACKETS}",
-        f"quantum {frame_bytes}",
-        f"target {CODEL_TARGET_NS // 1000}us interval {CODEL_INTERVAL_NS // 1000}us",
-        "ecn" if impairment.ecn else "noecn",
-    )
-
-
-def red_options(impairment: Impairment, *, frame_bytes: int, frames: int) -> Lines:
-    """Return tc-red's options. Adaptive: a fixed ratio of marks suits one number of flows (Floyd et al. 2001)."""
-    limits = red_limits(frame_bytes=frame_bytes, frames=frames)
-    options = (
-        f"limit {limits.limit_bytes} min {limits.min_bytes} max {limits.max_bytes} avpkt {_RED_PACKET_BYTES}",
-        f"burst {limits.burst_packets} bandwidth {impairment.rate_bps}bit adaptive",
-    )
-    return (*options, "ecn") if impairment.ecn else options
 
 
 def red_limits(*, frame_bytes: int, frames: int) -> RedLimits:

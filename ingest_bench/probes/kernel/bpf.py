@@ -10,12 +10,13 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CALLS = {"x86_64": (321, 298), "aarch64": (280, 241)}  # bpf, perf_event_open
@@ -30,89 +31,47 @@ _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 TRACEFS = Path("/sys/kernel/tracing")
 
-# Registers, and the instructions in use: class | operation | source.
+# Registers, and the codes of the instructions in use: class | operation | source.
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = range(11)
-ADD, AND, SHIFT_RIGHT, SET = 0x07, 0x57, 0x77, 0xB7
-EQUAL, NOT_EQUAL = 0x15, 0x55
-_MOV_REG = 0xBF
-_LOAD = {2: 0x69, 4: 0x61, 8: 0x79}
-_STORE = {2: 0x6B, 4: 0x63, 8: 0x7B}
-_STORE_NUMBER = {4: 0x62, 8: 0x7A}
-_JUMP, _CALL, _EXIT, _ATOMIC_ADD, _LOAD_MAP = 0x05, 0x85, 0x95, 0xDB, 0x18
+COPY, SET, ADD, AND, SHIFT_RIGHT = 0xBF, 0xB7, 0x07, 0x57, 0x77
+LOAD_2, LOAD_4, LOAD_8, LOAD_MAP = 0x69, 0x61, 0x79, 0x18
+STORE_4, STORE_8, STORE_NUMBER_4, ATOMIC_ADD_8 = 0x63, 0x7B, 0x62, 0xDB
+JUMP, JUMP_EQUAL, JUMP_NOT_EQUAL, CALL, EXIT = 0x05, 0x15, 0x55, 0x85, 0x95
 LOOKUP, UPDATE, DELETE, KTIME, PID_TGID, PROBE_READ_KERNEL, RING_OUTPUT = 1, 2, 3, 5, 14, 113, 130
 
 
-class Assembler:
-    """Builder of a program; each method appends one instruction (a map's address takes two)."""
+class Step(NamedTuple):
+    """One instruction. A call sets r0 to helper(r1 … r5) and clobbers r1 to r5."""
 
-    def __init__(self) -> None:
-        self._code: list[list[int]] = []
-        self._labels: dict[str, int] = {}
-        self._jumps: list[tuple[int, str]] = []
+    code: int
+    to: int = 0
+    """The register that is set or compared, or whose address is written to."""
+    source: int = 0
+    offset: int | str = 0
+    """Bytes from the address in a register; the label that a jump goes to."""
+    number: int = 0
+    """The operand, the helper of a call, or the file descriptor of a map."""
 
-    def _op(self, code: int, to: int = 0, source: int = 0, offset: int = 0, number: int = 0) -> None:
-        self._code.append([code, to, source, offset, number])
 
-    def copy(self, to: int, source: int) -> None:
-        """Append: to = source."""
-        self._op(_MOV_REG, to, source)
-
-    def compute(self, to: int, operation: int, number: int) -> None:
-        """Append: to = to OPERATION number, one of ADD, AND, SHIFT_RIGHT, SET."""
-        self._op(operation, to, number=number)
-
-    def load(self, size: int, to: int, base: int, offset: int) -> None:
-        """Append: to = *(size bytes at base + offset)."""
-        self._op(_LOAD[size], to, base, offset)
-
-    def store(self, size: int, base: int, offset: int, source: int) -> None:
-        """Append: *(size bytes at base + offset) = source."""
-        self._op(_STORE[size], base, source, offset)
-
-    def store_number(self, size: int, base: int, offset: int, number: int) -> None:
-        """Append: *(size bytes at base + offset) = number."""
-        self._op(_STORE_NUMBER[size], base, 0, offset, number)
-
-    def atomic_add(self, base: int, source: int) -> None:
-        """Append: *(8 bytes at base) += source, atomically across CPUs."""
-        self._op(_ATOMIC_ADD, base, source)
-
-    def map(self, to: int, descriptor: int) -> None:
-        """Append: to = address of the map with this file descriptor."""
-        self._op(_LOAD_MAP, to, 1, 0, descriptor)
-        self._op(0)
-
-    def call(self, helper: int) -> None:
-        """Append: r0 = helper(r1 … r5). Clobbers r1 to r5."""
-        self._op(_CALL, number=helper)
-
-    def jump(self, label: str) -> None:
-        """Append a jump to the label."""
-        self._jumps.append((len(self._code), label))
-        self._op(_JUMP)
-
-    def jump_if(self, register: int, comparison: int, number: int, label: str) -> None:
-        """Append a jump to the label if register EQUAL or NOT_EQUAL number."""
-        self._jumps.append((len(self._code), label))
-        self._op(comparison, register, number=number)
-
-    def label(self, name: str) -> None:
-        """Name the next instruction."""
-        self._labels[name] = len(self._code)
-
-    def leave(self) -> None:
-        """Append: return 0, so that other tracers get the event too."""
-        self.compute(R0, SET, 0)
-        self._op(_EXIT)
-
-    def code(self) -> bytes:
-        """Return the instructions with resolved jumps."""
-        for at, label in self._jumps:
-            self._code[at][3] = self._labels[label] - at - 1
-        return b"".join(
-            struct.pack("<BBhi", code, source << 4 | to, offset, number)
-            for code, to, source, offset, number in self._code
+def assemble(steps: Iterable[Step | str]) -> bytes:
+    """Return the code of a program. A text is the label of the next instruction. A map's address takes two."""
+    instructions: list[Step] = []
+    labels: dict[str, int] = {}
+    for step in steps:
+        if isinstance(step, str):
+            labels[step] = len(instructions)
+        else:
+            instructions += [step._replace(source=1), Step(0)] if step.code == LOAD_MAP else [step]
+    return b"".join(
+        struct.pack(
+            "<BBhi",
+            code,
+            source << 4 | to,
+            labels[offset] - at - 1 if isinstance(offset, str) else offset,
+            number,
         )
+        for at, (code, to, source, offset, number) in enumerate(instructions)
+    )
 
 
 def bpf(command: int, attributes: bytes) -> int:
@@ -167,13 +126,8 @@ def read_tracepoint(group: str, name: str) -> tuple[int, Mapping[str, int]]:
 
 def parse_format(text: str) -> dict[str, int]:
     """Return offsets by field name, from a tracepoint's `format` file."""
-    offsets = {}
-    for line in text.splitlines():
-        if line.strip().startswith("field:"):
-            parts = dict(part.split(":", 1) for part in line.strip().split(";") if ":" in part)
-            parts = {key.strip(): value for key, value in parts.items()}
-            offsets[parts["field"].split()[-1].partition("[")[0]] = int(parts["offset"])
-    return offsets
+    fields = re.findall(r"field:[^;]*?(\w+)(?:\[\w*\])?;\s*offset:(\d+);", text)
+    return {name: int(offset) for name, offset in fields}
 
 
 def ensure_tracefs() -> None:

@@ -21,6 +21,7 @@ from ingest_bench.inputs import files, records
 from ingest_bench.jvm import attach
 from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
 from ingest_bench.probes import recording
+from ingest_bench.probes.context import Probe
 from ingest_bench.probes.kernel.tap import RECORD
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ingest_bench.jvm.options import Log
     from ingest_bench.model.experiment import Capability
-    from ingest_bench.probes.context import Events, ReadContext
+    from ingest_bench.probes.context import ReadContext
 
 _READS, _REPORT, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -44,50 +44,47 @@ class _Report:
 
     pid: int
     lost: int = 0
-    records: int = 0
     clocks: tuple[tuple[int, int], ...] = ()
     """CLOCK_MONOTONIC and the lead of CLOCK_REALTIME over it, from start to end; empty if the child did not finish."""
 
 
-class KernelReads:
-    """Two small BPF programs: at the entry of the system calls that read, and at sock:sock_recv_length."""
+@contextmanager
+def _watch(server_pid: int, raw: Path) -> Iterator[None]:
+    """Trace reads during the block. The server must be listening; MissingCapability if the kernel refuses.
 
-    events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
-    logs: tuple[Log, ...] = ()
-
-    @contextmanager
-    def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
-        """Trace reads during the block. The server must be listening; MissingCapability if the kernel refuses."""
-        ports = tuple(endpoint.port for endpoint in attach.find_endpoints(server_pid))
-        if not ports:
-            raise RunFailed(f"kernel-reads: process {server_pid} listens on no TCP port yet")
-        # The kernel's programs see other pids inside a pid namespace: match by port alone there.
-        is_initial_namespace = str(Path("/proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
-        with _tap(ports, server_pid if is_initial_namespace else 0, raw / _READS, raw / _LOG) as child:
+    By two small BPF programs: at the entry of the system calls that read, and at sock:sock_recv_length.
+    """
+    ports = tuple(endpoint.port for endpoint in attach.find_endpoints(server_pid))
+    if not ports:
+        raise RunFailed(f"kernel-reads: process {server_pid} listens on no TCP port yet")
+    # The kernel's programs see other pids inside a pid namespace: match by port alone there.
+    is_initial_namespace = str(Path("/proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
+    with _tap(ports, server_pid if is_initial_namespace else 0, raw / _READS, raw / _LOG) as child:
+        try:
+            yield
+        finally:
             try:
-                yield
-            finally:
-                try:
-                    report: dict[str, Any] = json.loads(child.read_until_exit(_READY_S))
-                except (RunFailed, ValueError):
-                    report = {}
-                (raw / _REPORT).write_text(json.dumps(report | {"pid": server_pid}), encoding="utf-8")
+                report: dict[str, Any] = json.loads(child.read_until_exit(_READY_S))
+            except (RunFailed, ValueError):
+                report = {}
+            (raw / _REPORT).write_text(json.dumps(report | {"pid": server_pid}), encoding="utf-8")
 
-    def read(self, context: ReadContext) -> Iterator[ProbeOutput]:
-        """Yield the load's reads within the measurement, and bytes of all reads to compare with the bytes sent."""
-        reads, problem = _load_reads(context)
-        if problem:
-            yield Note(source="kernel-reads", text=problem)
-        if reads is None:
-            yield Reading("kernel_bytes_read", None)
-            return
-        data = reads[reads["returned"] > 0]
-        total = int(data["returned"].sum(dtype=np.int64))
-        yield Reading("kernel_bytes_read", None if problem else total)
-        within = data[(data["end_ns"] >= context.start_ns) & (data["end_ns"] < context.end_ns)]
-        yield from _readings(within)
-        if not problem:
-            yield from _compare_with_recording(len(data), total, context)
+
+def _read(context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield the load's reads within the measurement, and bytes of all reads to compare with the bytes sent."""
+    reads, problem = _load_reads(context)
+    if problem:
+        yield Note(source="kernel-reads", text=problem)
+    if reads is None:
+        yield Reading("kernel_bytes_read", None)
+        return
+    data = reads[reads["returned"] > 0]
+    total = int(data["returned"].sum(dtype=np.int64))
+    yield Reading("kernel_bytes_read", None if problem else total)
+    within = data[(data["end_ns"] >= context.start_ns) & (data["end_ns"] < context.end_ns)]
+    yield from _readings(within)
+    if not problem:
+        yield from _compare_with_recording(len(data), total, context)
 
 
 def check_capability() -> Capability:
@@ -124,8 +121,7 @@ def _load_reads(context: ReadContext) -> tuple[NDArray[np.void] | None, str]:
         return None, f"the process that traced the kernel did not finish: see {_LOG}"
     table = files.read_records(path, np.dtype(list(RECORD)))
     table = table[np.isin(table["peer_port"], list(context.ports))]
-    pids = {int(pid) for pid in np.unique(table["pid"])}
-    if len(pids) > 1:
+    if len(np.unique(table["pid"])) > 1:
         table = table[table["pid"] == report.pid]
     reads = np.empty(len(table), dtype=[("end_ns", "<i8"), ("returned", "<i4"), ("requested", "<u4")])
     reads["end_ns"] = table["at_ns"].astype(np.int64) + _realtime_lead_ns(report.clocks, table["at_ns"])
@@ -169,4 +165,4 @@ def _compare_with_recording(count: int, total: int, context: ReadContext) -> Ite
         )
 
 
-KERNEL_READS = KernelReads()
+KERNEL_READS = Probe(watch=_watch, read=_read)

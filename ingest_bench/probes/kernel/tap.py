@@ -19,8 +19,17 @@ from ingest_bench.probes.kernel import bpf
 from ingest_bench.probes.kernel.bpf import (
     ADD,
     AND,
-    EQUAL,
-    NOT_EQUAL,
+    ATOMIC_ADD_8,
+    CALL,
+    COPY,
+    EXIT,
+    JUMP,
+    JUMP_EQUAL,
+    JUMP_NOT_EQUAL,
+    LOAD_2,
+    LOAD_4,
+    LOAD_8,
+    LOAD_MAP,
     R0,
     R1,
     R2,
@@ -31,7 +40,10 @@ from ingest_bench.probes.kernel.bpf import (
     R10,
     SET,
     SHIFT_RIGHT,
-    Assembler,
+    STORE_4,
+    STORE_8,
+    STORE_NUMBER_4,
+    Step,
 )
 
 if TYPE_CHECKING:
@@ -66,104 +78,110 @@ def build_reads_program(
     fields: Mapping[str, int], ports: Iterable[int], pid: int, ring: int, requests: int, lost: int
 ) -> bytes:
     """Return the program at sock:sock_recv_length: one record per TCP read that consumed data from its socket."""
-    a = Assembler()
-    a.copy(R6, R1)
-    a.call(bpf.PID_TGID)
-    a.copy(R7, R0)
-    _unless_ours(a, pid)
-    a.load(2, R1, R6, fields["protocol"])
-    a.jump_if(R1, NOT_EQUAL, _TCP, "out")
-    a.load(4, R1, R6, fields["flags"])
-    a.compute(R1, AND, _MSG_PEEK)
-    a.jump_if(R1, NOT_EQUAL, 0, "out")
-    a.load(8, R3, R6, fields["sk"])
-    a.compute(R3, ADD, _SOCK_PORTS)
-    _stack(a, R1, "ports")
-    a.compute(R2, SET, 4)
-    a.call(bpf.PROBE_READ_KERNEL)
-    a.load(2, R1, R10, _AT["ports"] + 2)
-    for port in ports:
-        a.jump_if(R1, EQUAL, port, "mine")
-    a.jump("out")
-    a.label("mine")
-    _take_request(a, requests)
-    a.load(4, R1, R6, fields["ret"])
-    a.store(4, R10, _AT["returned"], R1)
-    a.compute(R7, SHIFT_RIGHT, 32)
-    a.store(4, R10, _AT["pid"], R7)
-    a.call(bpf.KTIME)
-    a.store(8, R10, _AT["at_ns"], R0)
-    a.map(R1, ring)
-    _stack(a, R2, "at_ns")
-    a.compute(R3, SET, _BYTES)
-    a.compute(R4, SET, _NO_WAKEUP)
-    a.call(bpf.RING_OUTPUT)
-    a.jump_if(R0, EQUAL, 0, "out")
-    _count(a, lost)
-    a.label("out")
-    a.leave()
-    return a.code()
+    return bpf.assemble(
+        (
+            Step(COPY, R6, R1),
+            Step(CALL, number=bpf.PID_TGID),
+            Step(COPY, R7, R0),
+            *_unless_ours(pid),
+            Step(LOAD_2, R1, R6, fields["protocol"]),
+            Step(JUMP_NOT_EQUAL, R1, offset="out", number=_TCP),
+            Step(LOAD_4, R1, R6, fields["flags"]),
+            Step(AND, R1, number=_MSG_PEEK),
+            Step(JUMP_NOT_EQUAL, R1, offset="out", number=0),
+            Step(LOAD_8, R3, R6, fields["sk"]),
+            Step(ADD, R3, number=_SOCK_PORTS),
+            *_stack(R1, "ports"),
+            Step(SET, R2, number=4),
+            Step(CALL, number=bpf.PROBE_READ_KERNEL),
+            Step(LOAD_2, R1, R10, _AT["ports"] + 2),
+            *(Step(JUMP_EQUAL, R1, offset="mine", number=port) for port in ports),
+            Step(JUMP, offset="out"),
+            "mine",
+            *_take_request(requests),
+            Step(LOAD_4, R1, R6, fields["ret"]),
+            Step(STORE_4, R10, R1, _AT["returned"]),
+            Step(SHIFT_RIGHT, R7, number=32),
+            Step(STORE_4, R10, R7, _AT["pid"]),
+            Step(CALL, number=bpf.KTIME),
+            Step(STORE_8, R10, R0, _AT["at_ns"]),
+            Step(LOAD_MAP, R1, number=ring),
+            *_stack(R2, "at_ns"),
+            Step(SET, R3, number=_BYTES),
+            Step(SET, R4, number=_NO_WAKEUP),
+            Step(CALL, number=bpf.RING_OUTPUT),
+            Step(JUMP_EQUAL, R0, offset="out", number=0),
+            *_count(lost),
+            *_LEAVE,
+        )
+    )
 
 
 def build_request_program(size: int | None, pid: int, requests: int) -> bytes:
     """Return the program at the entry of a reading system call: it stores the caller's buffer room, or deletes it."""
-    a = Assembler()
-    a.copy(R6, R1)
-    a.call(bpf.PID_TGID)
-    a.store(8, R10, -8, R0)
-    _unless_ours(a, pid)
-    a.map(R1, requests)
-    a.copy(R2, R10)
-    a.compute(R2, ADD, -8)
-    if size is None:
-        a.call(bpf.DELETE)
-    else:
-        a.load(8, R3, R6, size)
-        a.store(8, R10, -16, R3)
-        a.copy(R3, R10)
-        a.compute(R3, ADD, -16)
-        a.compute(R4, SET, 0)
-        a.call(bpf.UPDATE)
-    a.label("out")
-    a.leave()
-    return a.code()
+    store_room = (
+        Step(LOAD_8, R3, R6, size or 0),
+        Step(STORE_8, R10, R3, -16),
+        Step(COPY, R3, R10),
+        Step(ADD, R3, number=-16),
+        Step(SET, R4, number=0),
+        Step(CALL, number=bpf.UPDATE),
+    )
+    return bpf.assemble(
+        (
+            Step(COPY, R6, R1),
+            Step(CALL, number=bpf.PID_TGID),
+            Step(STORE_8, R10, R0, -8),
+            *_unless_ours(pid),
+            Step(LOAD_MAP, R1, number=requests),
+            Step(COPY, R2, R10),
+            Step(ADD, R2, number=-8),
+            *([Step(CALL, number=bpf.DELETE)] if size is None else store_room),
+            *_LEAVE,
+        )
+    )
 
 
-def _unless_ours(a: Assembler, pid: int) -> None:
+# Return 0, so that other tracers get the event too.
+_LEAVE = ("out", Step(SET, R0, number=0), Step(EXIT))
+
+
+def _unless_ours(pid: int) -> tuple[Step, ...]:
     """Skip the event if r0 (thread and process) is another process. 0: any; inside a pid namespace pids differ."""
-    if pid:
-        a.compute(R0, SHIFT_RIGHT, 32)
-        a.jump_if(R0, NOT_EQUAL, pid, "out")
+    return (Step(SHIFT_RIGHT, R0, number=32), Step(JUMP_NOT_EQUAL, R0, offset="out", number=pid)) if pid else ()
 
 
-def _take_request(a: Assembler, requests: int) -> None:
-    a.store_number(4, R10, _AT["requested"], 0)
-    a.store(8, R10, _AT["thread"], R7)
-    a.map(R1, requests)
-    _stack(a, R2, "thread")
-    a.call(bpf.LOOKUP)
-    a.jump_if(R0, EQUAL, 0, "unknown")
-    a.load(8, R1, R0, 0)
-    a.store(4, R10, _AT["requested"], R1)
-    a.map(R1, requests)
-    _stack(a, R2, "thread")
-    a.call(bpf.DELETE)
-    a.label("unknown")
+def _take_request(requests: int) -> tuple[Step | str, ...]:
+    return (
+        Step(STORE_NUMBER_4, R10, offset=_AT["requested"], number=0),
+        Step(STORE_8, R10, R7, _AT["thread"]),
+        Step(LOAD_MAP, R1, number=requests),
+        *_stack(R2, "thread"),
+        Step(CALL, number=bpf.LOOKUP),
+        Step(JUMP_EQUAL, R0, offset="unknown", number=0),
+        Step(LOAD_8, R1, R0),
+        Step(STORE_4, R10, R1, _AT["requested"]),
+        Step(LOAD_MAP, R1, number=requests),
+        *_stack(R2, "thread"),
+        Step(CALL, number=bpf.DELETE),
+        "unknown",
+    )
 
 
-def _count(a: Assembler, counters: int) -> None:
-    a.store_number(4, R10, _AT["key"], 0)
-    a.map(R1, counters)
-    _stack(a, R2, "key")
-    a.call(bpf.LOOKUP)
-    a.jump_if(R0, EQUAL, 0, "out")
-    a.compute(R1, SET, 1)
-    a.atomic_add(R0, R1)
+def _count(counters: int) -> tuple[Step, ...]:
+    return (
+        Step(STORE_NUMBER_4, R10, offset=_AT["key"], number=0),
+        Step(LOAD_MAP, R1, number=counters),
+        *_stack(R2, "key"),
+        Step(CALL, number=bpf.LOOKUP),
+        Step(JUMP_EQUAL, R0, offset="out", number=0),
+        Step(SET, R1, number=1),
+        Step(ATOMIC_ADD_8, R0, R1),
+    )
 
 
-def _stack(a: Assembler, register: int, what: str) -> None:
-    a.copy(register, R10)
-    a.compute(register, ADD, _AT[what])
+def _stack(register: int, what: str) -> tuple[Step, ...]:
+    return Step(COPY, register, R10), Step(ADD, register, number=_AT[what])
 
 
 class Tap:
@@ -190,20 +208,19 @@ class Tap:
 def main(ports: list[int], pid: int, path: Path) -> None:
     """Trace until the end of standard input."""
     tap = Tap(ports, pid)
-    records = 0
     clocks = [_clock()]
     with path.open("wb") as file:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
             readable, _, _ = select.select([sys.stdin], [], [], _PERIOD_S)
-            records += file.write(tap.drain())
+            file.write(tap.drain())
             if readable and not sys.stdin.read(1):
                 break
             if time.monotonic_ns() - clocks[-1][0] >= _CLOCK_PERIOD_NS:
                 clocks.append(_clock())
     clocks.append(_clock())
-    report = {"lost": bpf.read_array_value(tap.lost, 0), "records": records // (_BYTES + 8), "clocks": clocks}
+    report = {"lost": bpf.read_array_value(tap.lost, 0), "clocks": clocks}
     with suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(report) + "\n")
         sys.stdout.flush()

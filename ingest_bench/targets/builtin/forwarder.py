@@ -10,21 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements, refuse_options
+from ingest_bench.targets.base import NodeStart, Requirements, find_requirements, refuse_options
 from ingest_bench.targets.builtin import launch
 from ingest_bench.targets.settings import (
     PEER_FORWARDER_DEFAULTS,
     Settings,
     jvm_properties,
+    matching,
     one_of,
-    parse_field_name,
     parse_settings,
     peer_forwarder_settings,
-    time_between,
 )
 
 if TYPE_CHECKING:
@@ -33,11 +30,13 @@ if TYPE_CHECKING:
     from ingest_bench.model.target import TargetOptions
     from ingest_bench.targets.http import Http
 
-MAIN = "Forwarder"
 SETTINGS: Settings = {
-    **peer_forwarder_settings(time_between, prefix="forwarder."),
+    **peer_forwarder_settings(prefix="forwarder."),
     # The field that decides which node owns a document.
-    "key": ("forwarder.key", parse_field_name),
+    "key": (
+        "forwarder.key",
+        matching(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of a field: A-Z, a-z, 0-9 and underscore"),
+    ),
     "waiting": ("forwarder.waiting", one_of("blocking", "asynchronous")),
     "receive_delay": ("forwarder.receive_delay", one_of("fixed", "adaptive")),
 }
@@ -50,11 +49,11 @@ _IDLE_GRACE_S = 10.0
 _POLL_S = 0.02
 
 
-class Forwarder(Plain):
-    """The target `forwarder`. Its version is the Java that it runs on."""
+class Forwarder(launch.BuiltIn):
+    """The target `forwarder`."""
 
-    name = "forwarder"
-    default_version = "java17"
+    name = prefix = "forwarder"
+    main = "Forwarder"
     versions: Mapping[str, Requirements] = launch.java_versions(11, 17, 21, 25)
 
     def requirements(self, options: TargetOptions) -> Requirements:
@@ -64,16 +63,10 @@ class Forwarder(Plain):
         refuse_options(options, _REFUSED_OPTIONS, f"{self.name} has no such option")
         return requirements
 
-    def launch_plan(self, node: NodeStart) -> LaunchPlan:
-        """Return how to start a node; its classes are compiled at first use."""
-        properties = (
-            *jvm_properties(parse_settings(self.name, SETTINGS, node.options)),
-            f"-Dforwarder.host={node.listen.host}",
-            f"-Dforwarder.port={node.listen.port}",
-            f"-Dforwarder.node={node.number}",
-            f"-Dforwarder.nodes={','.join(map(str, node.nodes))}",
-        )
-        return launch.plan_launch(MAIN, node, properties)
+    def flags(self, node: NodeStart) -> tuple[str, ...]:
+        """Return the options of the JVM that carry its settings, and its place among the nodes."""
+        place = {"forwarder.node": node.number, "forwarder.nodes": ",".join(map(str, node.nodes))}
+        return jvm_properties(parse_settings(self.name, SETTINGS, node.options) | place)
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Return True if the node has a connection to each other one; RunFailed names the missing ones."""
@@ -88,30 +81,29 @@ class Forwarder(Plain):
         keys = {"path": "/records", "sequence": "sequence"}
         return ProtocolOptions(protocol="json-array", keys=keys, toml_key=f"{self.name}: protocol")
 
-    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
-        """Return the number of documents that its nodes accepted."""
-        del indices
-        return counting.count_documents(nodes)
-
     def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Return the nodes' counters since their start, added up, once all nodes are idle.
 
         Then no buffer is read and no batch is under way: each accepted document is delivered, dropped, or inside.
         """
         _wait_until_idle(nodes)
-        return counting.sum_counters(nodes)
+        return super().read_counters(nodes)
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
         """Return the document numbers of each node, as `analysis.run.delivery` reads them."""
         return tuple(http.request("GET", "/_delivered").body for http in nodes)
 
+    def expected(self, options: TargetOptions) -> dict[str, Any]:
+        """Return the settings that it must report."""
+        values = parse_settings(self.name, SETTINGS, options)
+        return {name: values.get(f"forwarder.{name}", default) for name, default in _DEFAULTS.items()}
+
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return what it reports about itself; InvalidRun if that is not as chosen."""
-        root = http.request_json("GET", "/")
-        values = parse_settings(self.name, SETTINGS, options)
-        expected = {name: values.get(f"forwarder.{name}", str(default)) for name, default in _DEFAULTS.items()}
-        expected["nodes"] = str(options.nodes)
-        return launch.check_description(self.name, root, expected, options) | {name: root[name] for name in _DEFAULTS}
+        nodes = http.request_json("GET", "/")["nodes"]
+        if nodes != options.nodes:
+            raise InvalidRun(f"{self.name}: expected {options.nodes} nodes; it reports {nodes}")
+        return super().describe(http, options)
 
 
 def _wait_until_idle(nodes: Sequence[Http]) -> None:

@@ -11,9 +11,7 @@ from ingest_bench import units
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements, pinned_jars
+from ingest_bench.targets.base import NodeStart, Requirements, find_requirements, pinned_jars
 from ingest_bench.targets.builtin import launch
 from ingest_bench.targets.elastic import index
 from ingest_bench.targets.settings import Settings, jvm_properties, number_between, one_of, parse_settings
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from ingest_bench.model.target import Preparation, TargetOptions
     from ingest_bench.targets.http import Http
 
-MAIN = "NettySink"
 # By the machine's name in uname.
 EPOLL = dict(zip(("x86_64", "aarch64"), pinned_jars("netty-epoll"), strict=True))
 _TIMES = ("delay", "stall", "stall_after", "stall_every", "lock", "lock_after", "lock_every")
@@ -42,28 +39,34 @@ SETTINGS: Settings = {
 }
 
 
-class Sink(Plain):
-    """The target `sink`. Its version is the Java that it runs on."""
+class Sink(launch.BuiltIn):
+    """The target `sink`."""
 
-    name = "sink"
-    default_version = "java17"
+    name = prefix = "sink"
+    main = "NettySink"
+    reported = ("socket_receive_buffer_bytes",)
     versions: Mapping[str, Requirements] = launch.java_versions(11, 17, 25)
 
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have."""
         requirements = find_requirements(self, options)
         sink_properties(options)
-        return dataclasses.replace(requirements, artifacts=(*requirements.artifacts, *_native_jars(options)))
+        return dataclasses.replace(requirements, artifacts=(*requirements.artifacts, *self.native_jars(options)))
 
-    def launch_plan(self, node: NodeStart) -> LaunchPlan:
-        """Return how to start it; its classes are compiled at first use."""
-        address = (f"-Dsink.host={node.listen.host}", f"-Dsink.port={node.listen.port}")
-        properties = (*sink_properties(node.options), *address)
-        return launch.plan_launch(MAIN, node, properties, native=_native_jars(node.options))
+    def flags(self, node: NodeStart) -> tuple[str, ...]:
+        """Return the options of the JVM that carry its settings."""
+        return jvm_properties(sink_properties(node.options))
 
-    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
-        """Return True if the node responds. Nodes do not know each other."""
-        return nodes[node].request("HEAD", "/", timeout_s=5).status == 200
+    def native_jars(self, options: TargetOptions) -> tuple[Artifact, ...]:
+        """Return the library of the chosen transport; MissingCapability on a machine that it is not built for."""
+        if options.setting.get("sink.transport") != "epoll":
+            return ()
+        machine = platform.machine()
+        if machine not in EPOLL:
+            raise MissingCapability(
+                f"sink.transport: Netty has no epoll for {machine}, only for {', '.join(EPOLL)}; use nio"
+            )
+        return (EPOLL[machine],)
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the bulk protocol, with a path for each index."""
@@ -80,75 +83,29 @@ class Sink(Plain):
         del options, operation
         return request
 
-    def execute(self, http: Http, request: AdminRequest) -> None:
-        """Send the request."""
-        http.execute(request)
-
-    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
-        """Return the number of acknowledged documents in all indices, each id once."""
-        del indices
-        return counting.count_documents(nodes)
+    def expected(self, options: TargetOptions) -> dict[str, Any]:
+        """Return the settings that it must report."""
+        properties = {"sink.transport": "nio", **sink_properties(options)}
+        return {name: properties[f"sink.{name}"] for name in ("allocator", "buffers", "transport", "receive")}
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return what it reports about itself; InvalidRun if that is not as chosen."""
-        root = http.request_json("GET", "/")
-        expected = {
-            "allocator": _allocator(options),
-            "buffers": _buffers(options),
-            "transport": options.setting.get("sink.transport", "nio"),
-            "receive": _receive_buffer(options),
-        }
-        return {
-            **launch.check_description(self.name, root, expected, options),
-            "allocator": root["allocator"],
-            "buffers": root["buffers"],
-            "transport": root["transport"],
-            "receive_predictor": root["receive"],
-            "socket_receive_buffer_bytes": root["socket_receive_buffer_bytes"],
-        }
-
-    def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
-        """Return the nodes' counters since their start, with this request: reads, bytes_read, documents and others."""
-        return counting.sum_counters(nodes)
+        description = super().describe(http, options)
+        description["receive_predictor"] = description.pop("receive")
+        return description
 
 
-def _allocator(options: TargetOptions) -> str:
-    return "unpooled" if options.allocator == "default" else options.allocator
-
-
-def _receive_buffer(options: TargetOptions) -> str:
-    """Return the receive buffer as the sink writes it: "65536", or "4096..524288" for an adaptive one."""
-    return "..".join(map(str, options.receive_predictor_bytes or (1 << 16,)))
-
-
-def _native_jars(options: TargetOptions) -> tuple[Artifact, ...]:
-    """Return the library of the chosen transport; MissingCapability on a machine that it is not built for."""
-    if options.setting.get("sink.transport") != "epoll":
-        return ()
-    machine = platform.machine()
-    if machine not in EPOLL:
-        raise MissingCapability(
-            f"sink.transport: Netty has no epoll for {machine}, only for {', '.join(EPOLL)}; use nio"
-        )
-    return (EPOLL[machine],)
-
-
-def _buffers(options: TargetOptions) -> str:
-    """Return the kind of receive buffers; SpecError if the transport cannot read into them."""
+def sink_properties(options: TargetOptions) -> dict[str, Any]:
+    """Return the sink's settings by system property; SpecError for an unknown one, or one that contradicts others."""
     is_epoll = options.setting.get("sink.transport") == "epoll"
-    buffers = options.setting.get("sink.buffers", "direct" if is_epoll else "heap")
-    if is_epoll and buffers == "heap":
+    if is_epoll and options.setting.get("sink.buffers") == "heap":
         raise SpecError("target.setting.sink.buffers: epoll reads into direct buffers only; leave it out, or use nio")
-    return buffers
-
-
-def sink_properties(options: TargetOptions) -> tuple[str, ...]:
-    """Return the options of the JVM that carry the sink's settings; SpecError for an unknown setting."""
-    properties = {
-        "sink.receive": _receive_buffer(options),
-        "sink.allocator": _allocator(options),
-        "sink.buffers": _buffers(options),
+    properties: dict[str, Any] = {
+        # One fixed size, or "4096..524288" for an adaptive buffer.
+        "sink.receive": "..".join(map(str, options.receive_predictor_bytes or (1 << 16,))),
+        "sink.allocator": "unpooled" if options.allocator == "default" else options.allocator,
+        "sink.buffers": "direct" if is_epoll else "heap",
     }
     if options.socket_receive_buffer_bytes is not None:
-        properties["sink.rcvbuf"] = str(options.socket_receive_buffer_bytes)
-    return jvm_properties(properties | parse_settings("sink", SETTINGS, options))
+        properties["sink.rcvbuf"] = options.socket_receive_buffer_bytes
+    return properties | parse_settings("sink", SETTINGS, options)

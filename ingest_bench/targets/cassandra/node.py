@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts, mbeans
+from ingest_bench.jvm.java import ECJ
 from ingest_bench.model.load import AdminRequest, ProtocolOptions
 from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation
 from ingest_bench.protocols import thrift_wire
-from ingest_bench.targets.base import NodeStart, Plain, Requirements, find_requirements
-from ingest_bench.targets.cassandra.cql import Cql
+from ingest_bench.targets.base import NodeStart, Requirements, Target, build_java_argv, find_requirements
 from ingest_bench.targets.cassandra.log import LogFacts, parse_log
-from ingest_bench.targets.cassandra.thrift import Thrift
+from ingest_bench.targets.cassandra.versions import Cql, Generation, Thrift
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.attach import AttachedJvm
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from ingest_bench.targets.http import Http
 
 KEYSPACE = "ingest_bench"
-_RPC_LIMIT_S = 60.0
 # To count a hundred million rows.
 _COUNT_LIMIT_S = 3600.0
 
 
-# Versions of Cassandra whose clients speak one protocol. Its default port identifies the generation of a node.
-Generation = Thrift | Cql
 _GENERATIONS: Sequence[Generation] = (Thrift(), Cql())
 
 
-class Cassandra(Plain):
+class Cassandra(Target):
     """The target `cassandra`."""
 
     name = "cassandra"
     is_persistent = True
     default_version = "0.7.5"
     versions: Mapping[str, Requirements] = {
-        version: requirements for generation in _GENERATIONS for version, requirements in generation.versions.items()
+        # ECJ compiles our agent, which calls MBeans.
+        version: Requirements(artifacts=tuple(dict.fromkeys((*jars, ECJ))), java_version=generation.java_version)
+        for generation in _GENERATIONS
+        for version, jars in generation.versions.items()
     }
 
     def requirements(self, options: TargetOptions) -> Requirements:
@@ -57,23 +57,18 @@ class Cassandra(Plain):
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start a node in an empty home, which is made here."""
         generation = self._generation(node.options)
-        needed = (jar for jar in self.requirements(node.options).artifacts if jar not in generation.tools)
-        jars = {jar: artifacts.fetch(jar) for jar in needed}
-        (node.home / "tmp").mkdir(parents=True, exist_ok=True)
+        self.requirements(node.options)
+        jars = generation.versions[node.options.version or self.default_version]
+        classpath = {jar: artifacts.fetch(jar) for jar in jars}
+        node.home.mkdir(parents=True, exist_ok=True)
         for name, text in generation.config_files(node).items():
             (node.home / name).write_text(text, encoding="utf-8")
         # Built now, not during a measurement.
         mbeans.build_agent(node.java)
-        argv = (
-            str(node.java.java),
-            *generation.jvm_flags(node),
-            *(f"-javaagent:{jars[agent]}" for agent in generation.agents),
-            *node.options.jvm,
-            *node.jvm_options,
-            "-cp",
-            ":".join(map(str, jars.values())),
-            generation.main,
-        )
+        # Cassandra 5 asks this agent for the size of its memtables.
+        agents = (f"-javaagent:{path}" for jar, path in classpath.items() if jar.name == "jamm")
+        flags = (*generation.jvm_flags(node), *agents)
+        argv = build_java_argv(node, flags, classpath.values(), generation.main, default_gc=generation.default_gc)
         # The times in its log are in the zone of the process.
         return LaunchPlan(argv=argv, env={"TZ": "UTC"}, cwd=node.home, writable=(node.home,))
 
@@ -98,26 +93,29 @@ class Cassandra(Plain):
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return the request for a keyspace with a table per index; rows have no mapping."""
         del mapping
-        body = self._generation(options).table_options(options, [*map(thrift_wire.table_name, indices)])
+        tables = [*map(thrift_wire.table_name, indices)]
+        body = {"tables": tables, **self._generation(options).table_options(options)}
         request = AdminRequest(method="PUT", path=f"/{KEYSPACE}", body=body)
         return Preparation(requests=(request,), indices=tuple(indices))
 
     def execute(self, http: Http, request: AdminRequest) -> None:
         """Create the keyspace; RunFailed if the node refuses it."""
-        _ask_node(http, _RPC_LIMIT_S, ask="create", keyspace=request.path.removeprefix("/"), **(request.body or {}))
+        keyspace, protocol = request.path.removeprefix("/"), _generation_of(http).protocol
+        http.ask_rpc(protocol, "create", keyspace=keyspace, **(request.body or {}))
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """Return the number of rows in these tables, read back through the first node."""
         tables = [*map(thrift_wire.table_name, indices)]
-        answer = _ask_node(nodes[0], _COUNT_LIMIT_S, ask="count", keyspace=KEYSPACE, tables=tables)
+        protocol = _generation_of(nodes[0]).protocol
+        answer = nodes[0].ask_rpc(protocol, "count", limit_s=_COUNT_LIMIT_S, keyspace=KEYSPACE, tables=tables)
         return sum(answer["rows"].values())
 
     def flush(self, nodes: Sequence[Http], jvms: Sequence[AttachedJvm], indices: Sequence[str]) -> None:
         """Write all tables in memory to files. `nodetool flush` would write one after the other."""
         generation = _generation_of(nodes[0])
-        calls = [generation.flush_call(KEYSPACE, thrift_wire.table_name(index)) for index in indices]
+        calls = [(KEYSPACE, thrift_wire.table_name(index)) for index in indices]
         for jvm in jvms:
-            mbeans.invoke(jvm, calls)
+            mbeans.invoke(jvm, "org.apache.cassandra.db:type=StorageService", generation.flush, calls)
 
     def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Return the flushes and compactions of all nodes, from their logs."""
@@ -131,20 +129,15 @@ class Cassandra(Plain):
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return what a node reports about itself; InvalidRun if its version is not the chosen one."""
-        answer = _ask_node(http, _RPC_LIMIT_S, ask="describe")
+        answer = http.ask_rpc(self._generation(options).protocol, "describe")
         log = _read_log(http)
         expected = options.version or self.default_version
         # Only newer versions report it to a client as well.
         for source, version in (("its log", log.version), ("the node", answer.get("version", expected))):
             if version != expected:
                 raise InvalidRun(f"cassandra: expected version {expected}; {source} reports {version or 'none'}")
-        common = {"version": expected, "java": log.java, "interface": answer["interface"]}
-        return common | self._generation(options).describe(options)
-
-
-def _ask_node(http: Http, limit_s: float, **question: Any) -> dict[str, Any]:
-    """Return the node's answer to a question of `rpc_child.py`; RunFailed without one."""
-    return http.ask_rpc(_generation_of(http).protocol, limit_s, question)
+        memtables = self._generation(options).table_options(options).get("memtables", {})
+        return {"version": expected, "java": log.java, "interface": answer["interface"], **memtables}
 
 
 def _generation_of(http: Http) -> Generation:

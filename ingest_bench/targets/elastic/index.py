@@ -149,7 +149,7 @@ def _replace_unsupported(mapping: dict[str, Any], version: Version) -> None:
             replacement = version.replaced[value]
             if replacement is None:
                 raise SpecError(
-                    f'{version.archive.name} {version.archive.version}: no {key} "{value}": its module is not '
+                    f'{version.name} {version.number}: no {key} "{value}": its module is not '
                     "published. Choose another version or workload."
                 )
             mapping[key] = replacement

@@ -16,7 +16,7 @@ from ingest_bench.jvm.options import uses_collector
 from ingest_bench.model.load import ProtocolOptions
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Plain, Requirements, choose_version, count_copies
+from ingest_bench.targets.base import NodeStart, Requirements, Target, choose_version, count_copies
 from ingest_bench.targets.elastic import index, node_options
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NETTY_ALLOCATOR = re.compile(r"-Dio\.netty\.allocator\.type: (\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticTarget(Plain):
+class ElasticTarget(Target):
     """OpenSearch or Elasticsearch, in several versions."""
 
     name: str
@@ -81,7 +81,7 @@ class ElasticTarget(Plain):
         dist = _add_modules(artifacts.fetch_unpacked(version.archive), version.modules)
         for folder in ("config", "data", "logs", "tmp"):
             (home / folder).mkdir(parents=True, exist_ok=True)
-        files = node_options.config_files(self.name, version, node, dist)
+        files = node_options.config_files(version, node, dist)
         for name, text in files.items():
             (home / "config" / name).write_text(text, encoding="utf-8")
         return LaunchPlan(
@@ -136,10 +136,6 @@ class ElasticTarget(Plain):
         override_replicas = override_replicas or options.replicas is not None
         return index.index_body(mapping, self.version(options), replicas=replicas, override_replicas=override_replicas)
 
-    def execute(self, http: Http, request: AdminRequest) -> None:
-        """Send the request."""
-        http.execute(request)
-
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """Return the number of documents in these indices, after a refresh. A missing index has none."""
         if not indices:
@@ -193,22 +189,20 @@ def _add_modules(dist: Path, modules: tuple[Module, ...]) -> Path:
     jars = {module: artifacts.fetch(module.jar) for module in modules}
     digest = hashlib.sha256("".join(module.jar.sha256 + module.plugin for module in modules).encode()).hexdigest()
     name = f"with-modules/{dist.parent.name}-{digest[:8]}/{dist.name}"
-    return cache.get_or_make(name, lambda partial: _link_with_modules(dist, jars, partial))
 
+    def make(into: Path) -> None:
+        shutil.copytree(dist, into, copy_function=os.link, symlinks=True)
+        template = (into / "modules" / "transport-netty4" / "plugin-descriptor.properties").read_text()
+        properties = dict(line.split("=", 1) for line in template.splitlines() if "=" in line and line[0] != "#")
+        for module, jar in jars.items():
+            folder = into / "modules" / module.name
+            folder.mkdir()
+            shutil.copy(jar, folder)
+            own = properties | {"name": module.name, "description": module.name, "classname": module.plugin}
+            lines = [f"{key}={value}\n" for key, value in own.items()]
+            (folder / "plugin-descriptor.properties").write_text("".join(lines))
 
-def _link_with_modules(dist: Path, jars: dict[Module, Path], into: Path) -> None:
-    shutil.copytree(dist, into, copy_function=os.link, symlinks=True)
-    (template,) = (into / "modules").glob("transport-netty4/plugin-descriptor.properties")
-    properties = dict(
-        line.split("=", 1) for line in template.read_text().splitlines() if "=" in line and line[0] != "#"
-    )
-    for module, jar in jars.items():
-        folder = into / "modules" / module.name
-        folder.mkdir()
-        shutil.copy(jar, folder)
-        own = properties | {"name": module.name, "description": module.name, "classname": module.plugin}
-        lines = [f"{key}={value}" for key, value in own.items()]
-        (folder / "plugin-descriptor.properties").write_text("\n".join(lines) + "\n")
+    return cache.get_or_make(name, make)
 
 
 def find_allocator(log: str) -> str | None:
@@ -248,8 +242,8 @@ def check_node(version: Version, options: TargetOptions, info: Mapping[str, Any]
     beans = tuple(info["jvm"]["gc_collectors"])
     heap_bytes = info["jvm"]["mem"]["heap_max_in_bytes"]
     wrong = []
-    if info["version"] != version.archive.version:
-        wrong.append(f"version {info['version']} instead of {version.archive.version}")
+    if info["version"] != version.number:
+        wrong.append(f"version {info['version']} instead of {version.number}")
     if not uses_collector(gc, beans):
         wrong.append(f"collectors {', '.join(beans)} instead of gc {gc}")
     # Collectors with survivor spaces count one of them less than the whole heap.

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ingest_bench.errors import SpecError
+from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.options import collector_options, heap_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingest_bench.jvm.artifacts import Artifact
     from ingest_bench.model.target import Collector, Endpoint, TargetOptions
     from ingest_bench.targets.base import NodeStart
 
@@ -52,11 +52,14 @@ class Module:
 class Version:
     """One version of a server: how it is launched, and how it differs from others."""
 
-    archive: Artifact
+    name: Literal["opensearch", "elasticsearch"]
+    number: str
+    sha256: str
+    """Of the archive of its integration tests."""
+    leave_out: tuple[str, ...] = ()
+    """Folders of the archive that are not unpacked, except those of `keep`."""
+    keep: tuple[str, ...] = ()
     java_version: int
-    family: Literal["opensearch", "es"]
-    """The prefix of its system properties."""
-    main: str
     jvm: tuple[str, ...]
     """The options of its own config/jvm.options and start script. {home} and {dist} stand for the two folders."""
     gc: Collector = "g1"
@@ -64,7 +67,7 @@ class Version:
     """The tuning of that collector in its own files."""
     small_heap_gc_options: tuple[str, ...] | None = None
     """The tuning for a heap below 8 GiB; None: the same."""
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
     full_jdk: bool = False
     modules: tuple[Module, ...] = ()
     """Modules that workloads need and the archive leaves out."""
@@ -74,6 +77,24 @@ class Version:
     """Documents have a type, and some settings have their old names."""
     launcher: str | None = None
     """A start script that forks the server; None: the JVM is started directly."""
+
+    @property
+    def archive(self) -> Artifact:
+        """Return its archive."""
+        return Artifact(
+            group=f"org.{self.name}.distribution.integ-test-zip",
+            name=self.name,
+            version=self.number,
+            packaging="zip",
+            sha256=self.sha256,
+            leave_out=self.leave_out,
+            keep=self.keep,
+        )
+
+    @property
+    def prefix(self) -> str:
+        """Return the prefix of its system properties."""
+        return "opensearch" if self.name == "opensearch" else "es"
 
     def choose_gc(self, options: TargetOptions) -> Collector:
         """Return the chosen collector, or its own."""
@@ -86,30 +107,36 @@ def build_argv(version: Version, node: NodeStart, dist: Path) -> tuple[str, ...]
     Java is called directly: the start scripts run up to four more JVMs first, and one of these gets all options and
     would write the recording and the GC log of the server.
     """
-    node_settings = (
-        *server_settings(version, node.options),
-        *cluster_settings(version, node.number, node.nodes),
-        *_address_settings(version, node.listen, node.home),
-    )
-    arguments = tuple(f"-E{key}={value}" for key, value in node_settings)
+    settings = {
+        **server_settings(version, node.options),
+        **cluster_settings(version, node.number, node.nodes),
+        **({"path.conf": node.home / "config"} if version.before_7 else {}),
+        "network.host": node.listen.host,
+        "http.port": node.listen.port,
+        "path.data": node.home / "data",
+        "path.logs": node.home / "logs",
+    }
+    arguments = tuple(f"-E{key}={value}" for key, value in settings.items())
     if version.launcher is not None:
         return (str(dist / version.launcher), *arguments)
     distribution = (
-        f"-D{version.family}.path.conf={node.home / 'config'}",
-        f"-D{version.family}.distribution.type=zip",
-        f"-D{version.family}.bundled_jdk=false",
-        *(("-Des.distribution.flavor=default",) if version.family == "es" else ()),
+        f"-D{version.prefix}.path.conf={node.home / 'config'}",
+        f"-D{version.prefix}.distribution.type=zip",
+        f"-D{version.prefix}.bundled_jdk=false",
+        *(("-Des.distribution.flavor=default",) if version.name == "elasticsearch" else ()),
     )
     return (
         str(node.java.java),
         *jvm_flags(version, node, dist),
         *node.options.jvm,
         *node.jvm_options,
-        f"-D{version.family}.path.home={dist}",
+        f"-D{version.prefix}.path.home={dist}",
         *(() if version.before_7 else distribution),
         "-cp",
         str(dist / "lib" / "*"),
-        version.main,
+        "org.opensearch.bootstrap.OpenSearch"
+        if version.name == "opensearch"
+        else "org.elasticsearch.bootstrap.Elasticsearch",
         *arguments,
     )
 
@@ -127,10 +154,10 @@ def build_environment(version: Version, node: NodeStart) -> dict[str, str]:
     }
 
 
-def config_files(name: str, version: Version, node: NodeStart, dist: Path) -> dict[str, str]:
+def config_files(version: Version, node: NodeStart, dist: Path) -> dict[str, str]:
     """Return the files of a node's config folder. Only a launcher reads options from there, not the command line."""
     files = {
-        ("opensearch" if name == "opensearch" else "elasticsearch") + ".yml": "# Everything is on the command line.\n",
+        f"{version.name}.yml": "# Everything is on the command line.\n",
         "log4j2.properties": LOGGING,
     }
     if version.launcher is not None:
@@ -175,18 +202,18 @@ def allocator_flags(version: Version, options: TargetOptions) -> tuple[str, ...]
     if version.before_7:
         return (f"-Dio.netty.allocator.type={options.allocator}",)
     if options.allocator == "unpooled":
-        return (f"-D{version.family}.use_unpooled_allocator=true",)
+        return (f"-D{version.prefix}.use_unpooled_allocator=true",)
     if options.heap_bytes > 1 << 30:
         return ()
-    max_order = 5 if version.choose_gc(options) == "g1" and version.family == "opensearch" else 7
+    max_order = 5 if version.choose_gc(options) == "g1" and version.name == "opensearch" else 7
     return (
-        f"-D{version.family}.unsafe.use_netty_default_allocator=true",
+        f"-D{version.prefix}.unsafe.use_netty_default_allocator=true",
         "-Dio.netty.allocator.type=pooled",
         f"-Dio.netty.allocator.maxOrder={max_order}",
     )
 
 
-def server_settings(version: Version, options: TargetOptions) -> tuple[tuple[str, str], ...]:
+def server_settings(version: Version, options: TargetOptions) -> dict[str, str]:
     """Return the node's settings from the options; SpecError for what that version cannot do."""
     for key in options.setting:
         if key.startswith(_RESERVED_SETTINGS):
@@ -195,28 +222,19 @@ def server_settings(version: Version, options: TargetOptions) -> tuple[tuple[str
         "cluster.name": "ingest-bench",
         # A full disk would stop writes in the middle of a run.
         "cluster.routing.allocation.disk.threshold_enabled": "false",
-        **dict(version.settings),
-        **_receive_predictor_settings(version, options.receive_predictor_bytes),
+        **version.settings,
     }
+    sizes_bytes = options.receive_predictor_bytes
+    if len(sizes_bytes) == 2 and not version.before_7:
+        raise SpecError(
+            "target.receive_predictor: a range (adaptive buffer) requires Elasticsearch 5.6 or the sink; later "
+            "versions have one fixed size"
+        )
+    for name, size_bytes in zip(("min", "max") if len(sizes_bytes) == 2 else ("size",), sizes_bytes, strict=False):
+        settings[f"http.netty.receive_predictor_{name}"] = f"{size_bytes}b"
     if options.socket_receive_buffer_bytes is not None:
         settings["http.tcp.receive_buffer_size"] = f"{options.socket_receive_buffer_bytes}b"
-    return (*(settings | options.setting).items(),)
-
-
-def _receive_predictor_settings(version: Version, sizes_bytes: tuple[int, ...]) -> dict[str, str]:
-    """Return the settings of the socket's read buffer: one fixed size, or adaptive between two."""
-    if len(sizes_bytes) == 2:
-        if not version.before_7:
-            raise SpecError(
-                "target.receive_predictor: a range (adaptive buffer) requires Elasticsearch 5.6 or the sink; later "
-                "versions have one fixed size"
-            )
-        smallest, largest = sizes_bytes
-        return {
-            "http.netty.receive_predictor_min": f"{smallest}b",
-            "http.netty.receive_predictor_max": f"{largest}b",
-        }
-    return {"http.netty.receive_predictor_size": f"{sizes_bytes[0]}b"} if sizes_bytes else {}
+    return settings | options.setting
 
 
 def node_name(node: int) -> str:
@@ -224,32 +242,17 @@ def node_name(node: int) -> str:
     return f"node-{node + 1}"
 
 
-def cluster_settings(version: Version, node: int, nodes: Sequence[Endpoint]) -> tuple[tuple[str, str], ...]:
+def cluster_settings(version: Version, node: int, nodes: Sequence[Endpoint]) -> dict[str, str]:
     """Return the settings of a node's name and of how it finds the others."""
     transport = "transport.tcp.port" if version.before_7 else "transport.port"
-    name = ("node.name", node_name(node))
+    own = {"node.name": node_name(node)}
     if len(nodes) == 1:
-        return (name, ("discovery.type", "single-node"), (transport, "0"))
-    own = (name, (transport, str(_TRANSPORT_PORT)))
+        return {**own, "discovery.type": "single-node", transport: "0"}
+    own[transport] = str(_TRANSPORT_PORT)
     hosts = ",".join(f"{endpoint.host}:{_TRANSPORT_PORT}" for endpoint in nodes)
     if version.before_7:
         majority = str(len(nodes) // 2 + 1)
-        return (
-            *own,
-            ("discovery.zen.ping.unicast.hosts", hosts),
-            ("discovery.zen.minimum_master_nodes", majority),
-        )
-    masters = "cluster_manager" if version.family == "opensearch" else "master"
+        return {**own, "discovery.zen.ping.unicast.hosts": hosts, "discovery.zen.minimum_master_nodes": majority}
+    masters = "cluster_manager" if version.name == "opensearch" else "master"
     names = ",".join(node_name(number) for number in range(len(nodes)))
-    return (*own, ("discovery.seed_hosts", hosts), (f"cluster.initial_{masters}_nodes", names))
-
-
-def _address_settings(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, str], ...]:
-    """Return the settings of the address, the only one where it listens, and of its folders."""
-    return (
-        *((("path.conf", str(home / "config")),) if version.before_7 else ()),
-        ("network.host", listen.host),
-        ("http.port", str(listen.port)),
-        ("path.data", str(home / "data")),
-        ("path.logs", str(home / "logs")),
-    )
+    return {**own, "discovery.seed_hosts": hosts, f"cluster.initial_{masters}_nodes": names}

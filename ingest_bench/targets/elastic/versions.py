@@ -6,7 +6,6 @@ OpenSearch 2.19.6 (Java 17) and 3.8.0 (Java 25). Elasticsearch 5.6.16 (Java 11, 
 
 from __future__ import annotations
 
-from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.targets.base import pinned_jars
 from ingest_bench.targets.elastic.node import ElasticTarget
 from ingest_bench.targets.elastic.node_options import NO_ANALYZERS, Module, Version
@@ -14,23 +13,21 @@ from ingest_bench.targets.elastic.node_options import NO_ANALYZERS, Module, Vers
 _CLIENT_JARS = {(jar.group, jar.name, jar.version): jar for jar in pinned_jars("modules")}
 
 
-def _archive(
-    name: str, version: str, sha256: str, *, leave_out: tuple[str, ...] = (), keep: tuple[str, ...] = ()
-) -> Artifact:
-    return Artifact(
-        group=f"org.{name}.distribution.integ-test-zip",
-        name=name,
-        version=version,
-        packaging="zip",
-        sha256=sha256,
-        leave_out=leave_out,
-        keep=keep,
+def _modules(server: str, version: str, *names: str) -> tuple[Module, ...]:
+    """Return modules from the jars that a project publishes for Java clients."""
+    plugins = {"mapper-extras": "index.mapper.MapperExtrasPlugin", "percolator": "percolator.PercolatorPlugin"}
+    return tuple(
+        Module(
+            name=name,
+            jar=_CLIENT_JARS[f"org.{server}.plugin", f"{name}-client", version],
+            plugin=f"org.{server}.{plugins[name]}",
+        )
+        for name in names
     )
 
 
-def _module(server: str, name: str, version: str, plugin: str) -> Module:
-    """Return a module from the jar that a project publishes for Java clients."""
-    return Module(name=name, jar=_CLIENT_JARS[f"org.{server}.plugin", f"{name}-client", version], plugin=plugin)
+def _by_number(*versions: Version) -> dict[str, Version]:
+    return {version.number: version for version in versions}
 
 
 # What OpenSearch's start script gives a JVM besides heap and collector (SystemJvmOptions), and config/jvm.options
@@ -57,23 +54,17 @@ _OPENSEARCH_JVM = (
 )
 _OPENSEARCH_G1 = ("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30")
 _OPENSEARCH_THREADS = "org.opensearch.secure_sm.SecuredForkJoinWorkerThreadFactory"
-_OPENSEARCH_MAIN = "org.opensearch.bootstrap.OpenSearch"
 
 OPENSEARCH = ElasticTarget(
     name="opensearch",
     default_version="2.19.6",
-    table={
-        "2.19.6": Version(
-            archive=_archive(
-                "opensearch", "2.19.6", "71d6d8b1c637f3faecda0752b184b1cc526fc6eaad59ec1408c6327bb00b9293"
-            ),
-            modules=(
-                _module("opensearch", "mapper-extras", "2.19.6", "org.opensearch.index.mapper.MapperExtrasPlugin"),
-                _module("opensearch", "percolator", "2.19.6", "org.opensearch.percolator.PercolatorPlugin"),
-            ),
+    table=_by_number(
+        Version(
+            name="opensearch",
+            number="2.19.6",
+            sha256="71d6d8b1c637f3faecda0752b184b1cc526fc6eaad59ec1408c6327bb00b9293",
+            modules=_modules("opensearch", "2.19.6", "mapper-extras", "percolator"),
             java_version=17,
-            family="opensearch",
-            main=_OPENSEARCH_MAIN,
             jvm=(
                 *_OPENSEARCH_JVM,
                 "-Djava.locale.providers=SPI,COMPAT",
@@ -81,18 +72,14 @@ OPENSEARCH = ElasticTarget(
             ),
             gc_options=_OPENSEARCH_G1,
         ),
-        "3.8.0": Version(
-            archive=_archive(
-                "opensearch",
-                "3.8.0",
-                "196c3cf4602c394f2e40e6174ccbf2a924eae37246f08fa6bbb6b75f9fd5ff1f",
-                # What the workloads need. Others fail on pip's runtime: analysis-common requires the Thai locale.
-                leave_out=("modules/",),
-                keep=("modules/transport-netty4/", "modules/mapper-extras/", "modules/percolator/"),
-            ),
+        Version(
+            name="opensearch",
+            number="3.8.0",
+            sha256="196c3cf4602c394f2e40e6174ccbf2a924eae37246f08fa6bbb6b75f9fd5ff1f",
+            # What the workloads need. Others fail on pip's runtime: analysis-common requires the Thai locale.
+            leave_out=("modules/",),
+            keep=("modules/transport-netty4/", "modules/mapper-extras/", "modules/percolator/"),
             java_version=25,
-            family="opensearch",
-            main=_OPENSEARCH_MAIN,
             jvm=(
                 *_OPENSEARCH_JVM,
                 "-Djava.locale.providers=SPI,CLDR",
@@ -104,10 +91,9 @@ OPENSEARCH = ElasticTarget(
             ),
             gc_options=_OPENSEARCH_G1,
         ),
-    },
+    ),
 )
 
-_ELASTICSEARCH_MAIN = "org.elasticsearch.bootstrap.Elasticsearch"
 # In config/jvm.options or the start script of all three.
 _ELASTICSEARCH_JVM = (
     "-XX:+AlwaysPreTouch",
@@ -128,29 +114,23 @@ _ELASTICSEARCH_JVM = (
 ELASTICSEARCH = ElasticTarget(
     name="elasticsearch",
     default_version="7.17.29",
-    table={
-        "5.6.16": Version(
-            archive=_archive(
-                "elasticsearch", "5.6.16", "983eada4466d18259a69ebf7cf6a219431b5acc8dc8c1e8258ee8fcf466653c4"
-            ),
+    table=_by_number(
+        Version(
+            name="elasticsearch",
+            number="5.6.16",
+            sha256="983eada4466d18259a69ebf7cf6a219431b5acc8dc8c1e8258ee8fcf466653c4",
             java_version=11,
-            family="es",
-            main=_ELASTICSEARCH_MAIN,
             jvm=(*_ELASTICSEARCH_JVM, "-Djdk.io.permissionsUseCanonicalPath=true", "-Dlog4j.skipJansi=true"),
             gc="cms",
             before_7=True,
-            modules=(
-                _module("elasticsearch", "percolator", "5.6.16", "org.elasticsearch.percolator.PercolatorPlugin"),
-            ),
+            modules=_modules("elasticsearch", "5.6.16", "percolator"),
             replaced={},
         ),
-        "7.17.29": Version(
-            archive=_archive(
-                "elasticsearch", "7.17.29", "841ee00be1a72ba8e707b5a2fb55f23fe7a4184369b4585393238b1c903eedaf"
-            ),
+        Version(
+            name="elasticsearch",
+            number="7.17.29",
+            sha256="841ee00be1a72ba8e707b5a2fb55f23fe7a4184369b4585393238b1c903eedaf",
             java_version=17,
-            family="es",
-            main=_ELASTICSEARCH_MAIN,
             jvm=(
                 "-Xshare:auto",
                 *_ELASTICSEARCH_JVM,
@@ -162,38 +142,31 @@ ELASTICSEARCH = ElasticTarget(
                 "-Djava.locale.providers=SPI,COMPAT",
                 "--add-opens=java.base/java.io=ALL-UNNAMED",
             ),
-            modules=(
-                _module(
-                    "elasticsearch", "mapper-extras", "7.17.29", "org.elasticsearch.index.mapper.MapperExtrasPlugin"
-                ),
-                _module("elasticsearch", "percolator", "7.17.29", "org.elasticsearch.percolator.PercolatorPlugin"),
-            ),
+            modules=_modules("elasticsearch", "7.17.29", "mapper-extras", "percolator"),
             gc_options=("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30"),
             small_heap_gc_options=(
                 "-XX:G1HeapRegionSize=4m",
                 "-XX:InitiatingHeapOccupancyPercent=30",
                 "-XX:G1ReservePercent=15",
             ),
-            settings=(("xpack.security.enabled", "false"),),
+            settings={"xpack.security.enabled": "false"},
         ),
-        "8.19.21": Version(
-            archive=_archive(
-                "elasticsearch", "8.19.21", "215d5f3dbf0609a149f6218a9e47b6ae2df34ebbff3c5754e35f15a5e5393c8a"
-            ),
+        Version(
+            name="elasticsearch",
+            number="8.19.21",
+            sha256="215d5f3dbf0609a149f6218a9e47b6ae2df34ebbff3c5754e35f15a5e5393c8a",
             java_version=17,
-            family="es",
-            main=_ELASTICSEARCH_MAIN,
             # Its launcher adds the rest, with its own tuning of G1.
             jvm=(
                 "-Djava.io.tmpdir={home}/tmp",
                 "-XX:ErrorFile={home}/logs/hs_err_pid%p.log",
                 "-Dorg.apache.lucene.store.MMapDirectory.sharedArenaMaxPermits=1",
             ),
-            settings=(("xpack.security.enabled", "false"),),
+            settings={"xpack.security.enabled": "false"},
             # The jars of these modules are no longer published.
             replaced={**NO_ANALYZERS, "scaled_float": "double", "percolator": None},
             full_jdk=True,
             launcher="bin/elasticsearch",
         ),
-    },
+    ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-import made_runs as made
+import example_runs as made
 import numpy as np
 import pytest
 

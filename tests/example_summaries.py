@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis import quantiles
 from ingest_bench.analysis.run import columns
 from ingest_bench.model import results
 from ingest_bench.model.results import Cause, FaultRecord, Series, Stall, Summary
@@ -40,7 +39,7 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
     random = np.random.default_rng([seed, replicate, buffer_bytes, LINKS[link][0]])
     counts = reads(link, buffer_bytes, int(random.integers(1 << 30)))
     docs_per_s = 21_000 * (1 if link == "loopback" else 0.9) * random.normal(1, 0.02)
-    mean_bytes = quantiles.mean_value(counts) or 1
+    mean_bytes = sum(size * count for size, count in counts.items()) / sum(counts.values())
     gc_pauses = int(20 * (1 + 0.5 * buffer_bytes / mean_bytes) * random.normal(1, 0.05))
     read_bytes = 3.5e9
     large = buffer_bytes > 100_000
