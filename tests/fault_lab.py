@@ -50,6 +50,12 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def list_loop_devices(folder: Path) -> list[str]:
+    """Return the loop devices on files in a folder. The kernel detaches one some time after the last write to it."""
+    lines = subprocess.run(("losetup", "-a"), capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if str(folder) in line]
+
+
 class NodeProcess:
     """Process of a node: `cat`, restarted after a kill."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_lab import make_cell, make_fault, make_resource_stage, wait_until
+from fault_lab import list_loop_devices, make_cell, make_fault, make_resource_stage, wait_until
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -149,4 +149,4 @@ def test_volume_and_its_file_are_removed_if_killed_before_the_unlink(tmp_path: P
     assert subprocess.run(argv, env=env, check=False).returncode == -signal.SIGKILL
     wait_until(lambda: not folder.is_mount() and not list(state.glob("*.jsonl")))
     assert not [*folder.iterdir()]
-    assert str(tmp_path) not in subprocess.run(("losetup", "-a"), capture_output=True, text=True, check=True).stdout
+    wait_until(lambda: not list_loop_devices(tmp_path))

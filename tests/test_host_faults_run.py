@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import commands
 import pytest
 from commands import Place, nothing_left
+from fault_lab import list_loop_devices, wait_until
 from kills_lab import SERVER
 
 from ingest_bench.errors import MissingCapability
@@ -71,8 +71,7 @@ def list_leftovers(place: Place, pid: int) -> list[str]:
     leftovers += [str(path) for path in (place.folder / "state").glob("*.jsonl")]
     mounts = Path("/proc/self/mountinfo").read_text()
     leftovers += [line for line in mounts.splitlines() if str(place.folder) in line]
-    loops = subprocess.run(("losetup", "-a"), capture_output=True, text=True, check=True).stdout
-    return leftovers + [line for line in loops.splitlines() if str(place.folder) in line]
+    return leftovers + list_loop_devices(place.folder)
 
 
 @pytest.mark.nightly
@@ -87,4 +86,4 @@ def test_every_fault_of_the_host_has_its_effect_and_leaves_nothing(here: Place) 
         match = re.search(f"^node 1: {pattern}", effects[kind])
         assert match, json.dumps(effects, indent=1)
         assert float(match[1].replace(",", "")) > 0, effects
-    assert list_leftovers(here, pid) == []
+    wait_until(lambda: not list_leftovers(here, pid))

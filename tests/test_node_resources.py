@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_lab import wait_until
+from fault_lab import list_loop_devices, wait_until
 from test_slow_disk import list_limits
 
 from ingest_bench.errors import MissingCapability
@@ -91,8 +91,7 @@ def test_nothing_is_left_of_two_runs_that_are_killed_during_every_fault(tmp_path
         for device, pid, *folders in children:
             paths += map(Path, list_limits(device))
             paths += [path for path in (Path(f"/proc/{pid}/exe"), *map(Path, folders)) if path.exists()]
-        loops = subprocess.run(("losetup", "-a"), capture_output=True, text=True, check=True).stdout
-        return [*map(str, paths), *(line for line in loops.splitlines() if str(tmp_path) in line)]
+        return [*map(str, paths), *list_loop_devices(tmp_path)]
 
     wait_until(lambda: not list_leftovers())
     assert not [file for home in all_homes for file in home.iterdir()]
