@@ -194,7 +194,7 @@ OPENSEARCH = {"/": (200, b'{"version": {"distribution": "opensearch", "number": 
 
 
 @pytest.mark.processes
-def test_exactly_one_port_must_respond_like_a_known_server() -> None:
+def test_exactly_one_port_must_respond_like_a_known_server(monkeypatch: pytest.MonkeyPatch) -> None:
     us = AttachedJvm(pid=os.getpid(), uid=os.geteuid(), jcmd=Path("jcmd"), version="17", start_id="now")
     with canned_server({"/": (200, b"hello")}) as other, canned_server(OPENSEARCH) as node:
         assert reach.find_url(us, tuple, TargetOptions()) == Url(scheme="http", host="127.0.0.1", port=node.port)
@@ -203,6 +203,8 @@ def test_exactly_one_port_must_respond_like_a_known_server() -> None:
         message = str(refused.value)
         assert message.count("opensearch 2.19.6") == 2
         assert all(f"http://{address}: " in message for address in (other, node, second))
+    # pytest's own plug-ins may listen in this process.
+    monkeypatch.setattr(reach, "find_endpoints", lambda _: ())
     with pytest.raises(SpecError, match=r"it listens on no TCP port"):
         reach.find_url(us, tuple, TargetOptions())
 
