@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults.apply import select_links
+from ingest_bench.faults.blackhole import drop_packets
 from ingest_bench.faults.forgers import Forgers
 from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage
 from ingest_bench.model.experiment import Fault
@@ -19,12 +21,18 @@ _TIMEOUT_S = 20
 def reset_link(link: Link, forgers: Forgers) -> int:
     """Reset each connection from the client to the server, at the client's end first; return their number.
 
-    A connection that opens meanwhile is exempt. Raise RunFailed if a connection still stands.
+    Meanwhile the data that arrive at that end are dropped: a fast connection would expect another sequence number by
+    the time that its reset arrives. A connection that opens meanwhile is exempt, and retransmits what it lost. Raise
+    RunFailed if a connection still stands.
     """
     client, server = link.ends
-    ports = _reset_end(client, forgers, peer_ports=())
+    with ExitStack() as stack:
+        drop_packets(stack, link, ("to-client",), "data")
+        ports = _reset_end(client, forgers, peer_ports=())
     if ports:
-        _reset_end(server, forgers, peer_ports=ports)
+        with ExitStack() as stack:
+            drop_packets(stack, link, ("to-server",), "data")
+            _reset_end(server, forgers, peer_ports=ports)
     return len(ports)
 
 
