@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.cli.app import app
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
+from ingest_bench.cli.options import OutputOptions
 from ingest_bench.cli.report import print_results
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
@@ -64,8 +65,8 @@ def test_left_out_cell_is_a_row_of_complete_results(tmp_path: Path) -> None:
         *("fault=kill+target=sink/1", "inapplicable", reason_for("kill", "sink")),
     )
     done = [made.summary(run.cell.levels, run=run.id, cell=run.cell.name) for run in plan.runs]
-    assert print_results(results, [*done, left], ()) == 0
-    assert print_results(results, [*done[1:], left], ()) == 3
+    assert print_results(results, [*done, left], OutputOptions()) == 0
+    assert print_results(results, [*done[1:], left], OutputOptions()) == 3
     evaluation.write_tables(results, [*done, left])
     rows = evaluation.read_summaries(results.path)
     assert [row.reason for row in rows if row.state == "inapplicable"] == [left.reason]

@@ -65,7 +65,7 @@ def test_late_event_loop_of_a_closed_loop_is_only_a_note(response_ms: float | No
     late = made.report(loop_lag_p99_ns=100 * MS)
     assert find_generator_limit(late, None, response_ms) == []
     assert [remark.text.split(" (p99)")[0] for remark in note_loop_lag(late, response_ms)] == (
-        ["the load's event loop ran 100ms late"] if is_late else []
+        ["late event loop: the load's ran 100ms late"] if is_late else []
     )
 
 

@@ -82,6 +82,16 @@ class FlowOptions:
         return {"name": interface, **{key: value for key, value in dataclasses.asdict(self).items() if value}}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Options for printed results of `run` and `report`."""
+
+    wide: Annotated[bool, typer.Option("--wide", help="Print all columns and all tables.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print all notes, and each stage of a run.")] = (
+        False
+    )
+
+
 def check_columns(names: list[str]) -> None:
     """Raise SpecError for a name that is not a column of summary.csv."""
     columns = [column.name for column in COLUMNS]

@@ -12,9 +12,18 @@ from ingest_bench.analysis import search
 from ingest_bench.analysis.buffers.receive_buffers import Limits
 from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import screen
+from ingest_bench.cli.options import OutputOptions, grouped
 from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.model.results import Summary
-from ingest_bench.report import buffer_tables, cell_tables, change_tables, search_table, summary_files
+from ingest_bench.report import (
+    buffer_tables,
+    cell_tables,
+    change_tables,
+    digest,
+    headline,
+    search_table,
+    summary_files,
+)
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes
@@ -26,8 +35,10 @@ _COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 
 
 @app.command("report")
+@grouped
 def rebuild_report(
     folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")],
+    output: OutputOptions,
     svg: Annotated[bool, typer.Option("--svg", help="Also write each picture as SVG.")] = False,
     parquet: Annotated[
         bool,
@@ -40,44 +51,48 @@ def rebuild_report(
         # Before the raw files are read, which takes minutes.
         summary_files.require_pyarrow()
     summaries = evaluation.require_summaries(results)
-    return print_results(results, summaries, evaluation.write_report(results, summaries, svg=svg, parquet=parquet))
+    evaluation.write_report(results, summaries, svg=svg, parquet=parquet)
+    return print_results(results, summaries, output)
 
 
-def print_results(results: Results, summaries: list[Summary], pictures: tuple[Path, ...]) -> int:
-    """Print the tables, notes and paths; return the exit code: 3 if a run is not valid."""
+def print_results(results: Results, summaries: list[Summary], output: OutputOptions) -> int:
+    """Print the finding, its table and the path of the page; return the exit code: 3 if a run is not valid."""
+    plan = results.plan
+    if output.wide:
+        _print_tables(results, summaries)
+    knees = [] if plan.search is None else search.find_knees(plan, summaries)
+    sentences = [
+        *digest.describe_endings(summaries),
+        *(search_table.describe_knees(knees) or [headline.describe_reads(summaries)]),
+        *(describe(summaries) for describe in (digest.describe_stalls, digest.describe_errors)),
+        digest.describe_warnings(summaries),
+    ]
+    if noise := change_tables.noise_rows(summaries):
+        title = "A/A: noise, and the changes that this many replicates show (95% confidence, 80% power)"
+        screen.print_table(title, noise[0], noise[1:], noise[0].index("column") + 1)
+    screen.print_digest(digest.digest_rows(summaries), list(filter(None, sentences)))
+    if output.verbose:
+        screen.print_notes(cell_tables.list_notes(summaries))
+    screen.print_text(f"report: {results.report / 'index.html'}")
+    if knees:
+        return 0 if all(knee.result.is_knee for knee in knees) else _INVALID
+    is_complete = len(summaries) == len(plan.runs) + len(plan.skipped_cells)
+    return 0 if is_complete and all(run.state in _COMPLETE for run in summaries) else _INVALID
+
+
+def _print_tables(results: Results, summaries: list[Summary]) -> None:
+    """Print all tables with all columns, and the steps of a search."""
     head, *rows = cell_tables.cell_rows(summaries)
     screen.print_table(results.plan.description, head, rows)
     keys = len(cells.varying_keys(summaries)) or len(summaries[0].levels)
     for title, (head, *rows) in cell_tables.rows_with_published(summaries).items():
         screen.print_table(title, head, rows, keys + 1)
-    if noise := change_tables.noise_rows(summaries):
-        title = "A/A: noise, and the changes that this many replicates show (95% confidence, 80% power)"
-        screen.print_table(title, noise[0], noise[1:], noise[0].index("column") + 1)
-        screen.print_text(f"every other column: {results.path / 'report' / 'noise.csv'}")
     if predictions := evaluation.prediction_table(results, summaries):
         screen.print_table("receive buffers: predicted and measured", predictions[0], predictions[1:], 3)
-    for summary in summaries:
-        if summary.state not in {"measured", "oom"}:
-            screen.print_text(f"{summary.state}: {summary.run}: {summary.reason}")
-    screen.print_notes(cell_tables.list_notes(summaries))
-    if pictures:
-        screen.print_text(f"picture: {pictures[0]}")
-    screen.print_text(f"tables:  {results.path / 'summary.csv'}")
-    plan = results.plan
-    if plan.search is not None:
-        return _print_search(results, summaries)
-    is_complete = len(summaries) == len(plan.runs) + len(plan.skipped_cells)
-    return 0 if is_complete and all(run.state in _COMPLETE for run in summaries) else _INVALID
-
-
-def _print_search(results: Results, summaries: list[Summary]) -> int:
-    """Print the steps and the knee of each cell; return the exit code: 3 if a cell has no knee."""
-    searched = search.find_knees(results.plan, summaries)
-    head, *rows = search_table.step_rows(searched)
-    screen.print_table(f"steps, goal: {searched[0].goal.text}", head, rows)
-    for line in search_table.describe_knees(searched):
-        screen.print_text(line)
-    return 0 if all(knee.result.is_knee for knee in searched) else _INVALID
+    if results.plan.search is not None:
+        searched = search.find_knees(results.plan, summaries)
+        head, *rows = search_table.step_rows(searched)
+        screen.print_table(f"steps, goal: {searched[0].goal.text}", head, rows)
 
 
 @app.command()

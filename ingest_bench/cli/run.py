@@ -17,7 +17,7 @@ from ingest_bench import targets
 from ingest_bench.analysis.run import summary
 from ingest_bench.cli import screen, worker
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
-from ingest_bench.cli.options import grouped
+from ingest_bench.cli.options import OutputOptions, grouped
 from ingest_bench.cli.report import print_results
 from ingest_bench.errors import Interrupted, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
@@ -138,6 +138,7 @@ def run(
     context: typer.Context,
     measured: ExperimentOptions,
     execution: ExecutionOptions,
+    output: OutputOptions,
     results_folder: Annotated[
         Path | None, typer.Option("--out", help='The folder for results. Default: "results".')
     ] = None,
@@ -170,7 +171,7 @@ def run(
                 f"--resume {resume} cannot be combined with --out: results go to the resumed folder; remove --out "
                 f"{results_folder}"
             )
-        return _resume(resume, max_runs, execution, options, remote)
+        return _resume(resume, max_runs, execution, options, remote, output)
     plans = build_plans(measured)
     if find_max is not None:
         if measured.against_itself is not None:
@@ -179,7 +180,7 @@ def run(
         plans = [search_for_max.plan_search(plan, rules) for plan in plans]
     elif max_runs is not None:
         raise SpecError(f"--max-runs {max_runs} requires --find-max GOAL")
-    return _start(plans, results_folder or Path("results"), execution, options, remote)
+    return _start(plans, results_folder or Path("results"), execution, options, remote, output)
 
 
 @app.command("plan")
@@ -228,7 +229,12 @@ def calibrate(
 
 
 def _resume(
-    folder: Path, max_runs: int | None, execution: ExecutionOptions, options: RunOptions, remote: RemoteWorkers | None
+    folder: Path,
+    max_runs: int | None,
+    execution: ExecutionOptions,
+    options: RunOptions,
+    remote: RemoteWorkers | None,
+    output: OutputOptions,
 ) -> int:
     """Execute the missing runs of a results folder; return the exit code."""
     results = layout.open_results(folder, to_write=True)
@@ -251,7 +257,7 @@ def _resume(
         with campaign.lock_results(results):
             search_for_max.extend_search(results, max_runs)
     with _open_services(execution, options, remote) as ready:
-        return _execute(results, ready, notes, execution.resume_commands([results]))
+        return _execute(results, ready, notes, execution.resume_commands([results]), output)
 
 
 def _start(
@@ -260,6 +266,7 @@ def _start(
     execution: ExecutionOptions,
     options: RunOptions,
     remote: RemoteWorkers | None,
+    output: OutputOptions,
 ) -> int:
     """Execute these plans, each in a new folder; return the exit code."""
     if execution.download:
@@ -277,7 +284,7 @@ def _start(
         ]
         # When one is interrupted, those that have not begun are to be resumed too.
         codes = [
-            _execute(results, ready, notes[number], execution.resume_commands(folders[number:]))
+            _execute(results, ready, notes[number], execution.resume_commands(folders[number:]), output)
             for number, results in enumerate(folders)
         ]
     return max(codes)
@@ -303,7 +310,9 @@ def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
             campaign.fetch_servers(plan, options, on_progress)
 
 
-def _execute(results: Results, options: RunOptions, notes: Sequence[str], resume_commands: str) -> int:
+def _execute(
+    results: Results, options: RunOptions, notes: Sequence[str], resume_commands: str, output: OutputOptions
+) -> int:
     """Execute the missing runs and print the results; return the exit code. Interrupted says how to resume."""
     # Calibration is about this machine, not about remote workers.
     warnings = [] if options.fleet is not None else calibration.rate_warnings(results.plan, calibration.load_rates())
@@ -314,8 +323,8 @@ def _execute(results: Results, options: RunOptions, notes: Sequence[str], resume
             most_runs = search_for_max.max_runs(results.plan)
             with screen.run_progress(most_runs, _mean_run_s(results.plan)) as progress:
                 summaries = campaign.run_missing(results, options, progress)
-            pictures = evaluation.write_report(results, summaries)
-        return print_results(results, summaries, pictures)
+            evaluation.write_report(results, summaries)
+        return print_results(results, summaries, output)
     except KeyboardInterrupt:
         raise Interrupted(f"everything that was started is stopped. To resume: {resume_commands}") from None
 

@@ -40,13 +40,16 @@ if TYPE_CHECKING:
 _STDOUT = Console(width=None if sys.stdout.isatty() else 400)
 _STDERR = Console(stderr=True)
 _MAX_SECONDS_SHOWN = 90
+# Lines of a digest between the command and the path of the page, on a terminal of 24 lines.
+_MAX_DIGEST_LINES, _MIN_DIGEST_ROWS = 18, 4
 # Sentences are not wrapped into less.
 _MIN_TEXT_WIDTH = 20
 
 
 def print_text(text: str) -> None:
-    """Print lines as they are; the terminal wraps them."""
-    _STDOUT.print(_to_text(text), soft_wrap=True)
+    """Print lines, wrapped between words on a terminal. Indented lines and longer words are left to the terminal."""
+    for line in escape_text(text).split("\n"):
+        _STDOUT.print(Text("\n".join(_wrap(line)) or ""), soft_wrap=True)
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -100,6 +103,27 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], 
                 _STDOUT.print(_to_text(escape_line(f"  {name}: {value}")))
 
 
+def print_digest(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> None:
+    """Print a table without lines, then sentences: on a terminal at most `_MAX_DIGEST_LINES` lines in all.
+
+    A table that does not fit is cut at its end, with the number of the rows that are missing.
+    """
+    head, *body = rows
+    lines = sum(len(_wrap(sentence)) for sentence in sentences)
+    most = max(_MIN_DIGEST_ROWS, _MAX_DIGEST_LINES - lines) if _STDOUT.is_terminal else len(body)
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for at, name in enumerate(head):
+        grid.add_column(_to_text(escape_line(name)), justify="right" if at else "left", no_wrap=bool(at))
+    for row in body[:most]:
+        grid.add_row(*(_to_text(escape_line(cell)) for cell in row))
+    _STDOUT.print(grid)
+    if len(body) > most:
+        print_text(f"… {len(body) - most} more rows: --wide, or the page")
+    print_text("")
+    for sentence in sentences:
+        print_text(sentence)
+
+
 def print_names(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print names with a wrapped description next to them, or below them on a narrow terminal."""
     print_heading(title)
@@ -142,6 +166,13 @@ def format_duration(seconds: float) -> str:
 def escape_markup(text: str) -> str:
     """Return the help of an option with its brackets escaped, which are styles otherwise."""
     return escape(text)
+
+
+def _wrap(line: str) -> list[str]:
+    """Return a line in parts of the terminal's width; one part if it is indented, or if there is no terminal."""
+    if not _STDOUT.is_terminal or line.startswith(" "):
+        return [line]
+    return textwrap.wrap(line, _STDOUT.width, break_long_words=False, break_on_hyphens=False)
 
 
 def _to_text(text: str, style: str = "") -> Text:

@@ -87,7 +87,7 @@ def note_loop_lag(report: WorkerReport, response_ms_p50: ColumnValue) -> list[No
     if report.is_open_loop or report.loop_lag_p99_ns <= _relevant_delay_ns(response_ms_p50):
         return []
     late = format_time(report.loop_lag_p99_ns)
-    text = f"the load's event loop ran {late} late (p99), longer than a typical response: the CPU was shared"
+    text = f"late event loop: the load's ran {late} late (p99), longer than a typical response: the CPU was shared"
     return [Note(source="load", text=text)]
 
 

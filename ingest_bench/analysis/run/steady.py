@@ -155,7 +155,7 @@ def note_steadiness(values: Mapping[str, ColumnValue], *, is_automatic: bool = F
     if is_automatic and after_s is None:
         text = f"{steadiness}: the second half of the load is measured, steady or not"
     elif isinstance(after_s, float) and steadiness == "late":
-        text = f"steady only {after_s:.1f} s after the start, within the measurement: give a longer warm_up"
+        text = f"late steady state: {after_s:.1f} s after the start, within the measurement: give a longer warm_up"
     elif steadiness.endswith(_NEVER):
         text = f"{steadiness}: measure longer, or look for the cause of the drift"
     else:

@@ -1,0 +1,143 @@
+"""The end of a run in a few lines of 80 columns: a small table of the cells, and a sentence about each topic."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
+from ingest_bench.model.results import Stall, Summary
+from ingest_bench.report.cell_tables import Rows
+from ingest_bench.report.formatting import (
+    format_gb,
+    format_integer,
+    format_key,
+    format_number,
+    format_range,
+    format_size,
+    shorten,
+)
+from ingest_bench.units import format_count
+
+# Column of summary.csv, head, format, and whether a difference to the first row follows.
+_COLUMNS: Sequence[tuple[str, str, Callable[[float], str], bool]] = (
+    ("docs_per_s_mean", "docs/s", format_integer, True),
+    ("response_ms_p50", "p50", lambda value: f"{format_number(value)} ms", False),
+    ("response_ms_p99", "p99", lambda value: f"{format_number(value)} ms", False),
+    ("read_bytes_mean", "mean read", format_size, False),
+    ("allocated_bytes_per_gb", "heap/GB", format_gb, True),
+)
+# Causes that a reader suspects first, with short names.
+_USUAL_SUSPECTS = {
+    "garbage collection": "GC",
+    "packets lost on the network": "loss",
+    "the load generator's event loop stalled": "load generator",
+}
+_MAX_NAMED = 3
+_MAX_REASON = 240
+# A note's kind is its text before a colon, without numbers of the run.
+_KIND = re.compile(r"([^:0-9]{3,50}): ")
+
+
+def digest_rows(summaries: Sequence[Summary]) -> Rows:
+    """Return a head and a row for each cell: its factors in one column, and at most five medians.
+
+    A column without any number is left out. A cell without numbers says how its runs ended.
+    """
+    rows, keys = cells.group_by_cell(summaries), cells.varying_keys(summaries)
+    medians = [[row.measured_or_oom.median(column) for column, *_ in _COLUMNS] for row in rows]
+    shown = [at for at, numbers in enumerate(zip(*medians, strict=True)) if any(value is not None for value in numbers)]
+    table = [[" · ".join(map(format_key, keys)) or "cell", *(_COLUMNS[at][1] for at in shown)]]
+    for row, numbers in zip(rows, medians, strict=True):
+        name = " · ".join(row.levels.get(key, "") for key in keys) or row.name
+        texts = [_format_cell(numbers[at], None if row is rows[0] else medians[0][at], at) for at in shown]
+        kinds = f" ({row.exhausted_memory})" if row.exhausted_memory else ""
+        table.append([f"{name} · OOM{kinds}" if row.oom_runs else name, *texts])
+        if not any(texts):
+            table[-1][1:2] = [", ".join(sorted({run.state for run in row.runs}))]
+    return table
+
+
+def _format_cell(value: float | None, first: float | None, at: int) -> str:
+    """Format a median, with its difference to that of the first row in columns that compare it."""
+    _, _, text, is_compared = _COLUMNS[at]
+    if value is None:
+        return ""
+    return f"{text(value)} {value / first - 1:+5.0%}" if is_compared and first else text(value)
+
+
+def describe_stalls(summaries: Sequence[Summary]) -> str:
+    """Return one sentence about all stalls: how many, how long, by what cause, and which usual causes are ruled out."""
+    watched = [run for run in summaries if run.state == "measured" and run.values.get("stalls") == len(run.stalls)]
+    stalls = [stall for run in watched for stall in run.stalls]
+    if not stalls:
+        return "No stalls." if watched else ""
+    length = format_range([(stall.end_ns - stall.start_ns) / 1e9 for stall in stalls], format_number)
+    text = f"{format_count(len(stalls), 'stall')} of {length} s"
+    causes = Counter(cause for stall in stalls for cause in _name_causes(stall))
+    text += f", {_join_counts(causes, len(stalls))}."
+    ruled_out = [
+        short for cause, short in _USUAL_SUSPECTS.items()
+        if all(any(other.cause == cause for other in stall.ruled_out) for stall in stalls)
+    ]  # fmt: skip
+    return f"{text} Ruled out: {', '.join(ruled_out)}." if ruled_out else text
+
+
+def describe_warnings(summaries: Sequence[Summary]) -> str:
+    """Return the kinds of notes with the number of runs that have each, and what one run per cell cannot tell."""
+    measured = [run for run in summaries if run.state != "inapplicable"]
+    kinds = Counter(kind for run in measured for kind in {_find_kind(note.source, note.text) for note in run.notes})
+    kinds.pop("", 0)
+    texts = [f"{kind} ({count} of {len(measured)})" for kind, count in kinds.most_common()]
+    groups = cells.group_by_cell(measured)
+    parts = [f"Warnings: {'; '.join(texts)}."] if texts else []
+    if len(groups) > 1 and all(len(row.valid) == 1 for row in groups):
+        parts.append("1 run per cell: no verdict; --replicates 3 would tell.")
+    return " ".join(parts)
+
+
+def describe_errors(summaries: Sequence[Summary]) -> str:
+    """Return how many requests and documents failed; empty without errors."""
+    failed, requests, documents = (
+        sum(int(run.values.get(name) or 0) for run in summaries if run.state in ("measured", "oom", "aborted"))
+        for name in ("requests_failed", "requests", "documents_failed")
+    )
+    if not failed and not documents:
+        return ""
+    share = f" ({failed / requests:.2%})" if requests else ""
+    return f"Errors: {failed:,} of {requests:,} requests failed{share}, {format_count(documents, 'document')} refused."
+
+
+def describe_endings(summaries: Sequence[Summary]) -> list[str]:
+    """Return a line for each cause that ended runs without a result: the cause once, with the runs that it ended."""
+    ended: dict[tuple[str, str], list[str]] = {}
+    for run in cells.excluded_runs(summaries):
+        ended.setdefault((run.state, shorten(" ".join(run.reason.split()), _MAX_REASON)), []).append(run.run)
+    return [
+        f"{state}: {runs[0]}: {reason}" if len(runs) == 1 else f"{state} in {len(runs)} runs: {reason}"
+        for (state, reason), runs in ended.items()
+    ]
+
+
+def _name_causes(stall: Stall) -> set[str]:
+    return {cause.cause for cause in stall.causes} or {"unexplained"}
+
+
+def _join_counts(counts: Counter[str], total: int) -> str:
+    """Format causes with their numbers of stalls: "all: X", or "3: X, 2: Y"."""
+    (top, number), *others = counts.most_common()
+    if number == total:
+        return ", ".join([f"{'' if total == 1 else 'all: '}{top}", *(f"{count}: {name}" for name, count in others)])
+    return ", ".join(f"{count}: {name}" for name, count in counts.most_common(_MAX_NAMED))
+
+
+def _find_kind(source: str, text: str) -> str:
+    """Return what a note is about; "" for a note on a stall, which has a line of its own."""
+    if source == STALL_SOURCE:
+        return ""
+    if source != "load":
+        return f"probe {source}"
+    kind = _KIND.match(text)
+    return kind[1] if kind else "other notes"

@@ -1,0 +1,102 @@
+"""The end of a run on a terminal: 24 lines of 80 columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import example_summaries as made
+import pytest
+from rich.console import Console
+
+from ingest_bench.cli import screen
+from ingest_bench.model.results import Cause, Note, Stall, Summary
+from ingest_bench.report import digest
+
+FOUR = made.experiment(replicates=1, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
+SHARED = Note(source="load", text="this machine is shared: other processes used 20% of the CPUs")
+
+
+def with_stall(run: Summary, length_s: float, *causes: str, ruled_out: str = "garbage collection") -> Summary:
+    stall = Stall(
+        start_ns=made.START_NS,
+        end_ns=made.START_NS + round(length_s * 1e9),
+        requests=1,
+        max_concurrent=1,
+        longest_response_ns=10**9,
+        causes=tuple(Cause(cause=cause, duration_ns=10**9) for cause in causes),
+        unexplained_ns=0,
+        ruled_out=(Cause(cause=ruled_out, duration_ns=0),),
+    )
+    return made.changed(run, values={"stalls": 1}, stalls=(stall,))
+
+
+def test_digest_has_one_column_of_factors_and_differences_to_the_first_row() -> None:
+    rates = (1000.0, 1100.0, 900.0, 1000.0)
+    runs = [made.changed(run, values={"docs_per_s_mean": rate}) for run, rate in zip(FOUR, rates, strict=True)]
+    head, *rows = digest.digest_rows(runs)
+    assert head == ["network · receive predictor", "docs/s", "p50", "p99", "mean read"]
+    assert [row[0] for row in rows][:2] == ["loopback · 32KiB", "loopback · 512KiB"]
+    assert [" ".join(row[1].split()) for row in rows] == ["1,000", "1,100 +10%", "900 -10%", "1,000 +0%"]
+    heap = [made.changed(run, values={"allocated_bytes_per_gb": 32.3e9}) for run in runs]
+    assert [row[-1].split()[0] for row in digest.digest_rows(heap)] == ["heap/GB", *["32.3"] * 4]
+
+
+def test_digest_of_a_failed_cell_says_so_and_has_the_cause_once() -> None:
+    failed = [dataclasses.replace(run, state="failed", reason="no  disk\nleft", values={}) for run in FOUR[1:]]
+    assert [row[1] for row in digest.digest_rows([FOUR[0], *failed])][2:] == ["failed"] * 3
+    assert digest.describe_endings([FOUR[0], *failed]) == ["failed in 3 runs: no disk left"]
+    assert digest.describe_endings(failed[:1]) == [f"failed: {failed[0].run}: no disk left"]
+
+
+def test_stalls_are_one_sentence_with_causes_and_what_is_ruled_out() -> None:
+    runs = [with_stall(FOUR[0], 0.6, "flush"), with_stall(FOUR[1], 5.2, "flush")]
+    assert digest.describe_stalls(runs) == "2 stalls of 0.6 to 5.2 s, all: flush. Ruled out: GC."
+    runs = [*runs, with_stall(FOUR[2], 1, ruled_out="packets lost on the network")]
+    assert digest.describe_stalls(runs) == "3 stalls of 0.6 to 5.2 s, 2: flush, 1: unexplained."
+    assert digest.describe_stalls([made.changed(FOUR[0], values={"stalls": 0})]) == "No stalls."
+    assert digest.describe_stalls(FOUR) == ""
+
+
+def test_warnings_are_kinds_of_notes_with_their_number_of_runs() -> None:
+    runs = [dataclasses.replace(run, notes=(SHARED, SHARED, Note(source="stall", text="0.1-0.2 s"))) for run in FOUR]
+    runs[0] = dataclasses.replace(
+        runs[0], notes=(SHARED, Note(source="gc", text="no log"), Note(source="load", text="12 left"))
+    )
+    text = digest.describe_warnings(runs)
+    assert text.startswith("Warnings: this machine is shared (4 of 4); ")
+    assert "probe gc (1 of 4)" in text
+    assert "other notes (1 of 4)" in text
+    assert text.endswith("1 run per cell: no verdict; --replicates 3 would tell.")
+    assert digest.describe_warnings(made.experiment(replicates=2, network=["loopback", "ethernet"])) == ""
+
+
+def test_errors_are_counted_with_their_share() -> None:
+    assert digest.describe_errors(FOUR) == ""
+    runs = [made.changed(run, values={"requests_failed": 3, "requests": 300, "documents_failed": 1}) for run in FOUR]
+    assert digest.describe_errors(runs) == "Errors: 12 of 1,200 requests failed (1.00%), 4 documents refused."
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_digest_fits_a_terminal_of_24_lines_without_broken_words(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = io.StringIO()
+    width = 80 if is_terminal else 400
+    monkeypatch.setattr(
+        screen, "_STDOUT", Console(file=output, force_terminal=is_terminal, width=width, color_system=None)
+    )
+    buffers = ["4KiB", "16KiB", "32KiB", "64KiB", "512KiB"]
+    runs = made.experiment(1, network=["loopback", "ethernet", "jumbo", "ethernet-100m"], receive_predictor=buffers)
+    runs = [made.changed(run, values={"allocated_bytes_per_gb": 3e10 + 1e9 * at}) for at, run in enumerate(runs)]
+    sentence = "A sentence with an unbreakable-word-in-its-middle that is long enough for two lines of the terminal."
+    screen.print_digest(digest.digest_rows(runs), [sentence] * 3)
+    lines = output.getvalue().splitlines()
+    if not is_terminal:
+        assert len(lines) == 1 + 20 + 1 + 3
+        assert lines[-1] == sentence
+        return
+    assert len(lines) <= 22, "the command and the path of the page are two more"
+    assert max(map(len, lines)) <= 80
+    assert any("8 more rows: --wide" in line for line in lines)
+    assert " ".join(lines[-6:]) == " ".join([sentence] * 3)
