@@ -17,9 +17,11 @@ import pytest
 from rich.console import Console
 
 from ingest_bench.cli import app, screen
+from ingest_bench.cli.options import OutputOptions
 from ingest_bench.experiment import spec
 from ingest_bench.inputs import escaping
 from ingest_bench.inputs.escaping import escape_line, escape_text
+from ingest_bench.load.figures import EDGES_NS, LoadFigures, RequestFigures
 from ingest_bench.load.supervisor import Progress
 from ingest_bench.report.reports import REPORTS
 from ingest_bench.results import layout
@@ -73,7 +75,10 @@ def test_everything_that_the_screen_prints_is_escaped(capsys: pytest.CaptureFixt
     screen.print_names(NASTY, [(NASTY, NASTY)])
     screen.print_table(NASTY, [NASTY, NASTY], [[NASTY, NASTY]])
     screen.print_table(NASTY, [NASTY, NASTY], [[NASTY, NASTY * 9]])
-    with screen.run_progress(1) as progress, screen.download_progress() as on_progress:
+    with (
+        screen.RunProgress(1, None, OutputOptions(verbose=True)).show() as progress,
+        screen.download_progress() as on_progress,
+    ):
         progress.begin_run(1, NASTY, 1)
         progress.begin_phase(NASTY)
         progress.end_run(NASTY)
@@ -104,10 +109,10 @@ def replace_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> io.StringIO
 
 def test_terminal_gets_no_commands_from_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     output = replace_terminal(monkeypatch, 300)
-    with screen.run_progress(1) as progress:
+    with screen.RunProgress(1, None, OutputOptions(verbose=True)).show() as progress:
         progress.begin_run(1, NASTY, 1)
         progress.begin_phase(NASTY)
-        progress._progress.refresh()
+        progress._live.refresh()
         progress.end_run(NASTY)
     with screen.download_progress() as on_progress:
         on_progress(NASTY, 1, 2)
@@ -120,11 +125,12 @@ def test_terminal_gets_no_commands_from_texts(monkeypatch: pytest.MonkeyPatch) -
 
 def test_long_cell_name_is_shortened_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     output = replace_terminal(monkeypatch, 80)
-    with screen.run_progress(4, 20) as progress:
+    with screen.RunProgress(4, 20, OutputOptions()).show() as progress:
         progress.begin_run(2, "network=ethernet-100m+receive_predictor=512KiB/1", 3)
         progress.update(Progress(phase="warm-up", documents=1_234_000, seconds_left=17.0))
     shown = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", output.getvalue())
-    assert "0:00:00 run 2/4: warm-up, 1,234,000 documents, 17 s left (" in shown
+    assert "run 2/4: warm-up 17 s, about 60 s left  network=" in shown
+    assert "1,234,000 documents" in shown
     assert max(map(len, re.split("[\r\n]", shown))) <= 80
 
 
@@ -194,7 +200,7 @@ def test_without_a_terminal_each_phase_is_a_line_with_an_estimate(
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: now_s))
-    with screen.run_progress(30, 20) as progress:
+    with screen.RunProgress(30, 20, OutputOptions(verbose=True)).show() as progress:
         for number, left in ((3, 20), (7, 2)):
             progress.begin_run(number, "one", left)
             progress.begin_phase("boot")
@@ -205,16 +211,16 @@ def test_without_a_terminal_each_phase_is_a_line_with_an_estimate(
             progress.end_run("outcome")
     phases = ["  0 s: boot", "  4 s: warm-up", "  outcome"]
     # The second estimate is from the duration of the first run.
-    lines = ["run 3/30 one (all: about 7 min)", *phases, "run 7/30 one (all: about 2 min)", *phases]
+    lines = ["run 3/30 one, about 7 min left", *phases, "run 7/30 one, about 2 min left", *phases]
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_unknown_duration_has_no_estimate(capsys: pytest.CaptureFixture[str]) -> None:
-    with screen.run_progress(2) as progress:
+def test_each_run_that_ended_is_one_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.RunProgress(2, None, OutputOptions()).show() as progress:
         progress.begin_run(1, "one", 2)
         progress.end_run("outcome")
         progress.begin_run(2, "one", 1)
-    assert capsys.readouterr().out.splitlines() == ["run 1/2 one", "  outcome", "run 2/2 one"]
+    assert capsys.readouterr().out.splitlines() == ["run 1/2 one: outcome"]
 
 
 @pytest.mark.parametrize(
@@ -230,3 +236,22 @@ def test_description_wraps_next_to_its_name_or_below_it(
     monkeypatch.setattr(screen, "_STDOUT", Console(width=columns))
     screen.print_names("what", [("x", "one two three four five six seven eight"), ("a-longer-name", "nine ten")])
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_live_block_has_the_figures_of_the_present_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_terminal(monkeypatch, 80)
+    now_s = 0.0
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: now_s))
+    progress = screen.RunProgress(4, 20, OutputOptions())
+    progress.begin_run(2, "ethernet", 3)
+    # The warm-up was slow; it does not count.
+    bulks = RequestFigures(outcomes={"ok": 10}, steps={60: 10})
+    for phase, documents, more in (("warm-up", 100, {}), ("measure", 100, {}), ("measure", 80_100, {20: 98, 40: 2})):
+        bulks += RequestFigures(outcomes={"ok": 97, "timeout": 3} if more else {}, steps=more)
+        progress.update(Progress(phase=phase, documents=documents, seconds_left=7.0, figures=LoadFigures(bulks=bulks)))
+        now_s += 2
+    now_s -= 2
+    first, second = (str(line) for line in list(progress.__rich__().renderables)[:2])
+    assert first == "run 2/4: measure 7 s, about 56 s left  ethernet"
+    low, high = (f"{EDGES_NS[step - 1] / 1e6:,.0f} ms" for step in (20, 40))
+    assert second == f"40,000 docs/s   p50 {low}   p99 {high}   3 errors"

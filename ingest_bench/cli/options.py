@@ -90,6 +90,7 @@ class OutputOptions:
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print all notes, and each stage of a run.")] = (
         False
     )
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results, no progress.")] = False
 
 
 def check_columns(names: list[str]) -> None:

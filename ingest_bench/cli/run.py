@@ -202,7 +202,7 @@ def calibrate(
     campaign.check_machine(plan, options)
     _fetch([plan], options)
     results = layout.create_results(results_folder, plan, collect_facts())
-    with campaign.lock_results(results), screen.run_progress(len(plan.runs)) as progress:
+    with campaign.lock_results(results), screen.RunProgress(len(plan.runs), None, OutputOptions()).show() as progress:
         summaries = campaign.run_missing(results, options, progress)
     rates = calibration.rates_of_runs(plan, summaries)
     if not rates:
@@ -256,7 +256,7 @@ def _resume(
     if max_runs is not None:
         with campaign.lock_results(results):
             search_for_max.extend_search(results, max_runs)
-    with _open_services(execution, options, remote) as ready:
+    with _open_services(execution, options, remote, output) as ready:
         return _execute(results, ready, notes, execution.resume_commands([results]), output)
 
 
@@ -276,7 +276,7 @@ def _start(
     layout.check_writable(results_folder, by_jvm=any(cell.probes or options.is_profiling for cell in started))
     notes = [campaign.check_machine(plan, options) for plan in plans]
     _fetch(plans, options)
-    with _open_services(execution, options, remote) as ready:
+    with _open_services(execution, options, remote, output) as ready:
         facts = {**collect_facts(), "jfr": options.jfr}
         folders = [
             layout.create_results(results_folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
@@ -292,9 +292,10 @@ def _start(
 
 @contextlib.contextmanager
 def _open_services(
-    execution: ExecutionOptions, options: RunOptions, remote: RemoteWorkers | None
+    execution: ExecutionOptions, options: RunOptions, remote: RemoteWorkers | None, output: OutputOptions
 ) -> Iterator[RunOptions]:
     """Start the exporter and wait for workers; yield the options that include them."""
+    options = dataclasses.replace(options, reports_figures=screen.is_live(output) or execution.prometheus is not None)
     with worker.open_exporter(execution.prometheus) as exporter, worker.open_fleet(remote) as fleet:
         yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
 
@@ -321,7 +322,7 @@ def _execute(
     try:
         with campaign.lock_results(results):
             most_runs = search_for_max.max_runs(results.plan)
-            with screen.run_progress(most_runs, _mean_run_s(results.plan)) as progress:
+            with screen.RunProgress(most_runs, _mean_run_s(results.plan), output).show() as progress:
                 summaries = campaign.run_missing(results, options, progress)
             evaluation.write_report(results, summaries)
         return print_results(results, summaries, output)

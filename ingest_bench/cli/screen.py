@@ -1,6 +1,6 @@
 """Everything that the command prints or writes to files named by the user, and the progress of runs.
 
-Progress is shown as bars on a terminal, and as one plain line for each stage elsewhere. No other module prints, and
+Progress is a live block on a terminal, and one plain line for each run elsewhere. No other module prints, and
 everything printed goes through `_to_text`, which escapes it.
 """
 
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -22,10 +23,10 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column, Table
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from ingest_bench.errors import SpecError
@@ -34,12 +35,14 @@ from ingest_bench.inputs.escaping import escape_line, escape_text
 from ingest_bench.results import safe_files
 
 if TYPE_CHECKING:
+    from ingest_bench.cli.options import OutputOptions
     from ingest_bench.load.supervisor import Progress as LoadProgress
 
 # Without a terminal nothing is cut: lines of a log may have any width.
 _STDOUT = Console(width=None if sys.stdout.isatty() else 400)
 _STDERR = Console(stderr=True)
 _MAX_SECONDS_SHOWN = 90
+_QUANTILES = {"p50": 0.5, "p99": 0.99}
 # Lines of a digest between the command and the path of the page, on a terminal of 24 lines.
 _MAX_DIGEST_LINES, _MIN_DIGEST_ROWS = 18, 4
 # Sentences are not wrapped into less.
@@ -181,65 +184,90 @@ def _to_text(text: str, style: str = "") -> Text:
 
 
 class RunProgress:
-    """Shows the progress of runs, and an estimate of the remaining time from the mean of the runs so far."""
+    """Shows runs: on a terminal in one block that is redrawn, elsewhere as one line for each run that ended.
 
-    def __init__(self, runs: int, run_s: float | None, progress: Progress) -> None:
-        self._runs = runs
-        self._expected_s = run_s
-        self._progress = progress
-        self._task = progress.add_task("", total=runs)
-        self._number = self._name = self._remaining = self._phase = ""
-        self._ended = 0
+    The remaining time is estimated from the mean of the runs so far. With `verbose`, each stage is a line too.
+    """
+
+    def __init__(self, runs: int, run_s: float | None, output: OutputOptions) -> None:
+        self._runs, self._expected_s, self._output = runs, run_s, output
+        self._live = Live(self, console=_STDOUT, transient=True)
+        self._number = self._name = self._phase = ""
+        self._load: LoadProgress | None = None
+        self._first: tuple[float, LoadProgress] | None = None
+        """The first progress of the present phase, and its time: figures are counted from there."""
+        self._ended = self._remaining = 0
         self._ended_s = self._began = 0.0
+
+    @contextlib.contextmanager
+    def show(self) -> Iterator[RunProgress]:
+        """Show the block, on a terminal, until the end of the with statement."""
+        with self._live if is_live(self._output) else contextlib.nullcontext():
+            yield self
 
     def begin_run(self, number: int, name: str, remaining: int) -> None:
         """Show that a run begins, the first of those that remain."""
-        self._began, self._phase = time.monotonic(), ""
-        self._number, self._name = f"run {number}/{self._runs}", name
-        self._remaining = self._estimate(remaining)
-        if self._progress.disable:
-            print_text(f"{self._number} {name}{self._remaining}")
+        self._began, self._remaining = time.monotonic(), remaining
+        self._number, self._name, self._phase, self._load = f"run {number}/{self._runs}", name, "", None
+        if self._output.verbose:
+            print_text(f"{self._number} {name}{self._estimate()}")
 
     def begin_phase(self, name: str) -> None:
         """Show that a phase of the run begins."""
-        self._show(name, name)
+        if self._output.verbose and name != self._phase:
+            print_text(f"  {time.monotonic() - self._began:.0f} s: {name}")
+        self._phase, self._first = name, None
 
     def update(self, progress: LoadProgress) -> None:
         """Show the progress of the load."""
-        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-        self._show(progress.phase, f"{progress.phase}, {progress.documents:,} documents{left}")
+        if progress.phase != self._phase:
+            self.begin_phase(progress.phase)
+        self._load = progress
+        self._first = self._first or (time.monotonic(), progress)
 
     def end_run(self, outcome: str) -> None:
         """Show the outcome of the run."""
         self._ended += 1
         self._ended_s += time.monotonic() - self._began
-        self._progress.advance(self._task)
-        print_text(f"  {outcome}" if self._progress.disable else f"{self._number} {self._name}: {outcome}")
+        self._load, self._phase = None, ""
+        if not self._output.quiet:
+            print_text(f"  {outcome}" if self._output.verbose else f"{self._number} {self._name}: {outcome}")
 
-    def _estimate(self, runs: int) -> str:
-        if self._expected_s is None:
+    def _run_s(self) -> float | None:
+        return self._ended_s / self._ended if self._ended else self._expected_s
+
+    def _estimate(self) -> str:
+        if (run_s := self._run_s()) is None:
             return ""
-        seconds = runs * (self._ended_s / self._ended if self._ended else self._expected_s)
-        return f" (all: about {format_duration(seconds)})"
+        seconds = max(0.0, self._remaining * run_s - (time.monotonic() - self._began))
+        return f", about {format_duration(seconds)} left"
 
-    def _show(self, phase: str, text: str) -> None:
-        line = escape_line(f"{self._number}: {text}{self._remaining}  {self._name}")
-        self._progress.update(self._task, description=line)
-        if self._progress.disable and phase != self._phase:
-            print_text(f"  {time.monotonic() - self._began:.0f} s: {phase}")
-        self._phase = phase
+    def __rich__(self) -> Group:
+        """Return the block."""
+        left = "" if self._load is None or self._load.seconds_left is None else f" {self._load.seconds_left:.0f} s"
+        share = min(0.95, (time.monotonic() - self._began) / run_s) if (run_s := self._run_s()) else 0.0
+        # What changes is at the start of a line, because its end is cut off.
+        texts = (f"{self._number}: {self._phase}{left}{self._estimate()}  {self._name}", self._describe_load())
+        lines = (Text(escape_line(text), no_wrap=True, overflow="ellipsis") for text in texts)
+        return Group(*lines, ProgressBar(total=self._runs, completed=self._ended + share))
+
+    def _describe_load(self) -> str:
+        """Describe documents, response times and errors since the phase began."""
+        if self._load is None or self._first is None:
+            return ""
+        (first_s, first), load = self._first, self._load
+        seconds, documents = time.monotonic() - first_s, load.documents - first.documents
+        parts = [f"{documents / seconds:,.0f} docs/s" if seconds > 1 else f"{load.documents:,} documents"]
+        if load.figures is not None and first.figures is not None:
+            bulks = load.figures.bulks - first.figures.bulks
+            parts += [f"{name} {bulks.quantile_ns(share) / 1e6:,.0f} ms" for name, share in _QUANTILES.items()]
+            parts.append(f"{bulks.requests - bulks.outcomes.get('ok', 0):,} errors")
+        return "   ".join(parts)
 
 
-@contextlib.contextmanager
-def run_progress(runs: int, run_s: float | None = None) -> Iterator[RunProgress]:
-    """Show the progress of that many runs of about `run_s` seconds (None: unknown) within the block."""
-    # The description gets the rest of the line. What changes is at its start, because its end is cut off.
-    description = TextColumn(
-        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    )
-    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), description)
-    with Progress(*columns, console=_STDOUT, transient=True, expand=True, disable=not _STDOUT.is_terminal) as progress:
-        yield RunProgress(runs, run_s, progress)
+def is_live(output: OutputOptions) -> bool:
+    """Return whether the progress of runs is a block that shows live figures."""
+    return _STDOUT.is_terminal and not output.quiet
 
 
 @contextlib.contextmanager

@@ -66,6 +66,8 @@ class RunOptions:
     """Address of Locust's page."""
     exporter: Exporter | None = None
     """Exports the figures of each run to a dashboard."""
+    reports_figures: bool = False
+    """Loads report live figures with their progress."""
 
     @property
     def is_profiling(self) -> bool:
@@ -235,8 +237,10 @@ class _Execution:
                 self._count(server, steps, documents_before)
 
     def _start_load(self, plan: LoadPlan, enter: Enter) -> RunningLoad:
-        exports = self._options.exporter is not None
-        return supervisor.start_load(plan, enter, self._options.fleet, page=self._page, reports_figures=exports)
+        options = self._options
+        return supervisor.start_load(
+            plan, enter, options.fleet, page=self._page, reports_figures=options.reports_figures
+        )
 
     def _send(
         self,
@@ -260,8 +264,8 @@ class _Execution:
         with contextlib.ExitStack() as stack:
             if len(plans) > 1:
                 # By local processes also if there is a fleet: a fleet sends one load at a time.
-                exports = exporter is not None
-                loads = supervisor.start_loads(plans, server.enter, ends_all=ends_all, reports_figures=exports)
+                reports = self._options.reports_figures
+                loads = supervisor.start_loads(plans, server.enter, ends_all=ends_all, reports_figures=reports)
                 stack.callback(loads.stop)
                 return loads.wait_for_all(show)
             load, self._prepared_load = self._prepared_load, None
