@@ -114,6 +114,19 @@ def test_other_content_with_status_200_is_an_invalid_response(body: bytes) -> No
     assert judge(200, body, 1).outcome == "invalid-response"
 
 
+def test_reason_of_the_first_failure_of_a_kind_is_kept_with_its_cause() -> None:
+    cause = {"reason": "x", "caused_by": {"type": "number_format_exception", "reason": 'For input string: "n/a"'}}
+    errors = [{"type": "parsing", "reason": "failed to parse field [price]", "caused_by": cause}, {"type": "parsing"}]
+    errors += [{"type": "full", "reason": "y" * 1000}, {"type": "none"}]
+    statuses = (400, 400, 429, 400)
+    items = [{"index": {"status": status, "error": error}} for status, error in zip(statuses, errors, strict=True)]
+    assert judge(200, json.dumps({"errors": True, "items": items}).encode(), 4).reasons == {
+        "400 parsing": 'failed to parse field [price]: For input string: "n/a"',
+        "429 full": "y" * 300,
+        "400 none": "",
+    }
+
+
 def test_bulk_rejected_as_a_whole_may_be_retried() -> None:
     verdict = judge(429, b'{"error":{"type":"es_rejected_execution_exception"},"status":429}', 3)
     assert (verdict.outcome, verdict.failed, verdict.rejected_items) == ("rejected", 0, (0, 1, 2))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from ingest_bench import targets
+from ingest_bench.cli import app
 from ingest_bench.cli.app import run
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.experiment import spec
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import files
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
@@ -49,6 +52,8 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     (tmp_path / "empty.ndjson").write_text("")
     (tmp_path / "empty.toml").write_text('[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\n')
     (tmp_path / "bad.ndjson").write_text('{"a": 1}\nnot json\n')
+    (tmp_path / "good.ndjson").write_text('{"a": 1}\n')
+    (tmp_path / "shards.json").write_text('{"number_of_shards": 0}')
     return type_in
 
 
@@ -72,6 +77,16 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("report nowhere", "no results"),
         ("run --url http://127.0.0.1:9 --jfr profile", "cannot record in the JVM at http://127.0.0.1:9 by its URL"),
         ("workload show pmcc", 'did you mean "pmc"?'),
+        ("show quikstart", 'did you mean "quickstart"?'),
+        ("init empty.toml", "empty.toml: exists already; it is not overwritten"),
+        ("init my-experiment", "must end in .toml"),
+        ("init nowhere/my.toml", "nowhere/my.toml: cannot be written: No such file or directory"),
+        ("init a,b.toml", 'the experiment "a,b" cannot be a folder'),
+        ("run quickstart --mapping empty.toml", "require a file of documents: --documents FILE"),
+        ("run quickstart --documents bad.ndjson --mapping empty.toml", "line 2"),
+        ("run quickstart --documents good.ndjson --mapping empty.toml", "cannot be read as JSON"),
+        ("run quickstart --documents good.ndjson --index-settings nowhere", "nowhere: cannot be read: No such file"),
+        ("plan quickstart --documents good.ndjson --index-settings shards.json", '"number_of_shards" is 0; write a'),
         ("fetch opensearh", 'did you mean "opensearch"?'),
         (f"run {'x' * 600}.toml", "file not found"),
         (f"run --track {'x' * 600}", "is not a file's path"),
@@ -339,6 +354,7 @@ def test_run_does_not_import_drawing_statistics_and_load_libraries() -> None:
         ("quickstart --set workload=pmc --set users=3,3000", "workload pmc users 3 / 3,000 bulk"),
         ("quickstart --set users=1,2,3,4,5,6,7", "users 1 / 2 / 3 / 4 / 5 / 2 more bulk"),
         ("kafka --set bulk=1MiB", "bulk at most 1MiB"),
+        ("--url http://127.0.0.1:1 --documents good.ndjson", "documents go to ingest-bench-good-"),
         ("quickstart --documents 9000", "warm-up 5s measured 9,000 documents"),
         ("--url http://127.0.0.1:1", "server http://127.0.0.1:1 network unchanged workload nyc_taxis"),
         ("quickstart --set network=jumbo --set receive_predictor=32KiB --measure 9s", "1 run, about 29 s."),
@@ -350,6 +366,30 @@ def test_plan_prints_settings_and_durations(typed: Typed, line: str, expected: s
     code, text = typed(f"plan {line}")
     assert code == 0, text
     assert expected in text
+
+
+def test_written_experiment_can_be_planned_with_each_of_its_comments(typed: Typed) -> None:
+    code, text = typed("init my.toml")
+    assert (code, text) == (0, "my.toml: written. Next: ingest-bench plan my.toml, then ingest-bench run my.toml")
+    code, text = typed("plan my.toml")
+    assert (code, "4 runs, about 2 min." in text) == (0, True), text
+    written = Path("my.toml").read_text()
+    head, _, fault = written.partition("# [[fault]]")
+    Path("fault.toml").write_text(head + "[[fault]]" + fault.replace("\n# ", "\n"))
+    assert spec.load_experiment("fault.toml").faults
+    keys = re.findall(r"^# (\S+) = ", head, re.MULTILINE)
+    assert len(keys) > 8
+    for key in keys:
+        Path("one.toml").write_text(head.replace(f"# {key} = ", f"{key} = "))
+        assert spec.load_experiment("one.toml") != spec.load_experiment("my.toml"), key
+
+
+@pytest.mark.parametrize("name", ["quickstart", "ethernet", "nyc_taxis"])
+def test_show_prints_a_shipped_file_unchanged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["show", name]) == 0
+    shipped = {**files.data_files(catalog.NETWORKS), **files.data_files(catalog.WORKLOADS)}
+    shipped |= files.data_files(catalog.EXPERIMENTS)
+    assert capsys.readouterr().out == shipped[name].read_text()
 
 
 def test_net_show_names_an_unreadable_journal_and_shows_the_others(

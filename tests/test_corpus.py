@@ -10,6 +10,7 @@ import itertools
 import json
 import lzma
 import random
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from ingest_bench.documents.body import Body, IdSequence
 from ingest_bench.documents.corpus import Corpus, check_corpus
 from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.model.load import BulkAction, TrackFile
+from ingest_bench.inputs import records
+from ingest_bench.model.load import BulkAction, TrackFile, Workload
 from ingest_bench.protocols.bulk import Bulk
 
 BULK = Bulk(path="/i/_bulk", action=BulkAction())
@@ -369,6 +371,83 @@ def test_number_of_checked_lines_is_limited(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(lines, "CHUNK_BYTES", 4096)
     path = write(tmp_path / "short.json.gz", gzip.compress(b'{"n":1}\n' * 9000 + b"no document\n"))
     assert check_corpus(path).documents is None
+
+
+def test_document_larger_than_a_request_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpora, "MAX_REQUEST_BYTES", 20)
+    path = write(tmp_path / "a.json", '{"n": 1}\n{"n": "' + "x" * 20 + '"}')
+    with pytest.raises(SpecError, match="line 2 has 29 bytes, and servers accept requests of 20 by default; split"):
+        check_corpus(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("orders.ndjson.zst", "orders-"),
+        ("Orders (1).v2.json", "orders-1-"),
+        (".hidden.json", "hidden-"),
+        ("-_+x..json", "x-"),
+        ("заказы.ndjson", ""),
+        ('a"*<>|?#:,{}%b.json', "a-b-"),
+        ("é\udcff.json", ""),
+        ("x" * 250 + ".json", "x" * 20 + "-"),
+        ("ab" * 9 + "a----b.json", "ab" * 9 + "a-"),
+    ],
+)
+def test_index_has_the_name_of_the_file_in_characters_of_every_server(name: str, stem: str) -> None:
+    index = corpora.index_name(Path("folder") / name)
+    assert re.fullmatch(f"ingest-bench-{stem}[0-9a-f]{{8}}", index)
+    records.read_key(Workload, ("index",), index, "index")
+    assert len(f"{index}-999") <= 48
+
+
+def test_files_whose_names_an_index_cannot_tell_apart_have_different_indices() -> None:
+    names = ("orders.json", "Orders.json", "orders.ndjson", "заказы.json", "订单.json")
+    assert len({corpora.index_name(Path(name)) for name in names}) == 5
+
+
+MAPPING = {"properties": {"mappings": {"type": "keyword"}}}
+SETTINGS = {"number_of_shards": 2}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "settings"),
+    [
+        (MAPPING, SETTINGS),
+        ({"mappings": MAPPING}, {"settings": SETTINGS}),
+        ({"orders": {"mappings": MAPPING}}, {"orders": {"settings": SETTINGS}}),
+        *[({"orders": {"aliases": {}, "mappings": MAPPING, "settings": SETTINGS}},) * 2],
+        *[({"mappings": MAPPING, "settings": SETTINGS},) * 2],
+    ],
+)
+def test_index_body_is_read_in_each_form_that_servers_have(tmp_path: Path, mapping: object, settings: object) -> None:
+    files = [write(tmp_path / str(number), json.dumps(part)) for number, part in enumerate((mapping, settings))]
+    assert corpora.read_index_body(*map(str, files)) == {"mappings": MAPPING, "settings": SETTINGS}
+
+
+def test_settings_that_a_server_only_reports_are_left_out(tmp_path: Path) -> None:
+    reported = {"index": {"uuid": "u", "creation_date": "1", "version": {"created": "1"}, "refresh_interval": "5s"}}
+    path = write(tmp_path / "settings.json", json.dumps({"orders": {"settings": reported}}))
+    assert corpora.read_index_body(None, str(path)) == {"settings": {"index": {"refresh_interval": "5s"}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "cannot be read as JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"settings": {}}', 'has no object "mappings"'),
+        ('{"mappings": []}', 'has no object "mappings"'),
+        ('{"dynamic": true, "dynamic": false}', "an object has two values for the key 'dynamic'"),
+        (DEEP.decode(), "cannot be read as JSON"),
+    ],
+)
+def test_bad_mapping_is_refused_with_its_key_and_file(tmp_path: Path, content: str, message: str) -> None:
+    path = write(tmp_path / "mapping.json", content)
+    with pytest.raises(SpecError, match=re.escape(f"load.mapping {path}: ") + ".*" + re.escape(message)):
+        corpora.read_index_body(str(path), None)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

@@ -227,6 +227,9 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "jetty.toml").rename(folder / "my-server.toml")
     (folder / "documents.ndjson").write_text("".join(f'{{"number": {number}}}\n' for number in range(10)))
     (folder / "my-documents.ndjson.zst").write_bytes(zstandard.compress((folder / "documents.ndjson").read_bytes()))
+    shutil.copy(folder / "documents.ndjson", folder / "orders.ndjson")
+    for name in ("orders-mapping.json", "orders-settings.json"):
+        (folder / name).write_text("{}")
     (folder / "ca.pem").write_text("")
     return folder
 

@@ -12,6 +12,7 @@ import example_runs
 import pytest
 
 from ingest_bench import targets
+from ingest_bench.documents import corpus
 from ingest_bench.documents.tracks.declarations import OPERATIONS, Declarations
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
@@ -85,7 +86,46 @@ def test_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
     options = LoadOptions(documents=str(path))
     assert build(cell(options)).indices == ("a", "b")
     path.write_text(path.read_text() + '{"index": {}}\n{}\n')
-    assert build(cell(options)).indices == ("a", "b", "nyc_taxis")
+    assert build(cell(options)).indices == ("a", "b", corpus.index_name(path))
+
+
+def test_documents_of_a_file_have_an_index_with_dynamic_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "orders.ndjson"
+    path.write_text('{"price": 1}\n')
+    built = build(cell(LoadOptions(documents=str(path))))
+    (index,) = built.indices
+    (create,) = requests_of(built, "index").requests
+    assert (create.path, load_of(built, "load").path) == (f"/{index}", f"/{index}/_bulk")
+    assert create.body == {"settings": {"index.number_of_shards": 1, "index.number_of_replicas": 0}}
+    assert built.notes == (f"orders.ndjson: its documents go to {index} (mapping: dynamic)",)
+
+
+def test_mapping_and_settings_of_documents_come_from_files(tmp_path: Path) -> None:
+    path, mapping, settings = (tmp_path / name for name in ("orders.ndjson", "m.json", "s.json"))
+    path.write_text('{"price": 1}\n')
+    mapping.write_text('{"dynamic": "strict", "properties": {"price": {"type": "long"}}}')
+    settings.write_text('{"index": {"refresh_interval": "5s"}}')
+    options = LoadOptions(documents=str(path), mapping=str(mapping), index_settings=str(settings))
+    marked = planning.build_procedure(cell(options), LISTEN, Path("out"), may_delete=True, mark="m")
+    body = requests_of(marked, "index").requests[0].body or {}
+    assert body["mappings"]["properties"] == {"price": {"type": "long"}}
+    assert body["mappings"]["_meta"]["run"] == "m"
+    assert body["settings"]["index"] == {"refresh_interval": "5s"}
+    for target in ("kafka", "cassandra"):
+        with pytest.raises(SpecError, match=f"load.mapping and load.index_settings: {target} has no mappings"):
+            build(cell(options, target))
+    with pytest.raises(SpecError, match="require a file of documents: --documents FILE"):
+        build(cell(dataclasses.replace(options, documents=None)))
+    with pytest.raises(SpecError, match=r"load\.\w+ conflicts with a track"):
+        build(cell(LoadOptions(track=TrackOptions(path=str(FOLDER)), mapping=str(mapping))))
+
+
+def test_bulk_larger_than_servers_accept_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "orders.ndjson"
+    path.write_text(f'{{"text": "{"x" * 20_000}"}}\n')
+    assert "10,000 documents have about 191MiB" in build(cell(LoadOptions(documents=str(path)))).notes[1]
+    smaller = LoadOptions(documents=str(path), bulk_bytes=10**7)
+    assert len(build(cell(smaller)).notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -287,4 +327,4 @@ def test_invalid_workload_is_refused_before_the_start(tmp_path: Path, fields: st
     with pytest.raises(SpecError) as refused:
         campaign.check_plan(plan(LoadOptions(workload=str(path))))
     assert message in str(refused.value)
-    assert campaign.check_plan(plan(LoadOptions(workload=str(path), documents=str(documents)))) == ()
+    assert campaign.check_plan(plan(LoadOptions(workload=str(path), documents=str(documents))))

@@ -138,6 +138,15 @@ def test_every_percentile_names_the_column_with_its_number_of_values() -> None:
     assert {name for name in counts if not columns[name].is_count} <= {"measured_seconds"}
 
 
+def test_refused_documents_are_a_note_with_number_and_reason() -> None:
+    failures = {"400 parsing": 1200, "429 full": 3}
+    row = summary(report={"item_failures": failures, "item_reasons": {"400 parsing": "failed to parse field [price]"}})
+    assert texts(row, "refused documents: ") == [
+        "refused documents: 1,200 x 400 parsing: failed to parse field [price]",
+        "refused documents: 3 x 429 full",
+    ]
+
+
 def test_server_that_cannot_be_counted_is_measured_with_a_note() -> None:
     row = summary(record={"documents_counted": None})
     assert (row.state, row.values["documents_counted"]) == ("measured", None)

@@ -21,6 +21,7 @@ from certificates import Certificates
 from commands import Place, nothing_left
 from running import free_port, running
 
+from ingest_bench.documents import corpus
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets.http import Http
@@ -127,6 +128,27 @@ def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, here: Place) -
     assert values["reads"] == values["gc_pauses"] == values["server_cpu_s"] == ""
     assert "host" in str(summary)
     assert indices(node) == {"existing"}
+
+
+@pytest.mark.opensearch
+def test_own_documents_get_a_new_index_and_the_refused_ones_are_quoted(node: Http, here: Place) -> None:
+    create_index(node, "existing")
+    text = "".join(f'{{"price": {price}, "at": "2026-11-29"}}\n' for price in range(99)) + '{"price": "n/a"}\n'
+    (here.folder / "Orders (1).ndjson").write_text(text)
+    run(here, "--url", node.origin, "--documents", "Orders (1).ndjson", *SHORT)
+    values = read_row(here)
+    assert int(values["documents_acked"]) == 99 * int(values["documents_failed"]) > 0
+    (summary,) = json.loads((here.results[-1] / "summary.json").read_text())["runs"]
+    (note,) = [note["text"] for note in summary["notes"] if note["text"].startswith("refused documents: ")]
+    assert f"{values['documents_failed']} x 400 mapper_parsing_exception: failed to parse field [price] of type" in note
+    assert note.endswith('For input string: "n/a"')
+    assert indices(node) == {"existing"}
+    # An index of that name that the run did not create.
+    name = corpus.index_name(Path("Orders (1).ndjson"))
+    create_index(node, name)
+    output = run(here, "--url", node.origin, "--documents", "Orders (1).ndjson", *SHORT, exit_code=2)
+    assert f'there is an index "{name}" already; it is not touched' in output
+    assert indices(node) == {"existing", name}
 
 
 @pytest.mark.nightly

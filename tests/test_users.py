@@ -33,6 +33,7 @@ from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.bulk import Bulk, Search
 from ingest_bench.protocols.protocol import Protocol
+from ingest_bench.protocols.response import Verdict
 from ingest_bench.protocols.upstream import resolve_upstream
 
 with pytest.MonkeyPatch.context() as patched:
@@ -272,7 +273,8 @@ def test_possibly_stored_documents_stay_unknown_after_a_later_refusal(
 def test_many_kinds_of_item_failures_do_not_fill_the_report() -> None:
     def named(_: bytes, number: int) -> bytes:
         failed = [
-            {"index": {"status": 400, "error": {"type": f"{number} {item} {'x' * 5000}"}}} for item in range(ITEMS)
+            {"index": {"status": 400, "error": {"type": f"{number} {item} {'x' * 5000}", "reason": "y" * 5000}}}
+            for item in range(ITEMS)
         ]
         return answer(json.dumps({"errors": True, "items": failed}).encode())
 
@@ -284,6 +286,8 @@ def test_many_kinds_of_item_failures_do_not_fill_the_report() -> None:
     assert len(failures) == 1001
     assert failures["other kinds"] == 500
     assert max(map(len, failures)) == 200
+    assert set(user.state.item_reasons.values()) == {"y" * 300}
+    assert len(user.state.item_reasons) == 50
 
 
 def test_only_failed_items_that_may_be_stored_are_unknown(clock: Clock) -> None:
@@ -777,9 +781,9 @@ def test_a_load_is_hopeless_once_each_user_has_failed(
     source: Any = None
     work = WorkerState(source=source, recorder=Kept(), users=range(2))
     for _ in range(10):
-        work.record_failure(0, "429", {})
+        work.record_failure(0, Verdict(outcome="rejected", message="429"))
     assert not work.stopped
-    work.record_failure(1, "429", {})
+    work.record_failure(1, Verdict(outcome="rejected", message="429"))
     assert work.failure_reason == "every request failed (11): 11 x 429"
 
 
@@ -796,7 +800,7 @@ def test_a_load_ended_by_documents_is_given_up_after_failing_for_minutes(
 
     def failed_at(*seconds: int) -> bool:
         for now.s in seconds:
-            work.record_failure(0, "503", {})
+            work.record_failure(0, Verdict(outcome="rejected", message="503"))
         return work.stopped
 
     work.acknowledge(100, now.s * 10**9)

@@ -34,6 +34,8 @@ _MODULES = {
     "compare": "compare",
     "trend": "compare",
     "list": "inventory",
+    "show": "inventory",
+    "init": "inventory",
     "fetch": "inventory",
     "doctor": "inventory",
     "calibrate": "run",

@@ -51,6 +51,12 @@ class ExperimentOptions:
             help="Measure until N documents are indexed; or send the documents of this file (NDJSON, also compressed).",
         ),
     ] = None
+    mapping: Annotated[
+        Path | None, typer.Option(help="Mapping of the file's documents (JSON). Default: dynamic, by the server.")
+    ] = None
+    index_settings: Annotated[
+        Path | None, typer.Option(help="Settings of the index of the file's documents (JSON).")
+    ] = None
     track: Annotated[
         Path | None,
         typer.Option(
@@ -137,7 +143,7 @@ class ExperimentOptions:
         if self.target is not None:
             is_file = self.target.endswith(".toml")
             table["file" if is_file else "target"] = catalog.absolute_path(self.target) if is_file else self.target
-        for key in ("ca_file", "client_cert", "client_key"):
+        for key in ("mapping", "index_settings", "ca_file", "client_cert", "client_key"):
             path: Path | None = getattr(self, key)
             table[key] = catalog.absolute_path(path) if path else None
         return table

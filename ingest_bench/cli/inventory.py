@@ -1,9 +1,10 @@
-"""`list`, `fetch`, `doctor` and `workload`: available parts, and the capabilities of this machine."""
+"""`list`, `show`, `init`, `fetch`, `doctor` and `workload`: available parts, and the capabilities of this machine."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 from ingest_bench import probes, targets
 from ingest_bench.cli import screen
 from ingest_bench.documents import export
+from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.host import cgroups, settings, sync_supervisor, volume
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
@@ -23,9 +25,9 @@ from ingest_bench.network import link_capabilities
 from ingest_bench.probes import recording
 from ingest_bench.probes.kernel import kernel_reads
 from ingest_bench.protocols.protocol import PROTOCOLS
-from ingest_bench.results import facts
+from ingest_bench.results import facts, safe_files
 from ingest_bench.targets.base import check_targets
-from ingest_bench.units import format_count
+from ingest_bench.units import format_count, quote_name
 
 app = typer.Typer()
 workload_app = typer.Typer(help="Show a workload, or write its documents to a file.", no_args_is_help=True)
@@ -62,6 +64,36 @@ def list_parts(
         return
     for title, rows in parts.items():
         screen.print_names(title, list(rows.items()))
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="An experiment, network profile or workload, see `list`.")]) -> None:
+    """Print a shipped file: an experiment, network profile or workload. Copy it to change it."""
+    shipped = {
+        stem: path
+        for folder in (catalog.WORKLOADS, catalog.NETWORKS, catalog.EXPERIMENTS)
+        for stem, path in files.data_files(folder).items()
+    }
+    if name not in shipped:
+        raise SpecError(f'unknown name "{quote_name(name)}"; {records.suggest(name, shipped)}')
+    screen.print_text(files.read_text(shipped[name]).rstrip("\n"))
+
+
+@app.command()
+def init(file: Annotated[Path, typer.Argument(help="The file to write, such as my.toml.")]) -> None:
+    """Write an experiment with comments, as a start for your own. It runs as it is."""
+    if file.suffix != ".toml":
+        raise SpecError(f"{file}: the name of an experiment must end in .toml")
+    safe_files.check_name(catalog.file_stem(file), "the experiment")
+    try:
+        with file.open("x", encoding="utf-8") as target:
+            target.write(catalog.read_template())
+    except FileExistsError:
+        raise SpecError(f"{file}: exists already; it is not overwritten") from None
+    except OSError as error:
+        raise SpecError(f"{file}: cannot be written: {error.strerror}") from None
+    name = shlex.quote(str(file))
+    screen.print_text(f"{file}: written. Next: ingest-bench plan {name}, then ingest-bench run {name}")
 
 
 @app.command()

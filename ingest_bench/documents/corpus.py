@@ -6,7 +6,9 @@ A bulk item is an action line with its document, or the action line of a deletio
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import numpy as np
 
 from ingest_bench.documents.lines import is_plain, read_chunks, split_lines
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.inputs.user_json import parse_json
+from ingest_bench.inputs.user_json import parse_json, read_object
 from ingest_bench.units import quote_value
 
 # Most bytes and lines parsed before the start, at about 150 MB/s and 400,000 lines/s. The last line of a longer plain
@@ -25,6 +27,8 @@ from ingest_bench.units import quote_value
 CHECK_BYTES = 256 * 1024**2
 _CHECK_LINES = 2_000_000
 _TAIL_BYTES = 64 * 1024**2
+# `http.max_content_length` of Elasticsearch and OpenSearch, by default.
+MAX_REQUEST_BYTES = 100 * 1024**2
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 ACTIONS = frozenset({"index", "create", "update", "delete"})
@@ -178,6 +182,50 @@ class Corpus:
     """True if action lines without an index were read: the path of the request names theirs."""
     pipelines: tuple[str, ...] = ()
     """Ingest pipelines in its action lines, as far as these were checked."""
+    mean_bytes: float = 0
+    """Mean size of the checked documents (of bulk bodies: items)."""
+
+
+# Before the digest. Cassandra 0.7 accepts 48 characters in all.
+_STEM_CHARACTERS = 20
+_INDEX_PARTS = frozenset({"aliases", "mappings", "settings"})
+# Settings that GET /INDEX/_settings returns and no server accepts.
+_PRIVATE_SETTINGS = frozenset({"creation_date", "provided_name", "uuid", "version"})
+
+
+def index_name(path: Path) -> str:
+    """Return the index of a file's documents: named after the file, with the characters that every server accepts.
+
+    The digest tells files apart whose names differ in other characters.
+    """
+    stem = re.sub(r"[^a-z0-9]+", "-", path.name.lstrip(".").partition(".")[0].lower())[:_STEM_CHARACTERS].strip("-")
+    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
+    return "-".join(filter(None, ("ingest-bench", stem, digest)))
+
+
+def read_index_body(mapping: str | None, index_settings: str | None) -> dict[str, Any]:
+    """Return the body that creates the index of a file's documents. Without a mapping the server maps new fields."""
+    body = {}
+    if mapping is not None:
+        body["mappings"] = _read_index_part(mapping, "mappings", "load.mapping")
+    if index_settings is not None:
+        settings = body["settings"] = _read_index_part(index_settings, "settings", "load.index_settings")
+        if isinstance(table := settings.get("index"), dict):
+            settings["index"] = {key: value for key, value in table.items() if key not in _PRIVATE_SETTINGS}
+    return body
+
+
+def _read_index_part(file: str, key: str, where: str) -> dict[str, Any]:
+    """Return a part of an index from a file: alone, as PUT /INDEX takes it, or as GET /INDEX returns it."""
+    table = read_object(Path(file), f"{where} {file}")
+    (name, inner), *others = table.items() or [("", None)]
+    if not others and isinstance(inner, dict) and name not in ("index", "properties") and key in inner:
+        table = inner
+    if not _INDEX_PARTS & table.keys():
+        return table
+    if not isinstance(part := table.get(key), dict):
+        raise SpecError(f'{where} {file}: has no object "{key}". Give one, or its content alone.')
+    return part
 
 
 def check_corpus(path: Path, *, has_action_lines: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
@@ -195,12 +243,14 @@ def check_corpus(path: Path, *, has_action_lines: bool | None = None, limit_byte
 @functools.cache
 def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
     checker = _Checker(path, has_action_lines)
-    total = 0
     unread = itertools.chain.from_iterable(split_lines(checker.watch(read_chunks(path)), path))
     for line in unread:
         checker.number += 1
         if checker.number == 1:
             checker.check_first(line)
+        if len(line) > MAX_REQUEST_BYTES:
+            size = f"has {len(line):,} bytes, and servers accept requests of {MAX_REQUEST_BYTES:,} by default"
+            raise checker.error(f"{size}; split the document, or remove it")
         try:
             checker.check_line(line)
         except SpecError:
@@ -208,10 +258,10 @@ def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _s
                 incomplete = "is the last one and incomplete: the file is truncated; get the complete one"
                 raise checker.error(incomplete) from None
             raise
-        total += len(line) + 1
-        if total >= limit_bytes or checker.number >= _CHECK_LINES:
+        checker.total_bytes += len(line) + 1
+        if checker.total_bytes >= limit_bytes or checker.number >= _CHECK_LINES:
             _check_last_line(path)
-            return checker.corpus(None)
+            return checker.corpus(is_complete=False)
     return checker.finish()
 
 
@@ -221,6 +271,7 @@ class _Checker:
     def __init__(self, path: Path, has_action_lines: bool | None) -> None:
         self._path = path
         self.number = 0
+        self.total_bytes = 0
         self.ends_with_feed = True
         self._documents = 0
         self._needs_document = False
@@ -258,16 +309,17 @@ class _Checker:
             raise SpecError(f"{self._path}: is empty. Give a file with one JSON document per line.")
         if self._needs_document:
             raise self.error("is an action line and the file ends there: its document is missing; get the whole file")
-        return self.corpus(self._documents)
+        return self.corpus(is_complete=True)
 
-    def corpus(self, documents: int | None) -> Corpus:
+    def corpus(self, *, is_complete: bool) -> Corpus:
         return Corpus(
             path=self._path,
             has_action_lines=bool(self._has_action_lines),
-            documents=documents,
+            documents=self._documents if is_complete else None,
             indices=tuple(sorted(self._indices - {""})),
             has_unnamed_index="" in self._indices,
             pipelines=tuple(sorted(self._pipelines - {""})),
+            mean_bytes=self.total_bytes / max(1, self._documents),
         )
 
     def check_first(self, line: bytes) -> None:

@@ -37,11 +37,15 @@ _FINGERPRINT_PIECES, _FINGERPRINT_PIECE_BYTES = 64, 1 << 16
 _MAX_FINGERPRINTS = 1000
 # Keys whose files decide what is sent, what happens, and what is measured. Other values may be paths too: settings of a
 # server, such as "/".
-_FILE_KEYS = frozenset({"documents", "workload", "profile", "trace", "file", "jar", "source", "classpath"})
+_FILE_KEYS = frozenset(
+    ("documents", "mapping", "index_settings", "workload", "profile", "trace", "file", "jar", "source", "classpath")
+)
 # Keys whose values may be the name of a shipped file (`find_file`); those of the others are always paths.
 _SHIPPED_OR_PATHS = frozenset({"workload", "profile"})
 # Fields of a cell that are always paths.
-_CELL_PATHS = frozenset({"file", "ca_file", "client_cert", "client_key", "documents", "path", "trace"})
+_CELL_PATHS = frozenset(
+    ("file", "ca_file", "client_cert", "client_key", "documents", "mapping", "index_settings", "path", "trace")
+)
 # Fields of a cell with records that have such fields. Paths of a custom target are relative to its folder.
 _WITH_PATHS = frozenset({"target", "load", "track", "arrivals", "query_arrivals", "faults"})
 
@@ -58,6 +62,11 @@ def find_file(folder: str, name: str, what: str) -> Path:
     if name not in shipped:
         raise SpecError(f'unknown {what} "{quote_name(name)}"; {records.suggest(name, shipped)}')
     return shipped[name]
+
+
+def read_template() -> str:
+    """Return the text of an experiment with comments, for `init`."""
+    return files.read_text(Path(__file__).with_name("template.toml"))
 
 
 def read_table(path: Path) -> dict[str, Any]:

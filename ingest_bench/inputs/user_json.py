@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,7 @@ def parse_track_parameters(text: str) -> dict[str, Any]:
         return _parse_object(stripped, "--track-params")
     # "mapping:small.json" is a parameter, as in OpenSearch Benchmark.
     if stripped.endswith(".json") and ":" not in stripped:
-        where = f"--track-params {quote_name(stripped)}"
-        try:
-            return _parse_object(files.read_text(Path(stripped).expanduser()), where)
-        except (OSError, UnicodeDecodeError, RuntimeError) as error:
-            raise SpecError(f"{where}: cannot be read: {error}") from None
+        return read_object(Path(os.path.expanduser(stripped)), f"--track-params {quote_name(stripped)}")  # noqa: PTH111 - raises nothing
     parameters = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, value = part.partition(":")
@@ -91,11 +88,19 @@ def parse_value(text: str) -> Any:
     return value
 
 
+def read_object(path: Path, where: str) -> dict[str, Any]:
+    """Return the JSON object in a file; SpecError begins with *where*."""
+    try:
+        return _parse_object(files.read_text(path), where)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{where}: cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
 def _parse_object(text: str, where: str) -> dict[str, Any]:
     try:
-        parameters = parse_json(text)
+        table = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{where}: cannot be read as JSON: {error}") from None
-    if not isinstance(parameters, dict):
-        raise SpecError(f"{where}: {quote_value(parameters)} is not a JSON object of names and values")
-    return parameters
+    if not isinstance(table, dict):
+        raise SpecError(f"{where}: {quote_value(table)} is not a JSON object of names and values")
+    return table

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 from ingest_bench import system, targets
 from ingest_bench.documents import corpus, corpus_download
+from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
@@ -41,6 +43,7 @@ from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.targets.base import Target
 from ingest_bench.targets.http import CONDITION_LIMIT_S
+from ingest_bench.units import format_bytes
 
 # The slowest published track (elastic/security) takes 1 s. Wall time is longer on a busy machine.
 READING_CPU_S = 10
@@ -213,13 +216,21 @@ def _workload_procedure(context: _Context) -> Procedure:
     pipelines = {options.action.pipeline} if options.action.pipeline else set()
     if options.documents is not None:
         file = corpus.check_corpus(Path(options.documents))
+        workload = _workload_of_file(workload, file, options)
+        indices = options.action.index_names(workload.index)
         if file.has_action_lines:
             indices = (*file.indices, *((workload.index,) if file.has_unnamed_index else ()))
             pipelines |= set(file.pipelines)
         indices_known = not file.has_action_lines or file.documents is not None
         if not indices_known:
             notes = (f"{file.path.name}: too large to read before the start; indices named later are not counted",)
+        notes += tuple(_notes_on_file(cell, workload, file, indices))
+    elif options.mapping or options.index_settings:
+        raise SpecError("load.mapping and load.index_settings require a file of documents: --documents FILE")
     prepared = context.target.prepare(cell.target, indices, mark_body("create-index", workload.mapping, context.mark))
+    # Kafka and Cassandra have indices without mappings, and do not search.
+    if (options.mapping or options.index_settings) and not prepared.search_path:
+        raise SpecError(f"load.mapping and load.index_settings: {cell.target.name} has no mappings. Remove them.")
     _check_queries(cell, workload, prepared.search_path)
     plan = LoadPlan(
         server=context.address,
@@ -238,6 +249,33 @@ def _workload_procedure(context: _Context) -> Procedure:
         indices_known=indices_known,
         pipelines=tuple(pipelines),
     )
+
+
+def _workload_of_file(workload: Workload, file: Corpus, options: LoadOptions) -> Workload:
+    """Return the workload for the documents of a file: its users, bulks and queries, but another index."""
+    where = " and ".join(filter(None, (options.mapping, options.index_settings)))
+    body = corpus.read_index_body(options.mapping, options.index_settings)
+    return dataclasses.replace(
+        workload,
+        name=file.path.name,
+        index=corpus.index_name(file.path),
+        mapping=records.read_key(Workload, ("mapping",), body, where),
+        published_documents=1,
+        published_bytes=math.ceil(file.mean_bytes),
+    )
+
+
+def _notes_on_file(cell: Cell, workload: Workload, file: Corpus, indices: Sequence[str]) -> Iterator[str]:
+    """Yield where the documents of a file go, and a warning if a bulk of them is larger than servers accept."""
+    mapping = cell.load.mapping or "dynamic"
+    yield f"{file.path.name}: its documents go to {', '.join(indices[:3])} (mapping: {mapping})"
+    documents = cell.load.bulk_documents or workload.bulk_documents
+    bulk_bytes = documents * workload.mean_document_bytes
+    if cell.load.bulk_bytes is None and bulk_bytes > corpus.MAX_REQUEST_BYTES:
+        yield (
+            f"{file.path.name}: {documents:,} documents have about {format_bytes(bulk_bytes)}, and servers accept "
+            f"requests of {format_bytes(corpus.MAX_REQUEST_BYTES)} by default. Send smaller ones: --set bulk=10MB"
+        )
 
 
 def _check_queries(cell: Cell, workload: Workload, search_path: str) -> None:

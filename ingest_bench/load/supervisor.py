@@ -14,7 +14,7 @@ import operator
 import os
 import selectors
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -498,6 +498,7 @@ def merge_reports(reports: Sequence[WorkerReport]) -> WorkerReport:
         measure_end_ns=max(report.measure_end_ns for report in reports),
         local_ports=tuple(sorted({port for report in reports for port in report.local_ports})),
         item_failures=dict(sum((Counter(report.item_failures) for report in reports), Counter())),
+        item_reasons=dict(ChainMap(*(report.item_reasons for report in reports))),
         loop_lag_p99_ns=most_lag.loop_lag_p99_ns,
         loop_lag_samples=most_lag.loop_lag_samples,
         send_delay_p99_ns=most_delay.send_delay_p99_ns,

@@ -228,7 +228,7 @@ class IngestUser(RetryingUser):
     def record_failure(self, verdict: Verdict) -> None:
         """Count the failed items and the message."""
         if verdict.outcome != OK:
-            self.state.record_failure(self.number, verdict.message, verdict.failures)
+            self.state.record_failure(self.number, verdict)
 
     def failure_pause_s(self) -> float:
         """Return a pause that grows with each failure."""

@@ -250,6 +250,7 @@ def _build_report(
         bytes_unread=traffic.bytes_unread,
         local_ports=tuple(sorted(traffic.local_ports)),
         item_failures=dict(state.item_failures),
+        item_reasons=state.item_reasons,
         cpu_ns=monitor.cpu_ns,
         loop_lag_p99_ns=monitor.lateness.quantile_ns(0.99),
         loop_lag_samples=monitor.lateness.count,

@@ -11,15 +11,17 @@ from gevent.event import Event
 
 from ingest_bench.errors import RunFailed, describe_error, describe_error_for_remote
 from ingest_bench.load.loops import ArrivalQueue, ClosedLoop
+from ingest_bench.model.samples import describe_item_failures
 from ingest_bench.units import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ingest_bench.documents.body import Body
     from ingest_bench.documents.source import Source
     from ingest_bench.load.recorder import SampleSink
     from ingest_bench.model.load import RateUnit
+    from ingest_bench.protocols.response import Verdict
 
 # A server that names each failure after its document must not fill our memory and the report.
 _MAX_ERROR_KINDS = 50
@@ -49,6 +51,8 @@ class WorkerState:
         self.documents_resent = 0
         self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
+        self.item_reasons: dict[str, str] = {}
+        """The server's reason for the first failed item of a kind."""
         self.failure_reason = ""
         """Why the load was given up, without contents of files, for other machines; empty: it was not."""
         self._local_failure_reason = ""
@@ -100,13 +104,15 @@ class WorkerState:
         """Return True if no new request may start."""
         return self.stopped or now_ns >= self.end_ns
 
-    def record_failure(self, user: int, message: str, failures: Mapping[str, int]) -> None:
+    def record_failure(self, user: int, verdict: Verdict) -> None:
         """Count a failed request of *user*, or its failed items, and give up a load that is hopeless."""
-        for kind, count in failures.items():
+        for kind, count in verdict.failures.items():
             name = kind[:_MAX_KIND_LENGTH]
             is_counted = name in self.item_failures or len(self.item_failures) < _MAX_ITEM_FAILURE_KINDS
             self.item_failures[name if is_counted else _OTHER_KINDS] += count
-        self.count_error(message)
+            if (reason := verdict.reasons.get(kind)) and len(self.item_reasons) < _MAX_ERROR_KINDS:
+                self.item_reasons.setdefault(name, reason)
+        self.count_error(verdict.message)
         now_ns = time.monotonic_ns()
         self._failing_since_ns = self._failing_since_ns or now_ns
         if self.acknowledged:
@@ -139,7 +145,7 @@ class WorkerState:
         self._give_up(f"every request failed ({self._failed_requests})")
 
     def _give_up(self, reason: str) -> None:
-        items = tuple(f"{count} x item {kind}" for kind, count in self.item_failures.most_common(3))
+        items = describe_item_failures(self.item_failures, self.item_reasons)
         self.failure_reason = f"{reason}: {'; '.join(self.errors()[:3] or items)}"
         self.stop()
 

@@ -247,6 +247,10 @@ class LoadOptions:
     """A workload by name, or a file."""
     documents: FilePath | None = None
     """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst .zip .tar) instead of synthetic ones."""
+    mapping: FilePath | None = None
+    """A JSON file with the mapping of the index of `documents`; None: the server maps each new field."""
+    index_settings: FilePath | None = None
+    """A JSON file with the settings of that index; None: one shard, and the server's defaults."""
     track: TrackOptions | None = None
     """A track instead of a workload: it defines everything that is sent."""
     users: Users | None = None

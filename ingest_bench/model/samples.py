@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -135,6 +136,8 @@ class WorkerReport:
     local_ports: tuple[int, ...]
     item_failures: dict[str, int]
     """Failed items of bulk responses by "status type", such as "429 es_rejected_execution_exception"."""
+    item_reasons: dict[str, str] = field(default_factory=dict)
+    """The server's reason for the first failed item of a "status type"."""
     cpu_ns: int
     """CPU time of all workers from start to end."""
     loop_lag_p99_ns: int
@@ -165,6 +168,14 @@ class WorkerReport:
     """Bytes of requests that were refused as the last on their connection: the server may not have read them."""
     addresses: tuple[str, ...] = ()
     """Server addresses of the load, indexed by a sample's `address`. Empty if a library chose the node."""
+
+
+def describe_item_failures(failures: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:
+    """Return the three most frequent kinds of failed items with their counts, each with one reason of the server."""
+    return [
+        f"{count:,} x {kind}{f': {reason}' if (reason := reasons.get(kind)) else ''}"
+        for kind, count in Counter(failures).most_common(3)
+    ]
 
 
 def response_times_ns(samples: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:

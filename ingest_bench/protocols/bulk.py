@@ -28,6 +28,7 @@ from ingest_bench.protocols.response import (
     REJECTED,
     Verdict,
     acknowledge_all,
+    describe_error,
     fail_all,
     parse_json_body,
     reject_all,
@@ -242,6 +243,7 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], body: Body, may_be_stor
         return Verdict(outcome=INVALID_RESPONSE, message=message)
     failures: Counter[str] = Counter()
     rejections: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
     rejected_items, failed_items, created_items = [], [], []
     added: int | None = 0
     in_doubt, has_503, message = 0, False, ""
@@ -257,6 +259,8 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], body: Body, may_be_stor
             continue
         error = result.get("error", "")
         kind = f"{status} {error['type'] if isinstance(error, dict) else error}".strip()
+        if kind not in reasons:
+            reasons[kind] = describe_error(error)
         if status == 429 or (status == 503 and body.is_idempotent):
             rejections[kind] += 1
             rejected_items.append(number)
@@ -273,6 +277,7 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], body: Body, may_be_stor
         failed=failures.total(),
         in_doubt=in_doubt,
         failures=failures,
+        reasons=reasons,
         rejected_items=tuple(rejected_items),
         may_be_stored=has_503,
         rejections=rejections,

@@ -49,6 +49,17 @@ def parse_json_body(body: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def describe_error(error: Any) -> str:
+    """Return the reason in an error object of Elasticsearch with that of its innermost cause; "" without one."""
+    reasons = []
+    # A hostile server may nest it as deeply as a parser allows.
+    while isinstance(error, dict):
+        reasons.append(str(error.get("reason") or ""))
+        error = error.get("caused_by")
+    texts = [text[:MESSAGE_BYTES] for text in dict.fromkeys((*reasons[:1], *reasons[-1:])) if text]
+    return ": ".join(texts)
+
+
 class ConnectionBrokenError(Exception):
     """A request without a response: `outcome` is one of OUTCOMES.
 
@@ -136,6 +147,8 @@ class Verdict:
     """Failed items that may be stored nevertheless."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Number of failed items by "status type"."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """The server's reason for the first failed or rejected item of each "status type"."""
     rejected_items: tuple[int, ...] = ()
     """Positions in the body of items that may be retried."""
     may_be_stored: bool = False

@@ -32,7 +32,7 @@ from ingest_bench.model.results import (
     Stall,
     Summary,
 )
-from ingest_bench.model.samples import WorkerReport
+from ingest_bench.model.samples import WorkerReport, describe_item_failures
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import format_time
 
@@ -170,6 +170,7 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
     stalls = attribution.find_stalls(samples, report, median_ms, causes, inputs.reads)
     values |= {**attribution.stall_columns(stalls), **phases.phase_columns(samples, report, inputs.reads)}
     notes = [
+        *_note_refused_documents(report),
         *_note_short_measurement(record, cell, window),
         *load.note_differing_addresses(samples, report),
         *generator.note_loop_lag(report, median_ms),
@@ -284,6 +285,12 @@ def _measurement(inputs: RunInputs) -> tuple[int | None, int | None]:
         return record.measure_start_realtime_ns, record.measure_end_realtime_ns
     offset_ns = report.realtime_minus_monotonic_ns
     return report.warm_up_end_ns + offset_ns, report.measure_end_ns + offset_ns
+
+
+def _note_refused_documents(report: WorkerReport) -> Iterator[Note]:
+    """Yield a note for each kind of failure of single documents: their number, and the server's reason for one."""
+    for text in describe_item_failures(report.item_failures, report.item_reasons):
+        yield Note(source="load", text=f"refused documents: {text}")
 
 
 def _note_short_measurement(record: RunRecord, cell: Cell, window: Window) -> Iterator[Note]:
