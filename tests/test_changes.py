@@ -66,7 +66,7 @@ def test_level_that_differs_in_all_runs_of_a_side_is_compared() -> None:
     compared = between([*sides[0], *sides[1]], [*sides[3], *sides[2]])
     cells = [change_tables.format_cells(change) for change in compared.comparisons]
     assert cells == ["17,1g → 25,1g", "17,2g → 25,2g"]
-    assert compared.notes == ("compared: java, 17 to 25",)
+    assert compared.changed_settings == ("java was 17, is 25",)
     # Two levels differ, so cells cannot be paired.
     other = runs([1.0, 2.0], "x", java="21", heap="4g")
     assert between([*sides[0], *sides[1]], other).refusals == ("no cell is in both: 17,1g, 17,2g; and x",)
@@ -103,7 +103,7 @@ def test_other_machine_or_workload_is_refused_and_missing_runs_are_named() -> No
     other = [made.changed(run, values={"workload": "pmc"}) for run in BEFORE]
     assert between(BEFORE, other).refusals == ("the baseline's workload is nyc_taxis, this one's pmc",)
     broken = made.changed(BEFORE[2], state="invalid", reason="the generator was the limit")
-    assert between([*BEFORE, *runs([1.0], "gone")], [*BEFORE[:2], broken]).notes == (
+    assert between([*BEFORE, *runs([1.0], "gone", heap="2g")], [*BEFORE[:2], broken]).notes == (
         "only the first has the cell gone",
         "heap=1g/3 of the second is invalid: the generator was the limit",
     )
@@ -166,6 +166,9 @@ def test_totals_are_compared_for_each_gb_and_other_servers_are_named() -> None:
 
     sides = side("17.0.15", "OpenSearch 2.19.6", 10), side("25.0.1", "OpenSearch 3.0.0", 20)
     compared = changes.compare_results(*sides, ("gc_pauses",))
-    assert compared.notes == ("target was OpenSearch 2.19.6, is OpenSearch 3.0.0", "java was 17.0.15, is 25.0.1")
+    assert compared.changed_settings == (
+        "target was OpenSearch 2.19.6, is OpenSearch 3.0.0",
+        "java was 17.0.15, is 25.0.1",
+    )
     (change,) = compared.comparisons
     assert (change.column, change.difference) == ("gc_pauses_per_gb", 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, spec
+from ingest_bench.experiment import catalog, key_paths, spec
 from ingest_bench.inputs import files
 
 EXPERIMENT = """
@@ -41,6 +41,17 @@ def test_every_combination_of_levels_becomes_a_cell() -> None:
     assert cells[3].target.heap_bytes == 2 << 30
     assert cells[3].target.receive_predictor_bytes == (524288,)
     assert cells[3].load.measure_ns == 5 * 10**9
+
+
+@pytest.mark.usefixtures("here")
+def test_single_value_of_set_names_no_cell() -> None:
+    plan = spec.build_plan(spec.load_experiment("x.toml", ["users=3", "heap=4g", "receive_predictor=1KiB"]))
+    assert {run.cell.name for run in plan.runs} == {"heap=4g+receive_predictor=1KiB"}
+    assert {run.cell.levels["users"] for run in plan.runs} == {"3"}
+    assert {run.cell.name for run in spec.pair_runs(plan).runs} == {
+        f"heap=4g+receive_predictor=1KiB+side={side}" for side in "AB"
+    }
+    assert key_paths.describe_settings(plan.runs[0].cell).items() >= {"users": "3", "heap": "4 GiB"}.items()
 
 
 @pytest.mark.usefixtures("here")

@@ -1,19 +1,19 @@
 #!/bin/sh
-# A nightly benchmark by cron, in a folder that holds your gate.toml:
+# Nightly benchmark for cron, in a folder that holds your gate.toml:
 #     0 2 * * *  /srv/bench/nightly.sh /srv/bench quickstart --replicates 5
-# Each night is kept below nights/. The first one that passes is what later ones are judged by: it stays that, so that a
-# slow drift is seen, until you put the name of another night into the file `baseline`.
-# `ingest-bench trend nights` says since which night what has changed, and what changed with it.
-# It ends as `gate` does: 0 pass, 1 fail, 3 no verdict.
+# Each night is kept below nights/. The first night that passes becomes the baseline of all later nights, so that a slow
+# drift is detected. To choose another baseline, write the path of that night's results into the file `baseline`.
+# `ingest-bench trend nights` prints the night of each change, and what changed with it.
+# Exit code as of `gate`: 0 pass, 1 fail, 3 no verdict.
 set -eu
 cd "$1"
 shift
 night="nights/$(date -u +%Y-%m-%dT%H-%M-%SZ)"
-# It ends with 3 when a run is invalid: the gate says what that means.
+# Exit code 3 means that a run is invalid, which the gate reports.
 code=0
 ingest-bench run "$@" --out "$night" || code=$?
 case $code in 0 | 3) ;; *) exit $code ;; esac
-now=$(echo "$night"/*/*)
+now=$(echo "$night"/*/[0-9]*)
 set -- "$now" --thresholds gate.toml --junit "$night/junit.xml" --markdown "$night/summary.md"
 if test -f baseline; then set -- "$@" --baseline "$(cat baseline)"; fi
 code=0

@@ -212,7 +212,9 @@ def judge_steps(steps: Sequence[Run], summaries: Mapping[str, Summary], goal: Go
 
 def without_rate(cell: Cell) -> Cell:
     """Return the cell whose rate is searched."""
-    return dataclasses.replace(cell, levels={key: level for key, level in cell.levels.items() if key != RATE_KEY})
+    levels = {key: level for key, level in cell.levels.items() if key != RATE_KEY}
+    # The rate is the last part of the name.
+    return dataclasses.replace(cell, name=cell.name.rpartition("+")[0] or "only", levels=levels)
 
 
 def judge_step(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -> JudgedStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,24 +29,30 @@ def judge_results(
     ],
     baseline: Annotated[Path | None, typer.Option(help="A results folder or summary.csv to compare with.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the checks to this file as JUnit XML.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write them as Markdown, for the summary of a CI job.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write them as Markdown, for a pull request or the summary of a CI job.")
+    ] = None,
     json: Annotated[
         Path | None,
         typer.Option(help="Write the numbers in the format of github-action-benchmark (customSmallerIsBetter)."),
     ] = None,
 ) -> int:
-    """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer)."""
+    """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer).
+
+    Without --baseline the limits may_fall and may_rise are skipped: a first result that passes can be the baseline.
+    """
     limits = gate.parse_thresholds(catalog.read_table(thresholds), str(thresholds))
     now = evaluation.read_comparable(folder)
     verdict = gate.judge(now, limits, evaluation.read_comparable(baseline) if baseline else None)
-    rows = [[check.outcome, check.cell, check.column, check.reason] for check in verdict.checks]
-    screen.print_table("", ["", "cell", "column", "reason"], rows, numbers_from=3)
+    rows = [[check.outcome, *check.numbers] for check in verdict.checks]
+    screen.print_table("", gate.HEAD, rows, numbers_from=3)
     screen.print_notes(verdict.notes)
-    screen.print_text(f"verdict: {verdict.outcome}")
+    _print_changed(verdict.changed_settings)
+    screen.print_text(f"verdict: {verdict.outcome} ({verdict.counts})", screen.OUTCOME_STYLES[verdict.outcome])
     name = next((run.experiment for run in now.summaries if run.experiment), str(folder))
     for file, text in (
         (junit, gate.format_junit(verdict, name)),
-        (markdown, gate.format_job_summary(verdict, name)),
+        (markdown, gate.format_markdown(verdict, name)),
         (json, gate.format_benchmark_json(now.summaries, limits)),
     ):
         if file is not None:
@@ -76,6 +83,7 @@ def compare_results(
     head, *rows = change_tables.change_rows(compared)
     screen.print_table(f"{before} to {now}", head, rows, numbers_from=2)
     screen.print_notes(compared.notes)
+    _print_changed(compared.changed_settings)
     screen.print_text(change_tables.summarise_changes(compared.comparisons))
     return 0 if compared.has_interval else _NO_VERDICT
 
@@ -110,3 +118,9 @@ def show_trend(
     screen.print_notes(notes)
     screen.print_text(change_tables.summarise_trend(found_trend))
     return 0 if found_trend.histories else _NO_VERDICT
+
+
+def _print_changed(settings: Sequence[str]) -> None:
+    """Print the changed settings next to the verdict."""
+    for text in settings:
+        screen.print_text(f"changed: {text}")

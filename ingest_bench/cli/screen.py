@@ -47,12 +47,13 @@ _QUANTILES = {"p50": 0.5, "p99": 0.99}
 _MAX_DIGEST_LINES, _MIN_DIGEST_ROWS = 18, 4
 # Sentences are not wrapped into less.
 _MIN_TEXT_WIDTH = 20
+OUTCOME_STYLES = {"pass": "green", "fail": "bold red", "no verdict": "yellow", "skipped": "dim"}
 
 
-def print_text(text: str) -> None:
+def print_text(text: str, style: str = "") -> None:
     """Print lines, wrapped between words on a terminal. Indented lines and longer words are left to the terminal."""
     for line in escape_text(text).split("\n"):
-        _STDOUT.print(Text("\n".join(_wrap(line)) or ""), soft_wrap=True)
+        _STDOUT.print(Text("\n".join(_wrap(line)) or "", style), soft_wrap=True)
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -83,7 +84,7 @@ def print_error(word: str, text: str) -> None:
 
 
 def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> None:
-    """Print a table; columns from `numbers_from` on are right-aligned.
+    """Print a table; columns from `numbers_from` on are right-aligned. An outcome in the first one is coloured.
 
     If it is wider than the terminal: one block for each row, with a line for each column that has a value.
     """
@@ -92,7 +93,8 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], 
         justify: Literal["left", "right"] = "left" if at < numbers_from else "right"
         grid.add_column(_to_text(escape_line(name)), justify=justify, no_wrap=True)
     for row in rows:
-        grid.add_row(*(_to_text(escape_line(cell)) for cell in row))
+        outcome = OUTCOME_STYLES.get(row[0], "")
+        grid.add_row(*(_to_text(escape_line(cell), "" if at else outcome) for at, cell in enumerate(row)))
     # Measured with a large width: at its own width rich says that any table fits, and cuts cells despite "no_wrap".
     if _STDOUT.measure(grid, options=_STDOUT.options.update(width=10_000)).maximum <= _STDOUT.width:
         _STDOUT.print(grid)
@@ -100,7 +102,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], 
     if title:
         print_heading(title)
     for row in rows:
-        print_heading(" ".join(row[:numbers_from]))
+        print_text(" ".join(map(escape_line, row[:numbers_from])), OUTCOME_STYLES.get(row[0], "bold"))
         for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
             if value:
                 _STDOUT.print(_to_text(escape_line(f"  {name}: {value}")))

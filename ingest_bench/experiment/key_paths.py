@@ -9,7 +9,7 @@ from typing import Any
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records, user_json
-from ingest_bench.model.experiment import Fault, HostSettings
+from ingest_bench.model.experiment import Cell, Fault, HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
@@ -116,6 +116,16 @@ def iter_leaves(table: Mapping[str, Any], parent: tuple[str, ...] = ()) -> Itera
             yield from iter_leaves(value, (*parent, key))
         else:
             yield (*parent, key), value
+
+
+def describe_settings(cell: Cell) -> dict[str, str]:
+    """Return each setting of a cell as text, by the key that `--set` accepts: "heap" is "1 GiB"."""
+    tables = {name: getattr(cell, name) for name in (*TABLES, "faults", "probes")}
+    texts = {key: text for name, table in tables.items() for key, text in records.describe_fields(table, name, name)}
+    return {
+        key if key in ("target.name", "load.nodes") else key.removeprefix("target.").removeprefix("load."): text
+        for key, text in texts.items()
+    }
 
 
 def check_value(path: Sequence[str], value: Any, where: str) -> None:

@@ -240,7 +240,7 @@ def _build_cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
         raise SpecError(f"{where}: load: bulk conflicts with bulk_documents. Remove one of them.")
     default_profile = "unshaped" if target.nodes > 1 else "loopback"
     cell = Cell(
-        name=cell_name(levels),
+        name=cell_name({factor.key: levels[factor.key] for factor in experiment.factors if factor.names_cells}),
         levels=levels,
         network=None
         if target.is_already_running and not target.interface
@@ -312,7 +312,10 @@ def _apply_overrides(
         place = next(
             (index for index, factor in enumerate(factors) if key_paths.resolve_key(factor.key) == path), len(factors)
         )
-        factors[place : place + 1] = [_factor(key, value.split(","), sources[path])]
+        factor = _factor(key, value.split(","), sources[path])
+        # Otherwise results with another heap would have other cells.
+        is_named = place < len(factors) or len(factor.levels) > 1
+        factors[place : place + 1] = [replace(factor, names_cells=is_named)]
     return replace(experiment, factors=tuple(factors))
 
 
@@ -339,6 +342,12 @@ def cell_name(levels: Mapping[str, str]) -> str:
     parts = (f"{key.rpartition('.')[2]}={level}" for key, level in levels.items())
     # JVM options accept no path with a comma, a colon, a quote or a space.
     return "+".join(re.sub(r"[^A-Za-z0-9=._-]+", "_", part) for part in parts) or "only"
+
+
+def add_level(cell: Cell, key: str, level: str) -> Cell:
+    """Return the cell with one more level, also in its name."""
+    name = cell_name({key: level}) if cell.name == cell_name({}) else f"{cell.name}+{cell_name({key: level})}"
+    return replace(cell, name=name, levels={**cell.levels, key: level})
 
 
 def build_plan(experiment: Experiment) -> Plan:
@@ -376,7 +385,6 @@ def pair_runs(plan: Plan) -> Plan:
         sides = list(SIDES)
         random.Random(f"{plan.seed}/{run.id}").shuffle(sides)  # noqa: S311 - an order, not a secret
         for side in sides:
-            levels = {**run.cell.levels, "side": side}
-            cell = replace(run.cell, name=cell_name(levels), levels=levels)
+            cell = add_level(run.cell, "side", side)
             runs.append(replace(run, id=cell.name + run.id.removeprefix(run.cell.name), cell=cell))
     return replace(plan, factors=(*plan.factors, Factor(key="side", levels=SIDES)), runs=tuple(runs))

@@ -17,7 +17,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -134,6 +134,34 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def describe_fields(value: Any, name: str = "", key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each value in a record that is set, as a user would write it, by its dotted TOML key."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from describe_fields(getattr(value, field.name), field.name, f"{key}.{toml_key(field.name)}")
+    elif isinstance(value, Mapping):
+        for name_below, item in value.items():
+            yield from describe_fields(item, "", f"{key}.{name_below}")
+    elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        for number, item in enumerate(value, 1):
+            yield from describe_fields(item, "", f"{key}.{number}")
+    elif value not in (None, "", (), []):
+        yield key.removeprefix("."), format_field(name, value)
+
+
+def format_field(name: str, value: Any) -> str:
+    """Return the value of a field of that name as a user would write it: "512 MiB" for heap_bytes."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(format_field(name, item) for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    suffix = _unit_suffix(name)
+    if not (suffix and isinstance(value, int)):
+        return str(value)
+    # A space between the number and its unit.
+    return re.sub("(?<=[0-9])(?=[A-Za-z])", " ", format_bound(value, suffix))
 
 
 @functools.cache

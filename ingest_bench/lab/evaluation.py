@@ -18,7 +18,7 @@ from ingest_bench.analysis import search
 from ingest_bench.analysis.compare import cells, changes, trend
 from ingest_bench.analysis.run import delivery, nodes, steady, summary
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog
+from ingest_bench.experiment import catalog, key_paths
 from ingest_bench.inputs import escaping, files
 from ingest_bench.inputs.records import from_json
 from ingest_bench.jvm.java import Java, find_recorded
@@ -178,7 +178,12 @@ def read_comparable(path: Path) -> changes.Results:
     """Return the rows of `read_summaries` with the facts of its machine, to compare it with others."""
     summaries, file = read_summaries(path), _summary_file(path)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return changes.Results(summaries=summaries, facts=layout.read_facts(path), source=f"{file} (sha256 {digest})")
+    runs = layout.open_results(path).plan.runs if path.is_dir() else ()
+    planned = {run.cell.name: run.cell for run in runs if not run.instrumented}
+    settings = {name: key_paths.describe_settings(cell) for name, cell in planned.items()}
+    return changes.Results(
+        summaries=summaries, facts=layout.read_facts(path), settings=settings, source=f"{file} (sha256 {digest})"
+    )
 
 
 def _summary_file(path: Path) -> Path:

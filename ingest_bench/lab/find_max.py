@@ -96,8 +96,7 @@ def _run(cell: Cell, decided: NextStep, earlier: Iterable[Run] = ()) -> Run:
         level, arrivals = f"{decided.per_s:.6g}/s", Arrivals(shape="constant", rate=Rate(decided.per_s))
     factor = _CONFIRM_FACTOR if decided.step == "confirm" else 1
     load = dataclasses.replace(cell.load, arrivals=arrivals, measure_ns=cell.load.measure_ns * factor)
-    levels = cell.levels | {search.RATE_KEY: level}
-    cell = dataclasses.replace(cell, name=spec.cell_name(levels), levels=levels, load=load)
+    cell = spec.add_level(dataclasses.replace(cell, load=load), search.RATE_KEY, level)
     replicate = 1 + sum(run.cell.name == cell.name for run in earlier)
     return Run(id=f"{cell.name}/{replicate}", cell=cell, replicate=replicate, step=decided.step)
 

@@ -136,6 +136,8 @@ class Factor:
     key: str
     """The key as the user wrote it: "network", "heap", "network.to_server.delay"."""
     levels: tuple[str, ...]
+    names_cells: bool = True
+    """Whether the level is part of the names of cells. A single value of `--set` that replaces no factor is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

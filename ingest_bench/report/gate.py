@@ -2,13 +2,13 @@
 
 The 95% interval of the change decides against a baseline (`analysis.compare`). All of it within the allowance passes,
 all of it beyond fails. Anything else is no verdict, and the text says how many replicates would decide it. With one run
-a side there is no interval.
+a side there is no interval. Without a baseline such a check is skipped, so that a first result can become the baseline.
 
 Totals, such as `gc_pause_ms_total`, are compared for each GB: a longer measurement or a faster server has more of
 everything.
 
 Two results are comparable if they have the same experiment, workload and network, on machines that agree in what
-decides how fast a server is (`analysis.compare.comparable`). Other differences become notes.
+decides how fast a server is (`analysis.compare.changes`). Other differences become notes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from __future__ import annotations
 import html
 import json
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Annotated, Any, Literal
 from xml.etree import ElementTree
 
 from ingest_bench.analysis.compare import cells, changes, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
-from ingest_bench.analysis.compare.changes import Results
+from ingest_bench.analysis.compare.changes import Match, Results
 from ingest_bench.analysis.run import columns as columns_module
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
@@ -35,18 +37,23 @@ from ingest_bench.model.results import Summary
 from ingest_bench.model.values import Between, Line, Share
 from ingest_bench.report import change_tables
 from ingest_bench.report.summary_files import to_markdown
-from ingest_bench.units import quote_name, quote_value
+from ingest_bench.units import format_ppm, quote_name, quote_value
 
-Outcome = Literal["pass", "fail", "no verdict"]
+Outcome = Literal["pass", "fail", "no verdict", "skipped"]
 Limit = Annotated[float, Between(-1e18, 1e18)]
-_Judged = tuple[Outcome, str]
 EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "fail": 1, "no verdict": 3}
-_SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "no verdict": "⚠️ no verdict"}
+_SIGNS: Mapping[Outcome, str] = {
+    "fail": "❌ fail",
+    "no verdict": "⚠️ no verdict",
+    "skipped": "⏭️ skipped",
+    "pass": "✅ pass",
+}
+HEAD = ("", "cell", "column", "measured", "allowed", "baseline", "change (95% interval)", "reason")
 _UNITS = ("bytes", "ms", "s", "ppm", "percent")
 # Characters that XML 1.0 cannot represent, not even by an escape (section 2.2, Char).
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # A check without a verdict is an error: neither a pass nor the server's failure.
-_JUNIT_ELEMENTS = {"fail": "failure", "no verdict": "error"}
+_JUNIT_ELEMENTS = {"fail": "failure", "no verdict": "error", "skipped": "skipped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +81,30 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One threshold in one cell, and the sentence that explains its outcome."""
+    """One threshold in one cell, its outcome, and the numbers as text."""
 
     cell: str
     column: str
     outcome: Outcome
-    reason: str
+    measured: str = ""
+    allowed: str = ""
+    baseline: str = ""
+    change: str = ""
+    """The change from the baseline, with its interval."""
+    reason: str = ""
+    """What the numbers do not say: why there is no verdict."""
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Return the columns of a table after the outcome."""
+        return (self.cell, self.column, self.measured, self.allowed, self.baseline, self.change, self.reason)
+
+    @property
+    def sentence(self) -> str:
+        """Return all of it except cell, column and outcome."""
+        named = zip(HEAD[3:7], self.numbers[2:6], strict=True)
+        numbers = ", ".join(f"{name.partition(' ')[0]} {text}" for name, text in named if text)
+        return ": ".join(filter(None, (numbers, self.reason)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +112,22 @@ class Verdict:
     """All checks. One failure fails; without one, a check without a verdict makes the whole one "no verdict"."""
 
     checks: tuple[Check, ...]
+    changed_settings: tuple[str, ...] = ()
+    """Settings that differ from the baseline's."""
     notes: tuple[str, ...] = ()
-    """Differences from the baseline that do not prevent the comparison."""
+    """Other differences from the baseline that do not prevent the comparison."""
 
     @property
     def outcome(self) -> Outcome:
-        """The overall verdict."""
+        """The overall verdict. A skipped check changes nothing."""
         outcomes = {check.outcome for check in self.checks}
         return "fail" if "fail" in outcomes else "no verdict" if "no verdict" in outcomes or not outcomes else "pass"
+
+    @property
+    def counts(self) -> str:
+        """Return the number of checks of each outcome: "1 fail, 3 pass"."""
+        counts = Counter(check.outcome for check in self.checks)
+        return ", ".join(f"{counts[outcome]} {outcome}" for outcome in _SIGNS if outcome in counts) or "no checks"
 
     @property
     def exit_code(self) -> int:
@@ -126,19 +159,20 @@ def parse_thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, .
 
 def judge(now: Results, thresholds: Iterable[Threshold], baseline: Results | None = None) -> Verdict:
     """Judge all runs. An invalid or failed run is no verdict on its cell, never a pass."""
-    rows = _group_applicable(now)
-    before = None if baseline is None else {row.name: row for row in _group_applicable(baseline)}
-    checks = [check for row in rows for check in _check_states(row, (before or {}).get(row.name))]
-    notes: list[str] = []
-    if baseline is not None:
-        conflicts, notes = _compare_conditions(now, baseline, rows, before or {})
-        checks += [Check(cell="*", column="facts", outcome="no verdict", reason=reason) for reason in conflicts]
-    checks += [
-        Check(cell=cell, column=item.column, outcome=outcome, reason=reason)
-        for item in thresholds
-        for cell, (outcome, reason) in _judge_threshold(item, rows, before)
-    ]
-    return Verdict(checks=tuple(checks), notes=tuple(notes))
+    now = _without_inapplicable(now)
+    rows = cells.group_by_cell(now.summaries)
+    match = None if baseline is None else changes.match_results(_without_inapplicable(baseline), now)
+    before = {second.name: first for first, second in match.pairs} if match else {}
+    checks = [check for row in rows for check in _check_states(row, before.get(row.name))]
+    if match:
+        checks += [Check(cell="*", column="facts", outcome="no verdict", reason=text) for text in match.conflicts]
+    checks += [check for item in thresholds for check in _judge_threshold(item, rows, match, before)]
+    source = [f"the baseline is {baseline.source}"] if baseline and baseline.source else []
+    return Verdict(
+        checks=tuple(checks),
+        changed_settings=match.changed_settings if match else (),
+        notes=(*match.notes, *source) if match else (),
+    )
 
 
 def select_cells(rows: Iterable[CellRuns], item: Threshold) -> list[CellRuns]:
@@ -146,15 +180,30 @@ def select_cells(rows: Iterable[CellRuns], item: Threshold) -> list[CellRuns]:
     return [row for row in rows if fnmatchcase(row.name, item.cells)]
 
 
-def format_job_summary(verdict: Verdict, name: str) -> str:
-    """Format Markdown for the summary of a CI job: the verdict, then a table of the checks, failures first."""
-    checks = sorted(verdict.checks, key=lambda check: ("fail", "no verdict", "pass").index(check.outcome))
-    rows = [
-        [_SIGNS[check.outcome], *map(_escape_markdown, (check.cell, check.column, check.reason))] for check in checks
-    ]
-    notes = "".join(f"- {_escape_markdown(note)}\n" for note in verdict.notes)
-    table = to_markdown([["", "cell", "column", "reason"], *rows], 4)
-    return f"## {_SIGNS[verdict.outcome]}: {_escape_markdown(name)}\n\n{table}" + (f"\n{notes}" if notes else "")
+def format_markdown(verdict: Verdict, name: str) -> str:
+    """Format Markdown for a pull request or a job: verdict, changed settings, and checks, those that passed folded."""
+    parts = [f"## {_SIGNS[verdict.outcome]}: {_escape_markdown(name)}\n", f"{verdict.counts}\n"]
+    if verdict.changed_settings:
+        parts.append(_markdown_list(f"**Changed:** {text}" for text in map(_escape_markdown, verdict.changed_settings)))
+    open_rows = [check for sign in _SIGNS for check in verdict.checks if sign == check.outcome != "pass"]
+    if open_rows:
+        parts.append(_markdown_table(open_rows))
+    if passed := [check for check in verdict.checks if check.outcome == "pass"]:
+        parts.append(f"<details><summary>{len(passed)} passed</summary>\n\n{_markdown_table(passed)}\n</details>\n")
+    if verdict.notes:
+        parts.append(_markdown_list(map(_escape_markdown, verdict.notes)))
+    return "\n".join(parts)
+
+
+def _markdown_table(checks: Iterable[Check]) -> str:
+    rows = [[_SIGNS[check.outcome], *map(_escape_markdown, check.numbers)] for check in checks]
+    # A column without any text is left out.
+    used = [place for place in range(len(HEAD)) if place < 3 or any(row[place] for row in rows)]
+    return to_markdown([[row[place] for place in used] for row in ([*HEAD], *rows)], len(used))
+
+
+def _markdown_list(texts: Iterable[str]) -> str:
+    return "".join(f"- {text}\n" for text in texts)
 
 
 def format_benchmark_json(summaries: Sequence[Summary], thresholds: Sequence[Threshold]) -> str:
@@ -188,7 +237,8 @@ def format_junit(verdict: Verdict, name: str) -> str:
         "errors": str(outcomes["no verdict"]),
     }
     root = ElementTree.Element("testsuites", counts)
-    suite = ElementTree.SubElement(root, "testsuite", {"name": _xml_text(name), **counts})
+    attributes = {"name": _xml_text(name), **counts, "skipped": str(outcomes["skipped"])}
+    suite = ElementTree.SubElement(root, "testsuite", attributes)
     names: Counter[tuple[str, str]] = Counter()
     for check in verdict.checks:
         names[check.cell, check.column] += 1
@@ -197,38 +247,20 @@ def format_junit(verdict: Verdict, name: str) -> str:
         title = check.column if number == 1 else f"{check.column} ({number})"
         test = ElementTree.SubElement(suite, "testcase", {"name": _xml_text(title), "classname": _xml_text(check.cell)})
         if check.outcome == "pass":
-            ElementTree.SubElement(test, "system-out").text = _xml_text(check.reason)
+            ElementTree.SubElement(test, "system-out").text = _xml_text(check.sentence)
         else:
-            attributes = {"message": _xml_text(check.reason), "type": check.outcome}
+            attributes = {"message": _xml_text(check.sentence), "type": check.outcome}
             element = ElementTree.SubElement(test, _JUNIT_ELEMENTS[check.outcome], attributes)
-            element.text = _xml_text(check.reason)
-    if verdict.notes:
-        ElementTree.SubElement(suite, "system-out").text = _xml_text("\n".join(verdict.notes))
+            element.text = _xml_text(check.sentence)
+    if texts := [*verdict.changed_settings, *verdict.notes]:
+        ElementTree.SubElement(suite, "system-out").text = _xml_text("\n".join(texts))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _group_applicable(results: Results) -> list[CellRuns]:
-    """Group the runs by cell, without cells whose fault does not apply to their server: those are never run."""
-    return cells.group_by_cell(run for run in results.summaries if run.state != "inapplicable")
-
-
-def _compare_conditions(
-    now: Results, baseline: Results, rows: Sequence[CellRuns], before: Mapping[str, CellRuns]
-) -> tuple[Sequence[str], list[str]]:
-    """Return what forbids the comparison with the baseline, and notes on other differences."""
-    conflicts, notes = changes.compare_facts(baseline.facts, now.facts)
-    if not (baseline.facts and now.facts):
-        notes = [changes.NO_FACTS_NOTE]
-    if baseline.source:
-        notes = [*notes, f"the baseline is {baseline.source}"]
-    servers = [
-        note
-        for row in rows
-        if row.name in before
-        for note in changes.list_server_changes(before[row.name].runs, row.runs)
-    ]
-    return conflicts, [*notes, *dict.fromkeys(servers)]
+def _without_inapplicable(results: Results) -> Results:
+    """Return the results without cells whose fault does not apply to their server: those are never run."""
+    return replace(results, summaries=[run for run in results.summaries if run.state != "inapplicable"])
 
 
 def _check_states(row: CellRuns, before: CellRuns | None) -> list[Check]:
@@ -249,87 +281,93 @@ def _check_states(row: CellRuns, before: CellRuns | None) -> list[Check]:
 
 
 def _judge_threshold(
-    item: Threshold, rows: Sequence[CellRuns], before: Mapping[str, CellRuns] | None
-) -> Iterator[tuple[str, _Judged]]:
-    """Yield each cell that the threshold is for, and the outcome with its reason."""
+    item: Threshold, rows: Sequence[CellRuns], match: Match | None, before: Mapping[str, CellRuns]
+) -> Iterator[Check]:
+    """Yield a check for each limit in each cell that the threshold is for."""
     selected = select_cells(rows, item)
     if not selected:
-        yield item.cells, ("no verdict", f'no cell matches "{item.cells}"')
+        reason = f'no cell matches "{item.cells}"'
+        yield Check(cell=item.cells, column=item.column, outcome="no verdict", reason=reason)
     for row in selected:
-        judged = [*_judge_absolute(row, item), *([_judge_relative(row, item, before)] if item.is_relative else [])]
         unknown = ", ".join(row.runs_without(item.column))
-        for outcome, reason in judged:
+        relative = [_judge_relative(row, item, before.get(row.name), match)] if item.is_relative else []
+        for check in (*_judge_absolute(row, item), *relative):
             # A run without a number might have exceeded the limit.
-            is_unsure = outcome == "pass" and unknown
-            yield (
-                row.name,
-                ("no verdict", f"{reason}; but {unknown} did not measure it") if is_unsure else (outcome, reason),
-            )
-    if item.is_relative:
-        present = {row.name for row in rows}
-        for name in before or ():
-            if name not in present and fnmatchcase(name, item.cells):
-                yield name, ("no verdict", "the baseline has this cell, and these results do not")
+            if unknown and check.outcome in ("pass", "skipped"):
+                reason = "; ".join(filter(None, (check.reason, f"{unknown} did not measure it")))
+                yield replace(check, outcome="no verdict", reason=reason)
+            else:
+                yield check
+    for name in match.only_before if match and item.is_relative else ():
+        if fnmatchcase(name, item.cells):
+            reason = "the baseline has this cell, and these results do not"
+            yield Check(cell=name, column=item.column, outcome="no verdict", reason=reason)
 
 
-def _judge_absolute(row: CellRuns, item: Threshold) -> list[_Judged]:
-    if item.at_least is None and item.at_most is None:
-        return []
+def _judge_absolute(row: CellRuns, item: Threshold) -> Iterator[Check]:
     value = row.median(item.column)
-    if value is None:
-        return [("no verdict", "no valid run measured it")]
-    judged: list[_Judged] = []
-    if item.at_least is not None:
-        outcome: Outcome = "pass" if value >= item.at_least else "fail"
-        judged.append((outcome, f"{value:,.6g}, wanted at least {item.at_least:,.6g}"))
-    if item.at_most is not None:
-        outcome = "pass" if value <= item.at_most else "fail"
-        judged.append((outcome, f"{value:,.6g}, wanted at most {item.at_most:,.6g}"))
-    return judged
+    for limit, words, is_within in ((item.at_least, "at least", operator.ge), (item.at_most, "at most", operator.le)):
+        if limit is not None:
+            check = _no_verdict(row, item.column, "no valid run measured it", allowed=f"{words} {limit:,.6g}")
+            if value is not None:
+                outcome: Outcome = "pass" if is_within(value, limit) else "fail"
+                check = replace(check, outcome=outcome, measured=f"{value:,.6g}", reason="")
+            yield check
 
 
-def _judge_relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] | None) -> _Judged:
-    if baseline is None:
-        return "no verdict", "may_fall and may_rise require --baseline"
-    before = baseline.get(row.name)
-    if before is None:
-        return "no verdict", "the baseline has no such cell"
-    if difference := changes.find_experiment_difference(before.runs, row.runs):
-        return "no verdict", difference
+def _judge_relative(row: CellRuns, item: Threshold, before: CellRuns | None, match: Match | None) -> Check:
     column = columns_module.compared_column(item.column)
+    limits = (("fall", item.may_fall_ppm), ("rise", item.may_rise_ppm))
+    allowed = ", ".join(f"may {verb} {format_ppm(ppm)}" for verb, ppm in limits if ppm is not None)
+    check = _no_verdict(row, column, "no valid run measured it", allowed=allowed)
+    numbers = row.numbers(column)
+    if not numbers:
+        return check
+    check = replace(check, measured=f"{fmean(numbers):,.6g}")
+    if match is None:
+        return replace(check, outcome="skipped", reason="requires --baseline")
+    if before is None:
+        return replace(check, reason="the baseline has no such cell")
+    if difference := changes.find_experiment_difference(before.runs, row.runs):
+        return replace(check, reason=difference)
     # Never paired: the runs of a baseline were measured at another time.
     change = comparison.compare_cells(column, before, row, paired=False)
     if change is None:
-        return "no verdict", "it was not measured on both sides"
-    means = f"{change.first_mean:,.6g} to {change.second_mean:,.6g}{' for each GB' if column != item.column else ''}"
+        return replace(check, reason="the baseline did not measure it")
+    check = replace(check, baseline=f"{change.first_mean:,.6g}", change=change_tables.format_change(change))
     if change.interval is None:
         runs = f"{change.first_runs} and {change.second_runs} runs"
-        return "no verdict", f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"
+        return replace(check, reason=f"{runs}: one run a side has no interval; take 3 replicates or more")
     if change.relative_interval is None:
-        return _judge_near_zero(item, means, before.numbers(column), row.numbers(column))
+        return _judge_near_zero(item, check, before.numbers(column), numbers)
     low, high = change.relative_interval
-    interval = change_tables.format_interval(change)
-    reason = f"{change.relative:+.1%} against the baseline ({means}, 95% interval {interval})"
+    check = replace(check, change=f"{check.change} ({change_tables.format_interval(change)})", reason="")
     least = -math.inf if item.may_fall_ppm is None else -item.may_fall_ppm / 1e6
     most = math.inf if item.may_rise_ppm is None else item.may_rise_ppm / 1e6
     if least <= low and high <= most:
-        return "pass", reason
+        return replace(check, outcome="pass")
     if high < least or low > most:
-        return "fail", reason
+        return replace(check, outcome="fail")
     # A limit of -100% cannot be exceeded.
     enough = comparison.replicates_for_verdict(change, [limit for limit in (least, most) if -1 < limit < math.inf])
     advice = f"about {enough} replicates a side would decide" if enough else "it is too close to the limit to decide"
-    return "no verdict", f"{reason}: {advice}"
+    return replace(check, reason=advice)
 
 
-def _judge_near_zero(item: Threshold, means: str, before: Sequence[float], now: Sequence[float]) -> _Judged:
+def _judge_near_zero(item: Threshold, check: Check, before: Sequence[float], now: Sequence[float]) -> Check:
     """Judge a column whose baseline mean is 0 or almost 0, which has no shares: no run may be outside its range."""
     is_up = item.may_rise_ppm is not None and max(now) > max(before)
     is_down = item.may_fall_ppm is not None and min(now) < min(before)
     if not is_up and not is_down:
-        return "pass", means
+        return replace(check, outcome="pass", reason="")
     is_in_all = (is_up and min(now) > max(before)) or (is_down and max(now) < min(before))
-    return ("fail", f"{means}: in all runs") if is_in_all else ("no verdict", f"{means}: in some runs")
+    return replace(
+        check, outcome="fail" if is_in_all else "no verdict", reason=f"in {'all' if is_in_all else 'some'} runs"
+    )
+
+
+def _no_verdict(row: CellRuns, column: str, reason: str, allowed: str) -> Check:
+    return Check(cell=row.name, column=column, outcome="no verdict", allowed=allowed, reason=reason)
 
 
 def _benchmark_entry(row: CellRuns, column: str) -> dict[str, str | float] | None:

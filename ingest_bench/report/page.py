@@ -102,6 +102,7 @@ def render_comparison(before: str, now: str, changes: Changes) -> str:
         parts = [f"<h1>{escape(change_tables.summarise_changes(changes.comparisons))}</h1>"]
     parts += [
         f'<p class="faint">From {escape(before)} to {escape(now)}</p>',
+        render_section("Changed settings", render_list(changes.changed_settings)),
         render_section("Changes, each with its 95% interval", page_charts.draw_intervals(changes.comparisons)),
         render_section("Notes", render_list(changes.notes)),
         render_section("Numbers", render_table(change_tables.change_rows(changes)) if changes.comparisons else ""),

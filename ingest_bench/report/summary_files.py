@@ -87,6 +87,7 @@ def parse_summary_csv(text: str) -> list[Summary]:
         raise ValueError(f"not a summary.csv: the column {missing[0]} is missing")
     columns = {column.name for column in COLUMNS}
     keys = [name for name in head if name not in columns and name not in (*_HEAD, _INSTRUMENTED)]
+    own_names = {key.rpartition(".")[2] for key in keys}
     summaries: dict[str, Summary] = {}
     for number, row in rows:
         if row["state"] not in get_args(RunState):
@@ -95,11 +96,15 @@ def parse_summary_csv(text: str) -> list[Summary]:
             raise ValueError(f'line {number}: replicate: "{row["replicate"]}" is not a whole number')
         if row["run"] in summaries:
             raise ValueError(f'line {number}: the run "{row["run"]}" is listed twice')
+        cell = row["run"].rpartition("/")[0]
+        # The factors "network", "workload" and "target" have no column of levels: their columns hold the values.
+        named = dict(part.partition("=")[::2] for part in cell.split("+"))
         summaries[row["run"]] = Summary(
             run=row["run"],
-            cell=row["run"].rpartition("/")[0],
+            cell=cell,
             replicate=int(row["replicate"]),
-            levels={key: row[key] for key in keys},
+            levels={key: named[key] for key in named if key in columns and key not in own_names}
+            | {key: row[key] for key in keys},
             state=cast("RunState", row["state"]),
             reason=row["reason"],
             values={name: _parse_value(row.get(name) or "") for name in columns},

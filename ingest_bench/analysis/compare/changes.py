@@ -1,8 +1,7 @@
 """Changes between two results: whether they are comparable, and comparisons of each common cell by one number a run.
 
-Cells are matched by name. If no name is on both sides, the compared factors are those with one level in all of the
-first result and another one in all of the second, such as the Java version: cells are then matched by their
-other levels.
+Cells are matched by the levels of their factors, whatever their names are. A factor with one level in all of the first
+result and another one, or none, in all of the second is a changed setting instead: cells are matched by the others.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import compared_column
+from ingest_bench.inputs import records
 from ingest_bench.model.results import Summary
 
 # Facts of the machine that determine how fast a server is. A different kernel, or version of ingest-bench, may be what
@@ -31,9 +31,12 @@ _FILES = "files"
 _IGNORED_FACTS = ("load_average", _FILES)
 # The memory that a kernel reserves for itself varies a little.
 _SAME_MEMORY = 0.02
-NO_FACTS_NOTE = "unknown whether the machines are the same: a summary.csv has no facts, a results folder has"
+_NO_FACTS = "unknown whether machine and settings are the same: a summary.csv has neither, a results folder has both"
+# Columns that describe the server of a run. Settings have the same names without the unit.
+_SERVER_COLUMNS = ("target", "java", "gc_collector", "heap_bytes", "receive_predictor_bytes")
+_NOT_SET = "not set"
 
-_Pairs = list[tuple[CellRuns, CellRuns]]
+_Pairs = tuple[tuple[CellRuns, CellRuns], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,26 @@ class Results:
     summaries: Sequence[Summary] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of its machine; empty if not recorded."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Every setting of each cell as text, by cell and key; empty if not recorded."""
     source: str = ""
     """The file of the numbers and its SHA-256, so that a verdict can be traced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The common cells of two results, and how the two differ apart from their numbers."""
+
+    pairs: _Pairs
+    only_before: tuple[str, ...]
+    """Cells that only the first has."""
+    only_now: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    """Differences that forbid a comparison."""
+    changed_settings: tuple[str, ...]
+    """Such as "heap was 1 GiB, is 512 MiB"."""
+    notes: tuple[str, ...]
+    """Further differences, such as those of the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +76,7 @@ class Changes:
     """By column, in the order of the cells. Never paired: the results are of different times."""
     refusals: tuple[str, ...] = ()
     """Why the two are not comparable; `comparisons` is empty then."""
+    changed_settings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Further differences, and what could not be compared."""
 
@@ -67,75 +89,96 @@ class Changes:
 def compare_results(before: Results, now: Results, columns: Sequence[str] = comparison.DEFAULT_COLUMNS) -> Changes:
     """Return the changes of each cell in each of the columns that both sides have."""
     columns = list(dict.fromkeys(map(compared_column, columns)))
-    refusals, notes = compare_facts(before.facts, now.facts)
-    if not (before.facts and now.facts):
-        notes = [NO_FACTS_NOTE]
-    pairs, compared_factors = _match_cells(before.summaries, now.summaries)
+    match = match_results(before, now)
+    refusals, pairs = list(match.conflicts), match.pairs
     if not pairs:
-        refusals.append(f"no cell is in both: {_cell_names(before.summaries)}; and {_cell_names(now.summaries)}")
+        names = (", ".join(alone) or "nothing" for alone in (match.only_before, match.only_now))
+        refusals.append(f"no cell is in both: {'; and '.join(names)}")
     differences = [find_experiment_difference(first.runs, second.runs) for first, second in pairs]
     if pairs and all(differences):
         refusals.append(differences[0])
     if refusals:
-        return Changes(refusals=tuple(refusals), notes=tuple(notes))
-    notes = [*compared_factors, *notes]
+        return Changes(refusals=tuple(refusals), changed_settings=match.changed_settings, notes=match.notes)
     named = list(zip(pairs, differences, strict=True))
-    notes += [f"{first.name} is not compared: {reason}" for (first, _), reason in named if reason]
-    pairs = [pair for pair, reason in named if not reason]
-    server_changes = [text for first, second in pairs for text in list_server_changes(first.runs, second.runs)]
-    notes += [text for text in dict.fromkeys(server_changes) if text not in notes]
-    notes += _describe_uncompared(pairs, before.summaries, now.summaries)
+    notes = [f"{first.name} is not compared: {reason}" for (first, _), reason in named if reason]
+    pairs = tuple(pair for pair, reason in named if not reason)
+    notes += [*match.notes, *_describe_uncompared(match, pairs)]
     unjudged = [comparison.compare_cells(column, *pair, paired=False) for column in columns for pair in pairs]
     comparisons = comparison.mark_distinct([item for item in unjudged if item is not None])
     measured = {item.column for item in comparisons}
     notes += [f"{column} was not measured on both sides" for column in columns if column not in measured]
-    return Changes(comparisons=tuple(comparisons), notes=tuple(notes))
+    return Changes(comparisons=tuple(comparisons), changed_settings=match.changed_settings, notes=tuple(notes))
 
 
-def _match_cells(before: Sequence[Summary], now: Sequence[Summary]) -> tuple[_Pairs, list[str]]:
-    """Return the matching cells, and notes on the compared factors if cells were matched by their other levels."""
-    first_rows, second_rows = cells.group_by_cell(before), cells.group_by_cell(now)
-    by_name = {row.name: row for row in second_rows}
-    if pairs := [(row, by_name[row.name]) for row in first_rows if row.name in by_name]:
-        return pairs, []
-    keys = dict.fromkeys(key for run in (*before, *now) for key in run.levels)
-    sides = [{key: {run.levels.get(key, "") for run in side} for key in keys} for side in (before, now)]
+def match_results(before: Results, now: Results) -> Match:
+    """Match the cells of two results by the levels of their factors, and return the other differences."""
+    first_rows, second_rows = (cells.group_by_cell(side.summaries) for side in (before, now))
+    keys = dict.fromkeys(key for row in (*first_rows, *second_rows) for key in row.levels)
+    sides = [{key: {row.levels.get(key, "") for row in rows} for key in keys} for rows in (first_rows, second_rows)]
     # A summary.csv has an empty cell if a run has no such level.
-    compared = [
+    changed = [
         key for key in keys if all(len(side[key]) == 1 for side in sides) and sides[0][key].isdisjoint(sides[1][key])
     ]
-    others = [key for key in keys if key not in compared]
-    first_by_levels, second_by_levels = (_by_levels(rows, others) for rows in (first_rows, second_rows))
-    pairs = [(row, second_by_levels[levels]) for levels, row in first_by_levels.items() if levels in second_by_levels]
-    texts = [tuple(next(iter(side[key])) or "not set" for side in sides) for key in compared]
-    notes = [f"compared: {key}, {first} to {second}" for key, (first, second) in zip(compared, texts, strict=True)]
-    return pairs, notes
+    first_by_levels, second_by_levels = (
+        _by_levels(rows, [key for key in keys if key not in changed]) for rows in (first_rows, second_rows)
+    )
+    pairs = tuple(
+        (row, second_by_levels[levels]) for levels, row in first_by_levels.items() if levels in second_by_levels
+    )
+    conflicts, notes = compare_facts(before.facts, now.facts)
+    return Match(
+        pairs=pairs,
+        only_before=tuple(row.name for levels, row in first_by_levels.items() if levels not in second_by_levels),
+        only_now=tuple(row.name for levels, row in second_by_levels.items() if levels not in first_by_levels),
+        conflicts=tuple(conflicts),
+        changed_settings=_list_changed_settings(pairs, before, now, changed),
+        notes=tuple(notes if before.facts and now.facts else [_NO_FACTS]),
+    )
 
 
 def _by_levels(rows: Sequence[CellRuns], keys: Sequence[str]) -> Mapping[tuple[str, ...], CellRuns]:
-    """Return the cells by these levels, without ambiguous ones."""
+    """Return the cells by these levels; those with equal levels by their names, too."""
     groups: dict[tuple[str, ...], list[CellRuns]] = {}
     for row in rows:
         groups.setdefault(tuple(row.levels.get(key, "") for key in keys), []).append(row)
-    return {levels: group[0] for levels, group in groups.items() if len(group) == 1}
+    return {
+        levels if len(group) == 1 else (*levels, row.name): row for levels, group in groups.items() for row in group
+    }
 
 
-def _describe_uncompared(pairs: _Pairs, before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
+def _list_changed_settings(pairs: _Pairs, before: Results, now: Results, factors: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings that changed, after the name of the cell if they did not change in all cells."""
+    cells_by_text: dict[str, list[str]] = {}
+    for first, second in pairs:
+        old, new = before.settings.get(first.name, {}), now.settings.get(second.name, {})
+        if not (old and new):
+            old, new = ({key: row.levels.get(key) or _NOT_SET for key in factors} for row in (first, second))
+        texts = {
+            key: f"{key} was {old.get(key, _NOT_SET)}, is {new.get(key, _NOT_SET)}"
+            for key in dict.fromkeys((*old, *new))
+            if old.get(key) != new.get(key)
+        }
+        # The level of a summary.csv is what the user wrote, its column what the server had.
+        for text in list_server_changes(first.runs, second.runs):
+            texts[text.partition(" ")[0]] = text
+        for text in texts.values():
+            cells_by_text.setdefault(text, []).append(second.name)
+    return tuple(
+        text if len(names) == len(pairs) else f"{_join(names)}: {text}" for text, names in cells_by_text.items()
+    )
+
+
+def _describe_uncompared(match: Match, pairs: _Pairs) -> list[str]:
     notes = []
-    for side, runs, place in (("first", before, 0), ("second", now, 1)):
-        names = {pair[place].name for pair in pairs}
-        rows = cells.group_by_cell(runs)
-        notes += [f"only the {side} has the cell {row.name}" for row in rows if row.name not in names]
+    for place, (side, alone) in enumerate((("first", match.only_before), ("second", match.only_now))):
+        notes += [f"only the {side} has the cell {name}" for name in alone]
         notes += [
             f"{run.run} of the {side} is {run.state}{': ' + run.reason if run.reason else ''}"
-            for run in runs
-            if run.cell in names and run.state != "measured"
+            for pair in pairs
+            for run in pair[place].runs
+            if run.state != "measured"
         ]
     return notes
-
-
-def _cell_names(runs: Sequence[Summary]) -> str:
-    return ", ".join(row.name for row in cells.group_by_cell(runs)) or "nothing"
 
 
 def compare_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -154,7 +197,7 @@ def compare_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[li
     forbidding = [f"another machine: {text}" for name, text in differing.items() if name in _DECISIVE_FACTS]
     files, new_files = (_fingerprints_by_name(facts.get(_FILES)) for facts in (before, now))
     forbidding += [
-        f"the content of {name} differs: {_join(files[name])}, now {_join(new_files[name])}"
+        f"the content of {name} differs: {_join(sorted(files[name]))}, now {_join(sorted(new_files[name]))}"
         for name in files.keys() & new_files.keys()
         if files[name] != new_files[name]
     ]
@@ -175,24 +218,31 @@ def find_experiment_difference(before: Sequence[Summary], now: Sequence[Summary]
     return next((f"the baseline's {name} is {first}, this one's {second}" for name, first, second in differing), "")
 
 
-def list_server_changes(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """Return differences between the servers of two cells: version and Java. They are noted and forbid nothing."""
-    differing = _differing_texts(("target", "java"), before, now)
-    return [f"{name} was {first}, is {second}" for name, first, second in differing]
+def list_server_changes(before: Iterable[Summary], now: Iterable[Summary]) -> list[str]:
+    """Return differences between the servers of two cells, such as version and Java. They forbid nothing."""
+    return [
+        f"{records.toml_key(name)} was {first}, is {second}"
+        for name, first, second in _differing_texts(_SERVER_COLUMNS, before, now)
+    ]
 
 
 def _differing_texts(
-    names: Iterable[str], before: Sequence[Summary], now: Sequence[Summary]
+    names: Iterable[str], before: Iterable[Summary], now: Iterable[Summary]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield each of these columns whose values are recorded on both sides and differ, with the values."""
+    sides = list(before), list(now)
     for name in names:
         first, second = (
-            {str(text) for run in runs if (text := run.experiment if name == "experiment" else run.values.get(name))}
-            for runs in (before, now)
+            {
+                records.format_field(name, value)
+                for run in runs
+                if (value := run.experiment if name == "experiment" else run.values.get(name))
+            }
+            for runs in sides
         )
         if first and second and first != second:
-            yield name, _join(first), _join(second)
+            yield name, _join(sorted(first)), _join(sorted(second))
 
 
-def _join(names: set[str]) -> str:
-    return " and ".join(sorted(names))
+def _join(names: Iterable[str]) -> str:
+    return " and ".join(names)

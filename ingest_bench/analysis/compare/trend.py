@@ -24,8 +24,6 @@ from ingest_bench.analysis.run.columns import compared_column
 from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.units import format_count
 
-# Columns that describe the server. Workload and network identify a history.
-_SERVER_COLUMNS = ("target", "java", "gc_collector", "heap_bytes", "receive_predictor_bytes")
 # Experiment, cell, workload, network.
 _Key = tuple[str, str, str, str]
 
@@ -216,14 +214,7 @@ def _changed_facts(points: _Points, place: int) -> tuple[str, ...]:
     for index, prefix in ((place, ""), (place - 1, "one result earlier: "), (place + 1, "one result later: ")):
         if 0 < index < len(points.results):
             before, now = points.results[index - 1].facts, points.results[index].facts
-            servers = (_server_facts(points.rows[number]) for number in (index - 1, index))
-            texts = [*itertools.chain(*changes.compare_facts(before, now)), *changes.compare_facts(*servers)[1]]
+            runs = ((run for row in points.rows[number] for run in row.valid) for number in (index - 1, index))
+            texts = [*itertools.chain(*changes.compare_facts(before, now)), *changes.list_server_changes(*runs)]
             facts += [f"{prefix}{escape_line(text)}" for text in texts]
     return tuple(facts)
-
-
-def _server_facts(rows: Sequence[CellRuns]) -> dict[str, str]:
-    """Return what the rows of a point say about the server."""
-    runs = [run for row in rows for run in row.valid]
-    values = {name: sorted({str(run.values.get(name) or "") for run in runs} - {""}) for name in _SERVER_COLUMNS}
-    return {name: " and ".join(texts) for name, texts in values.items() if texts}
