@@ -139,7 +139,7 @@ class Place:
 
     @property
     def results(self) -> list[Path]:
-        return sorted(path.parent for path in self.folder.glob("out/*/*/plan.json"))
+        return sorted(path.parent for path in self.folder.glob("out/*/20*/plan.json"))
 
 
 def as_user(user: int | None) -> tuple[str, ...]:

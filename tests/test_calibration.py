@@ -127,7 +127,7 @@ def test_calibration_locks_its_folder_and_is_visible_to_other_experiments(
     monkeypatch.setattr(campaign, "run_missing", carried_out)
     with pytest.raises(RunFailed, match="enough"):
         calibrate(results_folder=tmp_path / "out")
-    (folder,) = (tmp_path / "out" / "calibrate").iterdir()
+    (folder,) = (tmp_path / "out" / "calibrate").glob("20*")
     assert str(folder)[-40:] in listed[0]
     with layout.Results(folder).lock():
         pass

@@ -142,7 +142,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resumed_experiment_must_record_like_its_first_runs(option: str, typed: Typed) -> None:
     code, text = typed(f"run quickstart{option}")
     assert code == 130
-    (folder,) = Path("results/quickstart").iterdir()
+    (folder,) = Path("results/quickstart").glob("20*")
     assert text.endswith(f"To resume: ingest-bench run --resume {folder}{option}")
     assert typed(f"run --resume {folder}{option}")[0] == 130
     code, text = typed(f"run --resume {folder}{'' if option else ' --jfr profile'}")
@@ -159,7 +159,7 @@ def test_resume_command_has_every_folder_and_option(typed: Typed) -> None:
     how = "--netem uml --java-home /some/jdk --allow-delete --last-frames"
     code, text = typed(f"run both.toml {how}")
     assert code == 130
-    (first,), (second,) = Path("results/one").iterdir(), Path("results/two").iterdir()
+    (first,), (second,) = Path("results/one").glob("20*"), Path("results/two").glob("20*")
     commands = "; ".join(f"ingest-bench run --resume {folder} {how}" for folder in (first, second))
     assert text.endswith(f"To resume: {commands}")
 
@@ -191,7 +191,7 @@ def test_resume_command_of_workers_can_be_typed_as_printed(typed: Typed, monkeyp
 def begun(typed: Typed, options: str = "") -> tuple[Path, Results]:
     """Return the folder of a quickstart that was interrupted at once, and its results."""
     assert typed(f"run quickstart {options}")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
+    (folder,) = Path("results/quickstart").glob("20*")
     return folder, layout.open_results(folder)
 
 

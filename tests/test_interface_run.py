@@ -61,7 +61,7 @@ def start_run(machine: Lab, folder: Path, *words: str, measure: str = "3s") -> s
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    (table,) = folder.glob("out/*/*/summary.csv")
+    (table,) = folder.glob("out/*/20*/summary.csv")
     with table.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -78,7 +78,7 @@ def counted_rows(folder: Path, output: tuple[str, str]) -> dict[str, dict[str, s
 
 
 def link_checks(folder: Path, network: str) -> dict[str, dict[str, Any]]:
-    (path,) = folder.glob(f"out/*/*/*network={network}.toml/1/run.json")
+    (path,) = folder.glob(f"out/*/20*/*network={network}.toml/1/run.json")
     return {check["name"]: check for check in json.loads(path.read_text())["link_checks"]}
 
 
@@ -110,7 +110,7 @@ def test_restore_during_a_run_makes_only_that_run_invalid(machine: Lab, tmp_path
     for folder in (first, second):
         folder.mkdir()
     with start_run(machine, first, "--set", "network=slow.toml", measure="8s") as process:
-        while not list(first.glob("out/*/*/*/1/load/samples-0.bin")):
+        while not list(first.glob("out/*/20*/*/1/load/samples-0.bin")):
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
         with start_run(machine, second, "--set", "network=slow.toml") as other:
@@ -119,7 +119,7 @@ def test_restore_during_a_run_makes_only_that_run_invalid(machine: Lab, tmp_path
         output = process.communicate(timeout=120)
     assert other.returncode == 3, other_output
     assert "eth0: in use by pid" in other_output[1]
-    assert not list(second.glob("out/*/*/*/1"))
+    assert not list(second.glob("out/*/20*/*/1"))
     assert process.returncode == 3, output
     assert rows(first)[0]["state"] == "invalid"
     assert "the time limit" in rows(first)[0]["reason"]
@@ -145,7 +145,7 @@ def test_run_over_the_interface_of_an_ssh_connection_obeys_its_limit(machine: La
             output = process.communicate(timeout=120)
         assert process.returncode == 2, output
         assert "may be shaped for 600 s, and the load takes" in " ".join(output[1].split())
-        assert not list(tmp_path.glob("out/*/*/*/1"))
+        assert not list(tmp_path.glob("out/*/20*/*/1"))
         with start_run(terminal, tmp_path, "--set", "network=slow.toml") as process:
             output = process.communicate(timeout=200)
     assert process.returncode == 0, output

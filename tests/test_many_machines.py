@@ -98,7 +98,7 @@ class Processes:
 
     @property
     def _newest(self) -> Path:
-        return max(self.folder.glob("results/*/*/plan.json")).parent
+        return max(self.folder.glob("results/*/20*/plan.json")).parent
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def test_a_killed_run_frees_its_workers_and_can_be_resumed(tmp_path: Path) -> No
     ):
         workers, run = start_four(processes, here, there, http, *SHORT, "--measure", "8s")
         run.kill()
-        (folder,) = tmp_path.glob("results/*/*/plan.json")
+        (folder,) = tmp_path.glob("results/*/20*/plan.json")
         # A new run at once, at the same address: workers of the old one must not join it.
         resumed = ("--resume", str(folder.parent), "--workers", "4", "--bind", here.address)
         resumed_run = processes.start("run", "run", *resumed, enter=here.place.command)
@@ -238,7 +238,7 @@ def test_workers_send_queries_and_serve_two_cells(tmp_path: Path) -> None:
         run = processes.start("run", "run", *options, *SHORT, *queries)
         assert run.wait(LIMIT_S) == 0, processes.output("run")
         assert [worker.wait(LIMIT_S) for worker in workers] == [0, 0]
-        (folder,) = tmp_path.glob("results/*/*")
+        (folder,) = tmp_path.glob("results/*/20*")
         summaries = json.loads((folder / "summary.json").read_text())
         assert [summary["state"] for summary in summaries] == ["measured"] * 2
         for summary in summaries:

@@ -187,3 +187,41 @@ def test_recorded_arrivals_are_checked_by_plan(tmp_path: Path, capsys: pytest.Ca
     for file, message in (("times", "times:2: '0.5' is not a later time"), ("none", "No such file")):
         assert app.run(["plan", str(tmp_path / "x.toml"), "--set", f"arrivals=recorded {tmp_path / file}"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_latest_links_to_the_newest_results(
+    results: layout.Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(results.path.parents[2])
+    first = results.path.relative_to(Path.cwd())
+    second = layout.create_results(layout.RESULTS, results.plan, {}).path
+    latest = second.with_name("latest")
+    assert latest.readlink() == Path(second.name)
+    for path in (Path("x"), Path("results/x"), latest, second):
+        assert layout.find_results(path) == second
+    assert layout.find_results(first) == first
+    latest.unlink()
+    assert layout.find_results(Path("x")) == second
+    # Another user's link leads to no other folder.
+    latest.symlink_to("../../elsewhere/results")
+    assert layout.find_results(latest) == second.with_name("results")
+    latest.unlink()
+    assert layout.find_results(Path("nowhere")) == Path("nowhere")
+    capsys.readouterr()
+    assert app.run(["report", "x"]) == 2, "no run was executed"
+    assert capsys.readouterr().err.startswith(f"results: {second}\n")
+
+
+def test_past_results_are_listed(
+    results: layout.Results, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(results.path.parents[2])
+    run = results.plan.runs[0]
+    folder.write_record(RunRecord(run=run.id, replicate=1, cell=run.cell.name, levels=run.cell.levels, state="failed"))
+    (layout.create_results(layout.RESULTS, results.plan, {}).path / "plan.json").write_text("{")
+    for words in (["results"], ["results", "x"]):
+        assert app.run(words) == 0
+        text = capsys.readouterr().out
+        assert [text.count(part) for part in ("results/x/", "1 failed of 2", "damaged")] == [2, 1, 1]
+    assert app.run(["results", "nowhere"]) == 2
+    assert "no results below it" in capsys.readouterr().err

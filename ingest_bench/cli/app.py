@@ -29,6 +29,7 @@ _MODULES = {
     "run": "run",
     "plan": "run",
     "report": "report",
+    "results": "report",
     "recommend": "report",
     "gate": "compare",
     "compare": "compare",

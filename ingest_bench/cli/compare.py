@@ -10,11 +10,12 @@ import typer
 
 from ingest_bench.analysis.compare import changes, comparison, trend
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import Columns, check_columns
+from ingest_bench.cli.options import Columns, ResultsFolder, check_columns, take_results
 from ingest_bench.experiment import catalog
 from ingest_bench.lab import evaluation
 from ingest_bench.report import change_tables, gate, page
 from ingest_bench.report.summary_files import to_csv
+from ingest_bench.results import layout
 
 app = typer.Typer()
 
@@ -23,7 +24,7 @@ _NO_VERDICT = 3
 
 @app.command("gate")
 def judge_results(
-    folder: Annotated[Path, typer.Argument(help="A results folder, or a summary.csv.")],
+    folder: ResultsFolder,
     thresholds: Annotated[
         Path, typer.Option(help=screen.escape_markup("A TOML file of [[threshold]]: see docs/nightly-ci.md."))
     ],
@@ -42,8 +43,8 @@ def judge_results(
     Without --baseline the limits may_fall and may_rise are skipped: a first result that passes can be the baseline.
     """
     limits = gate.parse_thresholds(catalog.read_table(thresholds), str(thresholds))
-    now = evaluation.read_comparable(folder)
-    verdict = gate.judge(now, limits, evaluation.read_comparable(baseline) if baseline else None)
+    now = evaluation.read_comparable(take_results(folder))
+    verdict = gate.judge(now, limits, evaluation.read_comparable(take_results(baseline)) if baseline else None)
     rows = [[check.outcome, *check.numbers] for check in verdict.checks]
     screen.print_table("", gate.HEAD, rows, numbers_from=3)
     screen.print_notes(verdict.notes)
@@ -62,14 +63,17 @@ def judge_results(
 
 @app.command("compare")
 def compare_results(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A results folder, or a summary.csv.")],
-    now: Annotated[Path, typer.Argument(metavar="B", help="A later results folder or summary.csv.")],
+    before: Annotated[
+        Path, typer.Argument(metavar="A", help="A results folder, a summary.csv, or an experiment's name.")
+    ],
+    now: Annotated[Path, typer.Argument(metavar="B", help="Later results, given alike.")],
     columns: Columns = [],  # noqa: B006 - typer copies it
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file, as numbers.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the intervals drawn to this file.")] = None,
 ) -> int:
     """Show what changed from one result to another: exit 0, or 3 if the results are not comparable."""
     check_columns(columns)
+    before, now = take_results(before), take_results(now)
     compared = changes.compare_results(
         evaluation.read_comparable(before), evaluation.read_comparable(now), columns or comparison.DEFAULT_COLUMNS
     )
@@ -101,7 +105,7 @@ def show_trend(
     Exit 0 with or without a change, as compare does; 3 if no cell has 6 results. Use gate for limits.
     """
     check_columns(columns)
-    results, skipped = evaluation.load_history(folder)
+    results, skipped = evaluation.load_history(layout.find_experiment(folder))
     found_trend = trend.find_trend(results, list(dict.fromkeys(columns)) or comparison.DEFAULT_COLUMNS)
     notes = [*skipped, *found_trend.notes]
     if csv is not None:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -17,9 +18,13 @@ from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.network import RealInterface
+from ingest_bench.results import layout
 
 _Result = TypeVar("_Result")
 
+ResultsFolder = Annotated[
+    Path, typer.Argument(help="Results: a folder results/<experiment>/<start>, or an experiment's name for its latest.")
+]
 Columns = Annotated[list[str], typer.Option("--column", help="A column of summary.csv. Repeatable.")]
 
 
@@ -91,6 +96,14 @@ class OutputOptions:
         False
     )
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results, no progress.")] = False
+
+
+def take_results(path: Path) -> Path:
+    """Return the results folder that *path* means (`layout.find_results`), and say which one if it is another."""
+    taken = layout.find_results(path)
+    if taken != path:
+        screen.print_to_stderr(f"results: {taken}")
+    return taken
 
 
 def check_columns(names: list[str]) -> None:

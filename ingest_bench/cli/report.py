@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,8 @@ from ingest_bench.analysis import search
 from ingest_bench.analysis.buffers.receive_buffers import Limits
 from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import OutputOptions, grouped
+from ingest_bench.cli.options import OutputOptions, ResultsFolder, grouped, take_results
+from ingest_bench.errors import SpecError
 from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.model.results import Summary
 from ingest_bench.report import (
@@ -37,7 +39,7 @@ _COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 @app.command("report")
 @grouped
 def rebuild_report(
-    folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")],
+    folder: ResultsFolder,
     output: OutputOptions,
     svg: Annotated[bool, typer.Option("--svg", help="Also write each picture as SVG.")] = False,
     parquet: Annotated[
@@ -46,7 +48,7 @@ def rebuild_report(
     ] = False,
 ) -> int:
     """Rebuild the tables and pictures of a results folder from its raw files."""
-    results = layout.open_results(folder, to_write=True)
+    results = layout.open_results(take_results(folder), to_write=True)
     if parquet:
         # Before the raw files are read, which takes minutes.
         summary_files.require_pyarrow()
@@ -95,6 +97,26 @@ def _print_tables(results: Results, summaries: list[Summary]) -> None:
         screen.print_table(f"steps, goal: {searched[0].goal.text}", head, rows)
 
 
+@app.command("results")
+def list_results(
+    folder: Annotated[
+        Path, typer.Argument(help="An experiment's name, or a folder with results below it.")
+    ] = layout.RESULTS,
+) -> None:
+    """List past runs: experiment, start, and how many of its runs are measured."""
+    rows = []
+    for path in sorted(file.parent for file in layout.find_experiment(folder).rglob(layout.PLAN)):
+        try:
+            states = Counter(record.state for record in Results(path).read_records().values())
+            counts = [f"{count} {state}" for state, count in states.items()]
+            rows.append([path.parent.name, str(path), f"{', '.join(counts) or 0} of {len(Results(path).plan.runs)}"])
+        except SpecError as error:
+            rows.append([path.parent.name, str(path), str(error).partition(": ")[2]])
+    if not rows:
+        raise SpecError(f"{folder}: there are no results below it. Make some: ingest-bench run quickstart")
+    screen.print_table("", ["experiment", "results", "runs"], rows, 3)
+
+
 @app.command()
 def recommend(
     folders: Annotated[list[Path], typer.Argument(help="Results folders whose runs had the probe `reads`.")],
@@ -102,7 +124,7 @@ def recommend(
     """Predict from recorded reads what other receive buffers would cost, and recommend one. Runs nothing."""
     is_complete = True
     for folder in folders:
-        results = layout.open_results(folder, to_write=True)
+        results = layout.open_results(take_results(folder), to_write=True)
         for advice in buffer_advice.advise_cells(results, evaluation.require_summaries(results)):
             _print_advice(advice)
             is_complete = is_complete and advice.recommendation is not None

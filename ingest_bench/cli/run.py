@@ -17,7 +17,7 @@ from ingest_bench import targets
 from ingest_bench.analysis.run import summary
 from ingest_bench.cli import screen, worker
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
-from ingest_bench.cli.options import OutputOptions, grouped
+from ingest_bench.cli.options import OutputOptions, grouped, take_results
 from ingest_bench.cli.report import print_results
 from ingest_bench.errors import Interrupted, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
@@ -171,7 +171,7 @@ def run(
                 f"--resume {resume} cannot be combined with --out: results go to the resumed folder; remove --out "
                 f"{results_folder}"
             )
-        return _resume(resume, max_runs, execution, options, remote, output)
+        return _resume(take_results(resume), max_runs, execution, options, remote, output)
     plans = build_plans(measured)
     if find_max is not None:
         if measured.against_itself is not None:
@@ -180,7 +180,7 @@ def run(
         plans = [search_for_max.plan_search(plan, rules) for plan in plans]
     elif max_runs is not None:
         raise SpecError(f"--max-runs {max_runs} requires --find-max GOAL")
-    return _start(plans, results_folder or Path("results"), execution, options, remote, output)
+    return _start(plans, results_folder or layout.RESULTS, execution, options, remote, output)
 
 
 @app.command("plan")
@@ -195,7 +195,7 @@ def show_plan(measured: ExperimentOptions) -> None:
 @app.command()
 def calibrate(
     sets: Annotated[list[str], typer.Option("--set", help="A setting or a factor: bulk=55kB processes=1,4.")] = [],  # noqa: B006 - typer copies it
-    results_folder: Annotated[Path, typer.Option("--out", help="The folder for results.")] = Path("results"),
+    results_folder: Annotated[Path, typer.Option("--out", help="The folder for results.")] = layout.RESULTS,
 ) -> int:
     """Measure how much load this machine can send to a cheap server; later runs warn if they request more."""
     plan, options = spec.build_plan(spec.load_experiment(calibration.EXPERIMENT, sets)), RunOptions()

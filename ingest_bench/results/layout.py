@@ -1,5 +1,6 @@
 """The layout of a results folder. The only module that knows its file names.
 
+results/<experiment>/latest                  (link to the newest of these)
 results/<experiment>/<utc-start>/
 plan.json  facts.json  summary.csv  summary.json  histograms.csv  report/
 <cell>/<replicate>/run.json  load/  raw/  home/  jvm/  server.log     (from raw/ on: files of the first node)
@@ -34,6 +35,8 @@ from ingest_bench.results import safe_files
 Array = np.ndarray[Any, np.dtype[Any]]
 PLAN, FACTS = "plan.json", "facts.json"
 SUMMARY = "summary.csv"
+RESULTS, LATEST = Path("results"), "latest"
+"""The default folder of results, and the link to the newest results of an experiment."""
 MAX_LOAD_NS = MAX_LOAD_S * 10**9
 READ = np.dtype(list(READ_FIELDS))
 # Folder levels below `jvm`: jfr/<start>/<chunk>.jfr.
@@ -337,7 +340,32 @@ def create_results(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
         safe_files.write_json(path / FACTS, dict(facts))
     except OSError as error:
         raise _unwritable_error(base, error.strerror) from None
+    link = path.with_name(f".{os.getpid()}.new")
+    # Not every file system has links, and a folder of that name may be the user's.
+    with contextlib.suppress(OSError):
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
+        link.replace(path.with_name(LATEST))
+    link.unlink(missing_ok=True)
     return Results(path)
+
+
+def find_experiment(path: Path) -> Path:
+    """Return the folder of results that *path* is, or that it names."""
+    is_name = not path.exists() and len(path.parts) == 1 and (RESULTS / path).is_dir()
+    return RESULTS / path if is_name else path
+
+
+def find_results(path: Path) -> Path:
+    """Return the results folder that *path* means: itself, the newest one of that experiment's folder, or of its name.
+
+    A link "latest" is read once and never followed: another user could replace it between a check and its use.
+    """
+    path = find_experiment(path)
+    link = path if path.name == LATEST else path / LATEST
+    if link.is_symlink():
+        return link.with_name(link.readlink().name)
+    return path if (path / PLAN).exists() else max((file.parent for file in path.glob(f"*/{PLAN}")), default=path)
 
 
 def check_writable(base: Path, *, by_jvm: bool = False) -> None:
