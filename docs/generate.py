@@ -36,6 +36,7 @@ from ingest_bench.model.target import (
     ReadyCheck,
     StartOptions,
     TargetOptions,
+    ThreadRoles,
 )
 from ingest_bench.model.values import Between, Length, Pattern
 from ingest_bench.probes import PROBES
@@ -77,6 +78,7 @@ TABLES: Sequence[tuple[str, str, type]] = (
     ("ready", "`[ready]`", ReadyCheck),
     ("count", "`[count]`", DocumentCount),
     ("delivered", "`[delivered]`", DeliveredDocuments),
+    ("thread-roles", "`[thread_roles]`", ThreadRoles),
     ("bulk", '`[protocol]` with `name = "bulk"`', BulkKeys),
     ("json-array", '`[protocol]` with `name = "json-array"`', JsonArrayKeys),
     ("kafka", '`[protocol]` with `name = "kafka"`', KafkaKeys),

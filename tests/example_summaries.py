@@ -63,6 +63,8 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "read_bytes_p99": results.percentile(counts, 99),
         "response_ms_p50": 120.5,
         "response_ms_p99": 412.25 * random.normal(1, 0.05),
+        "allocated_bytes": 30 * int(read_bytes),
+        "allocated_network_bytes": int(read_bytes * (3 + 0.5 * buffer_bytes / mean_bytes)),
         "gc_pauses": gc_pauses,
         "gc_pause_ms_total": gc_pauses * 7.5,
         "full_gcs": 0,

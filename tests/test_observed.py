@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_lab import make_context
 from servers import BULK, Served, served, visible
 
 from ingest_bench import probes, system
@@ -96,8 +97,7 @@ def watch(names: list[str], jvm: AttachedJvm, raw: Path) -> AbstractContextManag
 
 def context(jvm: AttachedJvm, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
     runtime = java.find_java(jvm.java_version)
-    window = {"start_ns": start_ns, "end_ns": 2**62}
-    return ReadContext(raw=raw, **window, ports=frozenset(ports), reader=lambda: recording.reader_command(runtime))
+    return make_context(raw, start_ns, 2**62, ports, lambda: recording.reader_command(runtime))
 
 
 def readings(outputs: list[ProbeOutput]) -> dict[str, Any]:

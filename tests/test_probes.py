@@ -43,14 +43,17 @@ def test_probes_share_one_recording(tmp_path: Path) -> None:
     )
 
 
-def test_without_probes_only_out_of_memory_options_are_set(tmp_path: Path) -> None:
-    assert jvm_options([], tmp_path, 17) == (
+def test_without_probes_the_heap_and_out_of_memory_are_watched(tmp_path: Path) -> None:
+    options = jvm_options([], tmp_path, 17)
+    assert options == jvm_options(["heap"], tmp_path, 17)
+    assert options[2:] == (
+        f"-Xlog:gc*=info:file={tmp_path}/gc.log:time,uptime,level,tags:filecount=0",
         "-XX:+CrashOnOutOfMemoryError",
         "-XX:-CreateCoredumpOnCrash",
         f"-XX:ErrorFile={tmp_path}/hs_err.log",
         f"-Xlog:exceptions=info:file={tmp_path}/exceptions.log:time,uptime,level,tags:filecount=2,filesize=8m",
     )
-    assert list(tmp_path.iterdir()) == []
+    assert "jdk.ThreadAllocationStatistics" in (tmp_path / "recording.jfc").read_text()
 
 
 def test_settings_enable_the_events_of_the_probes_without_throttle(tmp_path: Path) -> None:

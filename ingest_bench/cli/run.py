@@ -273,7 +273,7 @@ def _start(
         _download(plans)
     worker.check_workers(remote, plans)
     started = [run.cell for plan in plans for run in plan.runs if not run.cell.target.is_already_running]
-    layout.check_writable(results_folder, by_jvm=any(cell.probes or options.is_profiling for cell in started))
+    layout.check_writable(results_folder, by_jvm=bool(started))
     notes = [campaign.check_machine(plan, options) for plan in plans]
     _fetch(plans, options)
     with _open_services(execution, options, remote, output) as ready:

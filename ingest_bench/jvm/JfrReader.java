@@ -21,6 +21,7 @@ import jdk.jfr.consumer.RecordedEvent;
 import jdk.jfr.consumer.RecordedFrame;
 import jdk.jfr.consumer.RecordedObject;
 import jdk.jfr.consumer.RecordedStackTrace;
+import jdk.jfr.consumer.RecordedThread;
 import jdk.jfr.consumer.RecordingFile;
 
 /**
@@ -104,12 +105,6 @@ public final class JfrReader {
           + ",\"longest\":[" + String.join(",", longOnes) + "],\"sleeps\":" + counts(sleeps)
           + ",\"system_gcs\":" + systemGcs + "}";
     }
-
-    private static String counts(Map<Long, long[]> counted) {
-      List<String> parts = new ArrayList<>();
-      counted.forEach((value, count) -> parts.add("\"" + value + "\":" + count[0]));
-      return "{" + String.join(",", parts) + "}";
-    }
   }
 
   private final long sinceNs;
@@ -147,6 +142,9 @@ public final class JfrReader {
   private final List<String> regions = new ArrayList<>();
   private final List<String> direct = new ArrayList<>();
   private final List<String> failures = new ArrayList<>();
+
+  /** Name of each thread, then moments and bytes allocated until then, where these changed. */
+  private final Map<Long, StringBuilder> threads = new TreeMap<>();
 
   private final DirectMemory directMemory = new DirectMemory();
   private final StallSpans stalls;
@@ -199,7 +197,7 @@ public final class JfrReader {
       while (file.hasMoreEvents()) {
         take(file.readEvent());
       }
-      file.readEventTypes().forEach(type -> known.add(type.getName()));
+      file.readEventTypes().forEach(type -> known.add(quote(type.getName())));
     } catch (IOException | RuntimeException | Error problem) {
       error = quote(problem.toString());
     }
@@ -250,6 +248,9 @@ public final class JfrReader {
         direct.add("[" + end + "," + event.getLong("count") + "," + event.getLong("memoryUsed") + ","
             + event.getLong("totalCapacity") + "]");
         break;
+      case "jdk.ThreadAllocationStatistics":
+        threadAllocation(event.getValue("thread"), end, "," + event.getLong("allocated"));
+        break;
       case "ingestbench.DirectAllocation":
         directMemory.allocation(end, event.getLong("took"), inWindow(end));
         break;
@@ -272,6 +273,16 @@ public final class JfrReader {
         break;
       default:
         break;
+    }
+  }
+
+  private void threadAllocation(RecordedThread thread, long end, String allocated) {
+    if (thread != null) {
+      StringBuilder row =
+          threads.computeIfAbsent(thread.getId(), key -> new StringBuilder("[" + quote(thread.getJavaName())));
+      if (row.indexOf(allocated, row.length() - allocated.length()) < 0) {
+        row.append(',').append(end).append(allocated);
+      }
     }
   }
 
@@ -435,24 +446,19 @@ public final class JfrReader {
     StringBuilder out = new StringBuilder(1 << 16).append("{\"events\":").append(events);
     out.append(",\"first_ns\":").append(events == 0 ? 0 : firstNs).append(",\"last_ns\":").append(lastNs);
     out.append(",\"lost_bytes\":").append(lostBytes);
-    out.append(",\"files\":[").append(String.join(",", files)).append("],\"types\":{");
-    String comma = "";
-    for (Map.Entry<String, long[]> type : types.entrySet()) {
-      out.append(comma).append(quote(type.getKey())).append(":").append(type.getValue()[0]);
-      comma = ",";
-    }
-    out.append("},\"known\":[");
-    comma = "";
-    for (String name : known) {
-      out.append(comma).append(quote(name));
-      comma = ",";
-    }
+    out.append(",\"files\":[").append(String.join(",", files)).append("],\"types\":").append(counts(types));
+    out.append(",\"known\":[").append(String.join(",", known));
+    out.append("],\"threads\":[").append(String.join("],", threads.values())).append(threads.isEmpty() ? "" : "]");
     out.append("],\"reads\":{\"all\":").append(allReads.json()).append(",\"window\":").append(windowReads.json());
     out.append(",\"other_ports\":").append(otherPorts.json()).append(",\"empty\":").append(emptyReads);
-    out.append(",\"ends\":").append(endsOfStream).append(",\"histogram\":{");
-    histogram(out);
-    out.append("}},\"allocations\":{");
-    comma = "";
+    for (int size = 0; size < DENSE; size++) {
+      if (dense[size] > 0) {
+        sparse.put((long) size, new long[] {dense[size]});
+      }
+    }
+    out.append(",\"ends\":").append(endsOfStream).append(",\"histogram\":").append(counts(sparse));
+    out.append("},\"allocations\":{");
+    String comma = "";
     for (Map.Entry<String, Sizes> entry : allocations.entrySet()) {
       out.append(comma).append(quote(entry.getKey())).append(":").append(entry.getValue().json());
       comma = ",";
@@ -472,18 +478,10 @@ public final class JfrReader {
     return out.append(",\"failures\":[").append(String.join(",", failures)).append("]}").toString();
   }
 
-  private void histogram(StringBuilder out) {
-    String comma = "";
-    for (int size = 0; size < DENSE; size++) {
-      if (dense[size] > 0) {
-        out.append(comma).append('"').append(size).append("\":").append(dense[size]);
-        comma = ",";
-      }
-    }
-    for (Map.Entry<Long, long[]> entry : sparse.entrySet()) {
-      out.append(comma).append('"').append(entry.getKey()).append("\":").append(entry.getValue()[0]);
-      comma = ",";
-    }
+  private static String counts(Map<?, long[]> counted) {
+    List<String> parts = new ArrayList<>();
+    counted.forEach((value, count) -> parts.add("\"" + value + "\":" + count[0]));
+    return "{" + String.join(",", parts) + "}";
   }
 
   private void large(StringBuilder out) {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench import probes
+from ingest_bench import probes, targets
 from ingest_bench.analysis import search
 from ingest_bench.analysis.compare import cells, changes, trend
 from ingest_bench.analysis.run import delivery, nodes, steady, summary
@@ -239,6 +239,7 @@ def _read_probes(
         end_ns=record.measure_end_realtime_ns,
         ports=frozenset(load.local_ports),
         reader=lambda: recording.reader_command(_find_java(node, record, java_home)),
+        thread_roles=targets.resolve(planned.cell.target).thread_roles,
     )
     selected = probes.select_probes(planned.cell.probes)
     return [

@@ -175,6 +175,31 @@ class DeliveredDocuments:
     """None: the port of the documents."""
 
 
+ThreadRole = Literal["network", "indexing", "flush_merge", "other"]
+Texts = Annotated[tuple[Label, ...], Length(0, 100)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadRoles:
+    """Roles of a server's threads (`[thread_roles]`): a name that contains one of the texts has the role."""
+
+    network: Texts = ()
+    """Texts in the names of threads that read and write sockets."""
+    indexing: Texts = ()
+    """Texts in the names of threads that store documents."""
+    flush_merge: Texts = ()
+    """Texts in the names of threads that flush, refresh, merge and compact files."""
+
+    def find_role(self, thread: str) -> ThreadRole:
+        """Return the first role that the name of a thread has."""
+        roles: dict[ThreadRole, tuple[str, ...]] = {
+            "network": self.network,
+            "indexing": self.indexing,
+            "flush_merge": self.flush_merge,
+        }
+        return next((role for role, texts in roles.items() if any(text in thread for text in texts)), "other")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomTarget:
     """A custom target: one TOML file of the user."""
@@ -191,6 +216,8 @@ class CustomTarget:
     """None: its documents cannot be counted."""
     delivered: DeliveredDocuments | None = None
     """None: its documents cannot be read back by sequence number (`sequence` of the protocol)."""
+    thread_roles: ThreadRoles = ThreadRoles()
+    """What its threads do, by their names; others are "other" in `allocated_other_bytes`."""
     folder: FilePath = "."
     """Base of its relative paths: the folder of the file."""
 

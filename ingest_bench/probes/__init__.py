@@ -3,6 +3,7 @@
 | probe | measures | source |
 |---|---|---|
 | reads | size of every socket read of the load's connections | flight recorder |
+| heap | bytes allocated on the heap, in all and by role of thread; watches every run | flight recorder and GC log |
 | gc | pauses, full collections, heap, failures, direct buffers | flight recorder and GC log |
 | allocations | allocations outside TLABs, and new TLABs, by layer | flight recorder; costs 6 to 20% of CPU |
 | large-allocations | objects of 1 MiB and more: site, number, humongous or not | the same |
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs.records import suggest
 from ingest_bench.probes import jfr, oom, recording
+from ingest_bench.probes.context import list_logs
 from ingest_bench.probes.gc import GC
+from ingest_bench.probes.heap import HEAP
 from ingest_bench.probes.host import HOST
 from ingest_bench.probes.kernel.kernel_reads import KERNEL_READS, check_capability
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 PROBES: Mapping[str, Probe] = {
     "reads": jfr.READS,
+    "heap": HEAP,
     "gc": GC,
     "allocations": jfr.ALLOCATIONS,
     "large-allocations": jfr.LARGE_ALLOCATIONS,
@@ -47,11 +51,11 @@ _MIN_JAVA = 11
 
 
 def select_probes(names: Iterable[str]) -> Mapping[str, Probe]:
-    """Return the probes of these names; SpecError for an unknown name."""
+    """Return the probes of these names and `heap`, which watches every run; SpecError for an unknown name."""
     for name in names:
         if name not in PROBES:
             raise SpecError(f'unknown probe "{name}"; {suggest(name, PROBES)}')
-    return {name: PROBES[name] for name in names}
+    return {name: PROBES[name] for name in (*names, "heap")}
 
 
 def require_probes(names: Iterable[str]) -> None:
@@ -61,18 +65,15 @@ def require_probes(names: Iterable[str]) -> None:
 
 
 def jvm_options(names: Iterable[str], raw: Path, java_version: int, profile: Path | None = None) -> tuple[str, ...]:
-    """Return JVM options for these probes: at most one recording, whose settings are written to *raw*.
+    """Return JVM options for these probes and `heap`: one recording, whose settings are written to *raw*, and logs.
 
-    It also records the events of the settings file *profile* (`recording.profile_path`), even without probes. The
-    options that `find_oom` needs are always included. *raw* must be absolute and writable for the server's user.
+    It also records the events of the settings file *profile* (`recording.profile_path`). The options that `find_oom`
+    needs are always included. *raw* must be absolute and writable for the server's user.
     """
     if java_version < _MIN_JAVA:
         raise MissingCapability(f"probes require Java {_MIN_JAVA} or later; the server would run on {java_version}")
-    probes = [PROBES[name] for name in names]
-    events = recording.merge_events(probe.events for probe in probes)
-    needs_recording = bool(events) or profile is not None
-    options = recording.start_options(raw) if needs_recording else ()
-    if needs_recording:
-        recording.settings_path(raw).write_text(recording.format_settings(events, profile), encoding="utf-8")
-    logs = [log.start_option(raw) for probe in probes for log in probe.logs]
-    return (*options, *logs, *oom.jvm_options(raw))
+    selected = select_probes(names)
+    settings = recording.format_settings(recording.merge_events(probe.events for probe in selected.values()), profile)
+    options = recording.start_options(raw)
+    recording.settings_path(raw).write_text(settings, encoding="utf-8")
+    return (*options, *(log.start_option(raw) for log in list_logs(selected)), *oom.jvm_options(raw))

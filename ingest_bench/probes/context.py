@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ingest_bench.inputs import records
+from ingest_bench.model.target import ThreadRoles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from ingest_bench.jvm.options import Log
@@ -19,6 +20,7 @@ Events = dict[str, dict[str, str]]
 """Flight recorder events by name, each with its settings: {"jdk.SocketRead": {"threshold": "0 ns"}}."""
 
 
+NO_ROLES = ThreadRoles()
 ATTACHMENT_FILE = "attached.json"
 
 
@@ -49,6 +51,9 @@ class ReadContext:
     reader: Callable[[], tuple[str, ...]]
     """Return the reader command (`recording`) of a Java at least as new as the server's: older ones cannot read it."""
 
+    thread_roles: ThreadRoles = NO_ROLES
+    """Roles of the server's threads."""
+
     @property
     def attachment(self) -> Attachment:
         """Facts about an attached JVM; the defaults if this run launched it."""
@@ -73,3 +78,8 @@ class Probe:
     """Flight recorder events that it needs; one recording serves all probes."""
     logs: tuple[Log, ...] = ()
     """Logs of the server's JVM that it reads in addition to the recording."""
+
+
+def list_logs(probes: Mapping[str, Probe]) -> list[Log]:
+    """Return the logs that these probes read; several probes may read one."""
+    return list(dict.fromkeys(log for probe in probes.values() for log in probe.logs))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ingest_bench.probes.context import Events, ReadContext
 
 _LOG = "gc.log"
+# It has every collection; the recording starts after the first ones. Not gc+humongous=debug: it adds an unused line for
+# each humongous object to each pause.
+LOG = Log(name=_LOG, what="gc*=info")
 # Largest distance between the JVM's log and our clock.
 _LOG_NS = 20_000_000
 # The two clocks of one pause are read some microseconds apart: 0.14 ms was the largest difference of 90 pauses of a
@@ -40,7 +43,7 @@ _FAILURES = {
 }
 DIRECT_BUFFERS: Events = {"jdk.DirectBufferStatistics": {"period": "1 s"}}
 # Concurrent cycles: the heap after one holds live data and new garbage, so it does not measure survivors.
-_CONCURRENT = {"G1Old", "ConcurrentMarkSweep"}
+CONCURRENT = {"G1Old", "ConcurrentMarkSweep"}
 _FULL = {"G1Full", "SerialOld", "ParallelOld", "PSMarkSweep"}
 # All collections of Shenandoah have this name, full ones too.
 _UNDISTINGUISHED = {"Shenandoah"}
@@ -83,9 +86,7 @@ GC = Probe(
         },
         **DIRECT_BUFFERS,
     },
-    # The log has every collection; the recording starts after the first ones. Not gc+humongous=debug: it adds an unused
-    # line for each humongous object to each pause.
-    logs=(Log(name=_LOG, what="gc*=info"),),
+    logs=(LOG,),
     read=_read_gc,
 )
 
@@ -127,7 +128,7 @@ def _read_recording(recorded: recording.Recording, log: GcLog, context: ReadCont
     yield from _pause_readings(pauses_within, full if is_full_known else None)
     yield Reading("gc_collections", len(within))
     # A concurrent cycle has the cause of the collection that started it: do not count it twice.
-    blocking = (collection for collection in within if collection.name not in _CONCURRENT)
+    blocking = (collection for collection in within if collection.name not in CONCURRENT)
     yield Reading(
         "gc_humongous_collections", sum(collection.cause == "G1 Humongous Allocation" for collection in blocking)
     )
@@ -136,7 +137,7 @@ def _read_recording(recorded: recording.Recording, log: GcLog, context: ReadCont
     failures = Counter(name for end_ns, name in content["failures"] if context.covers(end_ns))
     for name, event in _FAILURES.items():
         yield Reading(name, failures[event] if event in content["known"] else None)
-    concurrent = {collection.gc for collection in collections if collection.name in _CONCURRENT}
+    concurrent = {collection.gc for collection in collections if collection.name in CONCURRENT}
     heap = [row for row in content["heap"] if row[0] not in concurrent]
     after = [used for _, at_ns, when, used, _ in heap if when == "After GC" and context.covers(at_ns)]
     yield Reading("heap_after_gc_max_bytes", max(after, default=None))

@@ -256,6 +256,8 @@ class _Reader:
                     end_ns=started.inner_start_ns,
                     duration_ns=pause.duration_ns - started.inner_ns,
                     is_certain=started.failed_promotion,
+                    # The heap of its line is that after the full collection.
+                    after_bytes=None,
                 )
             elif started.inner_ns:
                 return

@@ -18,7 +18,7 @@ from ingest_bench.jvm.attach import read_facts
 from ingest_bench.jvm.observe import observe
 from ingest_bench.model.results import Note
 from ingest_bench.probes import node_stats, oom, recording
-from ingest_bench.probes.context import ATTACHMENT_FILE, Attachment
+from ingest_bench.probes.context import ATTACHMENT_FILE, Attachment, list_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class AttachedObserver:
         settings = recording.settings_path(raw) if events or self.is_profiling else None
         if settings is not None:
             settings.write_text(recording.format_settings(events, profile), encoding="utf-8")
-        logs = [*(log for probe in probes.values() for log in probe.logs), oom.EXCEPTIONS]
+        logs = [*list_logs(probes), oom.EXCEPTIONS]
         facts = read_facts(self.jvm)
         with observe(self.jvm, raw, settings=settings, logs=logs, limit_s=limit_s):
             attachment = Attachment(

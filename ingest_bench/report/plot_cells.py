@@ -43,6 +43,8 @@ LAYERS = (
     ("outside_tlab_lucene_bytes", "Lucene", style.BLUE),
     ("outside_tlab_other_bytes", "other code", style.GREY),
 )
+# The first one is that of the whole heap, behind the part of the network's threads.
+ALLOCATED = ("allocated_bytes_per_gb", "allocated_network_bytes_per_gb")
 _MEAN, _MAX = "direct_allocation_ms_mean", "direct_allocation_ms_max"
 _MEDIAN, _P99 = "direct_allocation_ms_p50", "direct_allocation_ms_p99"
 _WAITED = "peer_wait_ms_mean"
@@ -162,6 +164,18 @@ def _points(column: str, title: str) -> Panel:
             _write_right(axes, max(values), number, format_count(middle))
 
     return Panel(title, draw)
+
+
+def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
+    """Draw the median heap allocated per GB of each row, with the part of the network's threads dark."""
+    _begin_at_zero(axes, max((row.median(ALLOCATED[0]) or 0.0 for row in rows), default=0.0) or 1.0, "dark: network")
+    for number, row in enumerate(rows):
+        if (total := row.median(ALLOCATED[0])) is None:
+            _draw_missing(axes, number, row)
+            continue
+        for value, alpha in zip((total, row.median(ALLOCATED[1]) or 0.0), (0.35, 1), strict=True):
+            axes.barh(number, value, color=paint[row.name], alpha=alpha, height=0.5)
+        _write_right(axes, total, number, format_gb(total))
 
 
 def _numbers(column: str, title: str, format_value: Callable[[float], str]) -> Panel:
@@ -395,7 +409,7 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         row_in=0.85,
     ),
     "reads": CellPicture(
-        caption="for each cell: sizes of socket reads, documents/s, GC pauses",
+        caption="for each cell: sizes of socket reads, documents/s, heap allocated and GC pauses per GB",
         applies=lambda _row: True,
         title=lambda summaries, _rows: headline.describe_reads(summaries),
         panels=lambda rows: (
@@ -403,7 +417,8 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
             _sizes("read_bytes", "Socket reads"),
             _numbers("read_bytes_mean", "mean", format_size),
             _points("docs_per_s_mean", "Documents/s"),
-            _points("gc_pauses", "GC pauses"),
+            Panel("Heap allocated\nper GB", _draw_heap),
+            _numbers("gc_pause_ms_total_per_gb", "GC pauses,\nms/GB", format_number),
         ),
         has_level_colours=True,
     ),

@@ -16,7 +16,7 @@ from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.options import collector_options, heap_options
-from ingest_bench.model.target import Endpoint, ListenOptions, Preparation, TargetOptions
+from ingest_bench.model.target import Endpoint, ListenOptions, Preparation, TargetOptions, ThreadRoles
 from ingest_bench.units import format_count
 
 if TYPE_CHECKING:
@@ -132,6 +132,11 @@ class Target(Protocol):
     """Flushes the indices in memory of all nodes to files at once; None: unsupported."""
     jvm_stats: Callable[[Http], Any] | None = None
     """Requests the JVM statistics of all nodes, for `probes.nodestats`; None: no API."""
+
+    @property
+    def thread_roles(self) -> ThreadRoles:
+        """Return the roles of its threads."""
+        return ThreadRoles()
 
     @property
     def versions(self) -> Mapping[str, Requirements]:

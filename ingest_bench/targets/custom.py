@@ -25,6 +25,7 @@ from ingest_bench.model.target import (
     ListenOptions,
     StartOptions,
     TargetOptions,
+    ThreadRoles,
 )
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
@@ -75,6 +76,11 @@ class Custom(Target):
     def versions(self) -> Mapping[str, Requirements]:
         """Return its requirements, if it can be started."""
         return {} if self.definition.start is None else {"": _start_requirements(self.definition.start)}
+
+    @property
+    def thread_roles(self) -> ThreadRoles:
+        """Return the roles of its threads, from its file."""
+        return self.definition.thread_roles
 
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return its requirements; SpecError if it cannot be started, or for options that a custom target lacks."""

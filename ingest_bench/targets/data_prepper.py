@@ -18,7 +18,7 @@ from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.inputs import untrusted
 from ingest_bench.jvm.options import default_to_g1
 from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ListenOptions
+from ingest_bench.model.target import LaunchPlan, ListenOptions, ThreadRoles
 from ingest_bench.model.values import HOUR, MS
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import (
@@ -105,6 +105,7 @@ class DataPrepper(Target):
 
     name = NAME
     default_version = "2"
+    thread_roles = ThreadRoles(network=("armeria-common-worker-",), indexing=("-processor-worker-",))
     versions: Mapping[str, Requirements] = {"2": Requirements(artifacts=(), java_version=17)}
 
     def requirements(self, options: TargetOptions) -> Requirements:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.load import AdminRequest, ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation
+from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation, ThreadRoles
 from ingest_bench.targets.base import (
     NodeStart,
     Requirements,
@@ -60,6 +60,11 @@ class Kafka(Target):
 
     name = "kafka"
     is_persistent = True
+    thread_roles = ThreadRoles(
+        network=("-kafka-network-thread-",),
+        indexing=("-kafka-request-handler-",),
+        flush_merge=("kafka-log-cleaner-thread-", "kafka-scheduler-"),
+    )
     default_version = "4.1.0"
     versions: Mapping[str, Requirements] = {
         "4.1.0": Requirements(artifacts=pinned_jars("kafka-4.1.0"), java_version=17)

@@ -48,6 +48,8 @@ DEFAULT_COLUMNS = (
     "docs_per_s_mean",
     "response_ms_p99",
     "read_bytes_mean",
+    "allocated_bytes_per_gb",
+    "allocated_network_bytes_per_gb",
     "gc_pause_ms_total_per_gb",
     "outside_tlab_network_bytes_per_gb",
 )

@@ -11,7 +11,7 @@ from ingest_bench.errors import InvalidRun
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import ECJ, compile_classes
 from ingest_bench.jvm.options import default_to_g1, uses_collector
-from ingest_bench.model.target import LaunchPlan
+from ingest_bench.model.target import LaunchPlan, ThreadRoles
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, build_java_argv, pinned_jars
 
@@ -40,6 +40,11 @@ class BuiltIn(Target, Protocol):
     """Of its system properties."""
     reported: tuple[str, ...] = ()
     """Further keys of its description of itself that become columns."""
+
+    @property
+    def thread_roles(self) -> ThreadRoles:
+        """Return the roles of the threads: Netty's event loops do all the work of a built-in server."""
+        return ThreadRoles(network=("EventLoopGroup-",))
 
     def flags(self, node: NodeStart) -> tuple[str, ...]:
         """Return the options of the JVM that carry its settings."""

@@ -10,7 +10,7 @@ from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts, mbeans
 from ingest_bench.jvm.java import ECJ
 from ingest_bench.model.load import AdminRequest, ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation
+from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation, ThreadRoles
 from ingest_bench.protocols import thrift_wire
 from ingest_bench.targets.base import NodeStart, Requirements, Target, build_java_argv, find_requirements
 from ingest_bench.targets.cassandra.log import LogFacts, parse_log
@@ -36,6 +36,12 @@ class Cassandra(Target):
 
     name = "cassandra"
     is_persistent = True
+    # 0.7: "pool-1-thread-1" serves a Thrift connection. 5.0: workers take turns in the stages that store rows.
+    thread_roles = ThreadRoles(
+        network=("EventLoopGroup-", "pool-1-thread-"),
+        indexing=("MutationStage", "Native-Transport-Requests"),
+        flush_merge=("Flush", "Compaction"),
+    )
     default_version = "0.7.5"
     versions: Mapping[str, Requirements] = {
         # ECJ compiles our agent, which calls MBeans.

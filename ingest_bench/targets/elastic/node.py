@@ -14,7 +14,7 @@ from ingest_bench.inputs import urls
 from ingest_bench.jvm import artifacts, cache
 from ingest_bench.jvm.options import uses_collector
 from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.model.target import LaunchPlan
+from ingest_bench.model.target import LaunchPlan, ThreadRoles
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, choose_version, count_copies
 from ingest_bench.targets.elastic import index, node_options
@@ -47,6 +47,12 @@ class ElasticTarget(Target):
 
     # Indices are files, and the translog is written before each response.
     is_persistent = True
+    # "opensearch[NODE][write][T#1]", "opensearch[NODE][[INDEX][0]: Lucene Merge Thread #1]".
+    thread_roles = ThreadRoles(
+        network=("][transport_", "][http_server_"),
+        indexing=("][write", "][system_write", "][bulk][T#", "][index][T#"),
+        flush_merge=("][flush][T#", "][refresh][T#", "][merge][T#", "][force_merge][T#", ": Lucene Merge Thread #"),
+    )
 
     @property
     def versions(self) -> Mapping[str, Requirements]:

@@ -1,0 +1,130 @@
+"""Probe `heap`, which watches every run: bytes allocated on the heap, in all and by role of thread.
+
+From one collection to the next the heap grows by what was allocated: the GC log has its size before and after each
+collection, and the recording has most of these sizes in bytes. That is invalid for collectors that free memory while
+the program runs. For those, for the time before the first and after the last collection, and for roles, the source is
+the JVM's counter of each thread (jdk.ThreadAllocationStatistics), sampled every second. Of a thread that ends at most
+its last second is missing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ingest_bench.model.results import Note, ProbeOutput, Reading
+from ingest_bench.probes import gc, recording
+from ingest_bench.probes.context import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ingest_bench.model.target import ThreadRole
+    from ingest_bench.probes.context import ReadContext
+    from ingest_bench.probes.gc_log import GcLog, Pause
+
+# A sample of all threads takes microseconds; the next one is a second later.
+_SAMPLE_NS = 200_000_000
+# They free memory only while the program is stopped.
+_STOPPING_COLLECTORS = ("g1", "parallel", "serial")
+_ROLES: tuple[ThreadRole, ...] = ("network", "indexing", "flush_merge", "other")
+
+
+class Growth(NamedTuple):
+    """Bytes that a thread allocated between two samples."""
+
+    thread: str
+    start_ns: int
+    end_ns: int
+    allocated: int
+
+    def between(self, start_ns: int, end_ns: int) -> float:
+        """Return the bytes between two moments, at a constant rate."""
+        overlap_ns = min(end_ns, self.end_ns) - max(start_ns, self.start_ns)
+        return self.allocated * max(overlap_ns, 0) / (self.end_ns - self.start_ns)
+
+
+def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield allocated bytes; nothing if the recording ends before the measurement."""
+    recorded = yield from recording.open_recording(context, "heap")
+    if not recorded.is_readable or recorded.seconds(context) * 1e9 < context.end_ns - context.start_ns:
+        return
+    growths = parse_threads(recorded.content.get("threads", ()))
+    if not growths:
+        yield Note(source="heap", text="the recording has no counters of threads: allocated bytes are unknown")
+        return
+    log = gc.load_log(context)
+    if recorded.is_complete:
+        log.pauses = with_exact_heap(log.pauses, recorded.content)
+    yield Reading("allocated_bytes", round(sum_allocations(log, growths, context)))
+    by_role: dict[ThreadRole, float] = defaultdict(float)
+    for growth in growths:
+        by_role[context.thread_roles.find_role(growth.thread)] += growth.between(context.start_ns, context.end_ns)
+    yield from (Reading(f"allocated_{role}_bytes", round(by_role[role])) for role in _ROLES)
+
+
+HEAP = Probe(
+    events={
+        "jdk.ThreadAllocationStatistics": {"period": "1 s"},
+        "jdk.GarbageCollection": {"threshold": "0 ns"},
+        "jdk.GCHeapSummary": {"enabled": "true"},
+    },
+    logs=(gc.LOG,),
+    read=_read_heap,
+)
+
+
+def parse_threads(rows: Sequence[Sequence[str | int]]) -> list[Growth]:
+    """Return what each thread allocated between samples. A row: its name, then moments and totals that changed.
+
+    Totals of the first sample are from before the recording. A thread that is not in it started after the sample
+    before its own first. A total that fell is that of a restarted JVM.
+    """
+    previous: dict[int, int] = {}
+    sample_ns = before_ns = 0
+    for moment in sorted({int(moment) for row in rows for moment in row[1::2]}):
+        if moment - sample_ns > _SAMPLE_NS:
+            before_ns, sample_ns = sample_ns, moment
+        previous[moment] = before_ns
+    growths = []
+    for name, *numbers in rows:
+        last = 0
+        for moment, total in zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True):
+            if previous[moment]:
+                growths.append(Growth(str(name), previous[moment], moment, total - last if total >= last else total))
+            last = total
+    return growths
+
+
+def with_exact_heap(pauses: Sequence[Pause], content: Mapping[str, Any]) -> list[Pause]:
+    """Return the pauses with the heap sizes of the recording; the log's are in whole MiB, with G1 in whole regions."""
+    concurrent = {gc_id for gc_id, _, _, name, _ in content["collections"] if name in gc.CONCURRENT}
+    exact = {(gc_id, when): used for gc_id, _, when, used, _ in content["heap"] if gc_id not in concurrent}
+    return [
+        replace(
+            pause,
+            before_bytes=exact.get((pause.gc, "Before GC"), pause.before_bytes),
+            after_bytes=pause.after_bytes and exact.get((pause.gc, "After GC"), pause.after_bytes),
+        )
+        for pause in pauses
+    ]
+
+
+def sum_allocations(log: GcLog, growths: Sequence[Growth], context: ReadContext) -> float:
+    """Return the bytes allocated within the measurement, from the log where it is valid, else from the threads."""
+
+    def count(start_ns: int, end_ns: int) -> float:
+        return sum(growth.between(start_ns, end_ns) for growth in growths)
+
+    total, at_ns = 0.0, context.start_ns
+    heap_bytes: int | None = None
+    for pause in log.pauses if log.collector in _STOPPING_COLLECTORS else ():
+        # A young collection that became a full one has no heap of its own.
+        if pause.before_bytes is None or pause.after_bytes is None or not context.covers(pause.start_ns):
+            continue
+        # The first collection of a JVM, perhaps of a restarted one.
+        is_first = heap_bytes is None or pause.gc == 0
+        total += count(at_ns, pause.start_ns) if is_first else pause.before_bytes - (heap_bytes or 0)
+        at_ns, heap_bytes = pause.end_ns, pause.after_bytes
+    return total + count(at_ns, context.end_ns)

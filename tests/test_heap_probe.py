@@ -1,0 +1,126 @@
+"""The probe `heap`: allocated bytes by the GC log, by the counters of threads, and by role."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probe_lab import make_context, notes, read, readings, write_recording
+
+from ingest_bench.model.target import ThreadRoles
+from ingest_bench.probes import gc_log, heap
+from ingest_bench.probes.heap import Growth
+
+DATA = Path(__file__).parent / "data" / "gc"
+S = 10**9
+NO_HEAP: dict[str, Any] = {"heap": [], "collections": []}
+MIB = 1 << 20
+ROLES = ThreadRoles(network=("EventLoop",), indexing=("write",), flush_merge=("Merge", "write-flush"))
+
+
+def pause(gc: int, at_s: float, before: int | None, after: int | None) -> gc_log.Pause:
+    """Return a pause of 10 ms that ends at that second, with the heap in MiB."""
+    sizes = (before and before * MIB, after and after * MIB)
+    return gc_log.Pause(gc, int(at_s * S), S // 100, "Pause Young", *sizes)
+
+
+def growth(start_s: int, end_s: int, mib: int) -> Growth:
+    return Growth("a", start_s * S, end_s * S, mib * MIB)
+
+
+def total_mib(log: gc_log.GcLog, growths: list[Growth], start_s: float, end_s: float, raw: Path) -> float:
+    return heap.sum_allocations(log, growths, make_context(raw, int(start_s * S), int(end_s * S))) / MIB
+
+
+def test_totals_of_threads_become_growths_between_samples() -> None:
+    rows: list[list[str | int]] = [
+        ["from before", 1 * S, 1000, 2 * S, 1600, 4 * S, 1700],
+        ["also from before", 1 * S + 90_000, 500, 2 * S + 90_000, 700],
+        ["started later", 3 * S, 50],
+        ["restarted", 1 * S, 900, 2 * S, 40],
+    ]
+    assert heap.parse_threads(rows) == [
+        Growth("from before", 1 * S, 2 * S, 600),
+        Growth("from before", 3 * S, 4 * S, 100),
+        Growth("also from before", 1 * S, 2 * S + 90_000, 200),
+        Growth("started later", 2 * S, 3 * S, 50),
+        Growth("restarted", 1 * S, 2 * S, 40),
+    ]
+
+
+def test_growth_within_a_part_of_a_second_is_its_share() -> None:
+    part = Growth("a", 10, 20, 1000)
+    assert [part.between(*span) for span in ((0, 15), (12, 14), (18, 99), (0, 10), (20, 30))] == [500, 200, 200, 0, 0]
+
+
+def test_log_counts_between_collections_and_threads_count_outside(tmp_path: Path) -> None:
+    pauses = [pause(0, 0.5, 90, 10), pause(1, 2, 100, 20), pause(2, 4, 120, 25), pause(3, 9, 100, 30)]
+    growths = [growth(second, second + 1, 7) for second in range(10)]
+    log = gc_log.GcLog(collector="g1", pauses=pauses)
+    # 100 MiB between the two collections; 0.99 s before the first and 1 s after the last one.
+    assert total_mib(log, growths, 1, 5, tmp_path) == pytest.approx(100 + 7 * 1.99)
+    # No collection within the measurement.
+    assert total_mib(log, growths, 5, 8, tmp_path) == pytest.approx(21)
+
+
+@pytest.mark.parametrize("collector", ["cms", "zgc", "unknown: Shenandoah"])
+def test_collector_that_frees_memory_concurrently_is_counted_by_threads(collector: str, tmp_path: Path) -> None:
+    log = gc_log.GcLog(collector=collector, pauses=[pause(1, 2, 100, 20), pause(2, 4, 120, 25)])
+    assert total_mib(log, [growth(0, 10, 500)], 1, 5, tmp_path) == pytest.approx(200)
+
+
+def test_interrupted_collection_and_restart_are_no_allocations(tmp_path: Path) -> None:
+    # A full collection interrupted a young one, whose line is the second; then the JVM is restarted.
+    pauses = [pause(8, 2, 100, 30), pause(7, 2, 100, None), pause(9, 3, 130, 40), pause(0, 5, 60, 20)]
+    log = gc_log.GcLog(collector="serial", pauses=pauses)
+    assert total_mib(log, [growth(3, 5, 55)], 1, 6, tmp_path) == pytest.approx(100 + 55, abs=1)
+
+
+@pytest.mark.parametrize("run", ["11-g1", "11-parallel", "11-serial", "17-g1", "17-parallel", "17-serial", "25-g1"])
+def test_log_alone_and_with_the_sizes_of_the_recording_agree(run: str, tmp_path: Path) -> None:
+    log = gc_log.parse_gc_log(gzip.decompress((DATA / f"{run}.log.gz").read_bytes()).decode().splitlines())
+    content = json.loads(gzip.decompress((DATA / f"{run}.json.gz").read_bytes()))
+    context = make_context(tmp_path, log.pauses[0].start_ns, content["last_ns"] + S)
+    alone = heap.sum_allocations(log, [], context)
+    pauses = heap.with_exact_heap(log.pauses, content)
+    exact = heap.sum_allocations(dataclasses.replace(log, pauses=pauses), [], context)
+    # The log gives whole MiB.
+    assert 0 < abs(alone - exact) < 2 * MIB * len(pauses)
+    # Collections of the recording with the sizes in bytes, and no other size.
+    recorded = {row[3] for row in content["heap"]}
+    assert len(recorded & {pause.before_bytes for pause in pauses}) > len(pauses) / 2
+
+
+def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> None:
+    names = ("nioEventLoop-1", "node][write][T#1]", "Lucene Merge Thread #0", "write-flush", "main")
+    rows: list[Any] = [[name, S, 0, 2 * S, 8 ** (number + 1)] for number, name in enumerate(names)]
+    context = dataclasses.replace(make_context(tmp_path, 3 * S // 2, 2 * S), thread_roles=ROLES)
+    write_recording(context, {"events": 9, "last_ns": 2 * S, "lost_bytes": 0, "files": [], **NO_HEAP, "threads": rows})
+    assert readings(read("heap", context)) == {
+        "allocated_bytes": (8 + 64 + 512 + 4096 + 32768) // 2,
+        "allocated_network_bytes": 4,
+        "allocated_indexing_bytes": (64 + 4096) // 2,
+        "allocated_flush_merge_bytes": 256,
+        "allocated_other_bytes": 16384,
+    }
+
+
+def test_recording_without_counters_of_threads_gives_no_number(tmp_path: Path) -> None:
+    context = make_context(tmp_path, 0, S)
+    write_recording(context, {"events": 9, "last_ns": 2 * S, "lost_bytes": 0, "files": [], "threads": []})
+    outputs = read("heap", context)
+    assert readings(outputs) == {}
+    assert notes(outputs) == ["the recording has no counters of threads: allocated bytes are unknown"]
+
+
+def test_numbers_of_a_recording_that_ends_within_the_measurement_are_unknown(tmp_path: Path) -> None:
+    context = make_context(tmp_path, 0, 5 * S)
+    content = {"events": 9, "last_ns": 3 * S, "lost_bytes": 0, "files": [], "threads": [["main", 0, 0, S, 9]]}
+    (tmp_path / "jfr" / "x").mkdir(parents=True)
+    (tmp_path / "jfr" / "x" / "1.jfr").write_bytes(b"left by a killed JVM")
+    write_recording(context, content, ["1.jfr"])
+    assert readings(read("heap", context)) == {}
