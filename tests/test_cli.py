@@ -74,7 +74,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("run quickstart --documents 1000 --warm-up auto", "from a known start"),
         ("run quickstart --documents 1000 --find-max p99<1s", "not a number of documents"),
         ("run --resume nowhere", "nowhere"),
-        ("report nowhere", "no results"),
+        ("report nowhere", "nowhere: does not exist"),
         ("run --url http://127.0.0.1:9 --jfr profile", "cannot record in the JVM at http://127.0.0.1:9 by its URL"),
         ("workload show pmcc", 'did you mean "pmc"?'),
         ("show quikstart", 'did you mean "quickstart"?'),
@@ -156,7 +156,7 @@ def test_resume_command_has_every_folder_and_option(typed: Typed) -> None:
     Path("one.toml").write_text('[target]\nname = "sink"\n')
     Path("two.toml").write_text('[target]\nname = "sink"\n')
     Path("both.toml").write_text('includes = ["one.toml", "two.toml"]\n')
-    how = "--netem uml --java-home /some/jdk --allow-delete --last-frames"
+    how = "--netem uml --java-home /some/jdk --last-frames"
     code, text = typed(f"run both.toml {how}")
     assert code == 130
     (first,), (second,) = Path("results/one").glob("20*"), Path("results/two").glob("20*")

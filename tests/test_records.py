@@ -62,13 +62,6 @@ def test_word_instead_of_a_number_if_the_field_allows_it() -> None:
         records.from_toml(LoadOptions, {"measure": "auto"}, "--set")
 
 
-def test_only_the_closest_of_many_names_are_suggested() -> None:
-    names = [f"column_{number}" for number in range(100)]
-    assert records.suggest("qqq", names).startswith("closest of 100 known: column_")
-    assert records.suggest("qqq", names).count("column_") == 5
-    assert records.suggest("qqq", names[:3]) == "known: column_0, column_1, column_2"
-
-
 @dataclass(frozen=True)
 class Inner:
     word: Literal["on", "off"] = "on"

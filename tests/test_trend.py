@@ -311,7 +311,7 @@ def test_unreadable_results_are_left_out_with_their_reasons(
     assert app.run(["trend", str(results)]) == 2
     assert "no folder with a plan.json is in it" in capsys.readouterr().err
     assert app.run(["trend", str(results / "gone")]) == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "gone: does not exist" in capsys.readouterr().err
     for place, docs in enumerate(levels(8, 0)):
         written(day(place), docs)
     (results / "latest").symlink_to(results / day(7))

@@ -83,6 +83,7 @@ class _Group(TyperGroup):
 app = typer.Typer(
     name="ingest-bench",
     cls=_Group,
+    suggest_commands=False,
     help="Chaos and load testing of network ingest into JVM servers: what the network does to the heap.",
     epilog="Start with: ingest-bench run quickstart",
     no_args_is_help=True,
@@ -110,10 +111,14 @@ def _options(
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; without `arguments`, with those of the process."""
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False, prog_name="ingest-bench")
         sys.stdout.flush()
     except TyperException as error:
-        return _fail_usage(error)
+        from ingest_bench.cli.usage import describe_usage_error  # noqa: PLC0415 - it imports the model of experiments
+
+        text = describe_usage_error(error, sys.argv[1:] if arguments is None else arguments)
+        # There is no text if the help was printed because there were no arguments.
+        return _fail(text, SpecError.exit_code) if text else SpecError.exit_code
     except Interrupted as error:
         return _fail(str(error), error.exit_code, word="interrupted")
     except IngestBenchError as error:
@@ -129,12 +134,6 @@ def run(arguments: list[str] | None = None) -> int:
     if code == Interrupted.exit_code:
         return _fail("everything that was started is stopped", Interrupted.exit_code, word="interrupted")
     return code if isinstance(code, int) else 0
-
-
-def _fail_usage(error: TyperException) -> int:
-    """Print a usage error; it has no text if the help was printed because there were no arguments."""
-    text = error.format_message().rstrip(".")
-    return _fail(f"{text}. `ingest-bench --help` lists all commands.", 2) if text else 2
 
 
 def _fail_os(error: OSError) -> int:

@@ -156,7 +156,10 @@ class ExperimentOptions:
             )
         if not re.fullmatch("[0-9]+", documents):
             # Absolute, as the track's: --resume may be called from another folder.
-            return {"documents": catalog.absolute_path(documents)}
+            path = catalog.absolute_path(documents)
+            if not Path(path).exists():
+                raise SpecError(f"--documents {documents}: does not exist; a number is written like 5000000")
+            return {"documents": path}
         number = documents.lstrip("0")
         if self.measure is not None or not number:
             raise SpecError(
@@ -219,7 +222,8 @@ def _default_experiment(options: ExperimentOptions, settings: dict[str, Any], se
         return "running"
     if "file" in settings:
         return "custom-target"
-    raise SpecError("no experiment given. Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
+    chosen = f" --target {options.target}" if options.target is not None else ""
+    raise SpecError(f"no experiment given. Try: ingest-bench run quickstart{chosen} (`ingest-bench list` shows all)")
 
 
 def _split_names(text: str) -> tuple[str, ...]:

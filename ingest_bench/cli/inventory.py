@@ -30,7 +30,7 @@ from ingest_bench.targets.base import check_targets
 from ingest_bench.units import format_count, quote_name
 
 app = typer.Typer()
-workload_app = typer.Typer(help="Show a workload, or write its documents to a file.", no_args_is_help=True)
+workload_app = typer.Typer(help="Show a workload, or write its documents to a file.")
 app.add_typer(workload_app, name="workload")
 
 WorkloadName = Annotated[str, typer.Argument(help="A workload by name (see `list`), or your own TOML file.")]

@@ -32,7 +32,6 @@ _CAPTURE_BYTES = 64 * 10**6
 
 app = typer.Typer(
     help="Shape a separate link, or some flows of a real interface, for a limited time.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
 )
 

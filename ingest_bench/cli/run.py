@@ -28,6 +28,7 @@ from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
 from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.model.experiment import Cell, Plan, Search
 from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.target import Endpoint
 from ingest_bench.report import cell_tables
 from ingest_bench.results import layout
 from ingest_bench.results.facts import collect_facts
@@ -82,7 +83,9 @@ class ExecutionOptions:
     ] = None
     locust_web: Annotated[
         str | None,
-        typer.Option(help="Show Locust's web page at HOST:PORT while loads run. Read-only."),
+        typer.Option(
+            metavar="[HOST:]PORT", help="Show Locust's web page while loads run. Default host: 127.0.0.1. Read-only."
+        ),
     ] = None
     prometheus: Annotated[
         str | None,
@@ -107,13 +110,19 @@ class ExecutionOptions:
         ),
     ] = "default"
 
+    @property
+    def metrics_address(self) -> Endpoint | None:
+        """The address of `--prometheus`."""
+        return worker.parse_page_address("--prometheus", self.prometheus, 9464)
+
     def to_run_options(self) -> RunOptions:
-        """Return the options of each run, without fleet and exporter."""
+        """Return the options of each run, without fleet and exporter; SpecError for an unusable option."""
+        _ = self.metrics_address  # Before anything starts.
         return RunOptions(
             netem=self.netem,
             java_home=self.java_home,
             allow_delete=self.allow_delete,
-            locust_web=worker.parse_web_endpoint(self.locust_web),
+            locust_web=worker.parse_page_address("--locust-web", self.locust_web, 8089),
             last_frames=self.last_frames,
             jfr=self.jfr,
         )
@@ -296,7 +305,7 @@ def _open_services(
 ) -> Iterator[RunOptions]:
     """Start the exporter and wait for workers; yield the options that include them."""
     options = dataclasses.replace(options, reports_figures=screen.is_live(output) or execution.prometheus is not None)
-    with worker.open_exporter(execution.prometheus) as exporter, worker.open_fleet(remote) as fleet:
+    with worker.open_exporter(execution.metrics_address) as exporter, worker.open_fleet(remote) as fleet:
         yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,21 +122,27 @@ def parse_workers(
     return RemoteWorkers(bind=join.parse_endpoint(bind or "127.0.0.1"), workers=workers, keys=run_keys)
 
 
-def parse_web_endpoint(text: str | None) -> Endpoint | None:
-    """Return the address of Locust's page; None without one."""
+def parse_page_address(option: str, text: str | None, example: int) -> Endpoint | None:
+    """Return the address of a page that is served while loads run; None without one. SpecError if it is in use."""
     if text is None:
         return None
-    _require_port("--locust-web", text, "127.0.0.1:8089")
-    return join.parse_endpoint(text)
+    port = text.rpartition(":")[2]
+    if not port.isdigit() or not 0 < int(port[:6]) < 65536:
+        raise SpecError(f"{option} {text}: write a port, like {example}, 127.0.0.1:{example} or [::1]:{example}")
+    address = join.parse_endpoint(f"127.0.0.1:{port}" if text.removeprefix(":") == port else text)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+    except OSError as error:
+        raise SpecError(f"{option} {address}: cannot listen there ({error.strerror}). Choose another port.") from None
+    return address
 
 
-def open_exporter(text: str | None) -> contextlib.AbstractContextManager[Exporter | None]:
+def open_exporter(address: Endpoint | None) -> contextlib.AbstractContextManager[Exporter | None]:
     """Serve `--prometheus` within the block; None without the option."""
-    if text is None:
-        return contextlib.nullcontext()
-    _require_port("--prometheus", text, "9464, 127.0.0.1:9464 or [::1]:9464")
-    port = text.removeprefix(":")
-    return exporter.serve_metrics(join.parse_endpoint(f"127.0.0.1:{port}" if port.isdigit() else text))
+    return exporter.serve_metrics(address) if address else contextlib.nullcontext()
 
 
 def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
@@ -179,11 +186,6 @@ def _is_on_command_line(context: typer.Context, name: str) -> bool:
     """Return True if that option was typed: the environment may set it for other commands."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _require_port(option: str, text: str, example: str) -> None:
-    if not text.rpartition(":")[2].isdigit():
-        raise SpecError(f"{option} {text}: a port is missing; write it like {example}")
 
 
 def _parse_url(text: str) -> Url:

@@ -18,6 +18,7 @@ import numpy as np
 from ingest_bench.documents import words
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.load import FieldName
 from ingest_bench.model.values import HOUR, Between, Json, JsonValue, Label, Length, Line, Pattern, S
 
@@ -75,7 +76,7 @@ class Rows:
         """Return the values of a field that precedes in the same row."""
         if name not in self.fields:
             raise SpecError(
-                f'{self.where}: "{name}" is not a preceding field of the same row; {records.suggest(name, self.fields)}'
+                f'{self.where}: "{name}" is not a preceding field of the same row; {suggest(name, self.fields)}'
             )
         return self.fields[name]
 
@@ -399,7 +400,7 @@ def create_generator(table: Mapping[str, Any], where: str) -> Generator:
     """Create a generator from a table with `kind` and options; SpecError names what is wrong in it."""
     kind = str(table.get("kind"))
     if kind not in GENERATORS:
-        raise SpecError(f'{where}: unknown kind "{kind}"; {records.suggest(kind, GENERATORS)}')
+        raise SpecError(f'{where}: unknown kind "{kind}"; {suggest(kind, GENERATORS)}')
     generator = records.from_toml(GENERATORS[kind], {key: table[key] for key in table if key != "kind"}, where)
     minimum, maximum = (getattr(generator, end, 0) for end in ("minimum", "maximum"))
     if minimum > maximum:

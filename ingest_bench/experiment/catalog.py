@@ -16,6 +16,7 @@ from typing import Any
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment.contradictions import check_profile
 from ingest_bench.inputs import files, records
+from ingest_bench.inputs.names import find_match, suggest
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import DocumentField, Workload
 from ingest_bench.model.network import Profile
@@ -52,15 +53,21 @@ _WITH_PATHS = frozenset({"target", "load", "track", "arrivals", "query_arrivals"
 
 def find_file(folder: str, name: str, what: str) -> Path:
     """Return the path of a shipped TOML by name, or of the user's own file; SpecError suggests the nearest name."""
+    shipped = files.data_files(folder)
     if name.endswith(".toml"):
-        path = Path(name)
+        path, similar = Path(name), None
         with contextlib.suppress(OSError):  # a name longer than the file system allows
             if path.is_file():
                 return path
-        raise SpecError(f"{quote_name(name)}: file not found")
-    shipped = files.data_files(folder)
+            siblings = {file.stem: file.name for file in path.parent.glob("*.toml")} if path.parent.is_dir() else {}
+            similar = find_match(path.stem, [*siblings, *shipped])
+            similar = siblings.get(similar or "", similar)
+        raise SpecError(f"{quote_name(name)}: file not found" + (f'; did you mean "{similar}"?' if similar else ""))
+    if what == "experiment" and Path(name).suffix and Path(name).exists():
+        raise SpecError(f"{quote_name(name)}: not a .toml file. Documents: --documents FILE. A track: --track DIR.")
     if name not in shipped:
-        raise SpecError(f'unknown {what} "{quote_name(name)}"; {records.suggest(name, shipped)}')
+        remedy = suggest(name, shipped, "`ingest-bench list`")
+        raise SpecError(f'unknown {what} "{quote_name(name)}"; {remedy}')
     return shipped[name]
 
 
@@ -91,11 +98,13 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         line = text.count("\n", 0, too_long.start()) + 1
         raise SpecError(f"{path}: line {line}: a key has more than {_MAX_KEY_PARTS} parts; every valid key has fewer")
     try:
-        return tomllib.loads(text)
+        if table := tomllib.loads(text):
+            return table
     except ValueError as error:
         raise SpecError(f"{path}: this is not TOML: {error}") from None
     except RecursionError:
         raise SpecError(f"{path}: this is not valid TOML: it is nested too deeply") from None
+    raise SpecError(f"{path}: this file has no keys. docs/keys.md lists all keys.")
 
 
 def file_stem(path: Path) -> str:

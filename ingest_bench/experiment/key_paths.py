@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records, user_json
+from ingest_bench.inputs.names import find_match, suggest
 from ingest_bench.model.experiment import Cell, Fault, HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
@@ -26,6 +28,15 @@ TABLES: Mapping[str, type] = {
 _BARE = ("target", "load", "network")
 # Tables of a link, which may name a profile and override it.
 LINKS = ("network", "peers")
+# Other keys of an experiment's file. `--set` and factors do not take them.
+HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
+# What is not a key, and how it is set.
+_REMEDIES = {
+    **dict.fromkeys(HEAD, "it is set at the top of the experiment's file"),
+    "replicates": "use --replicates N, or set it at the top of the experiment's file",
+    "out": "use --out DIR",
+    "java": "use --java-home DIR, or a version that is named after its Java: version=java17",
+}
 # A quoted part of a key, as in TOML.
 _QUOTED_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 # Tables are nested at most this deep; the value of a track's parameter may be nested further.
@@ -48,17 +59,36 @@ def resolve_key(key: str) -> tuple[str, ...]:
         return _NAMES[key]
     first, *parts = unquote_key(key).split(".")
     if first in TABLES and parts:
-        keys = {*records.fields_by_key(TABLES[first]), *(["profile"] if first in LINKS else [])}
-        if parts[0] not in keys:
-            raise SpecError(f'unknown key "{quote_name(key)}"; {records.suggest(parts[0], keys)}')
+        check_key(first, parts[0], f'unknown key "{quote_name(key)}"')
         return (first, parts[0], *_nested_keys(parts[0], parts[1:]))
     for table in _BARE:
         if first in records.fields_by_key(TABLES[table]) and first != "name":
             return (table, first, *_nested_keys(first, parts))
-    bare = {*_NAMES, *(name for table in _BARE for name in records.fields_by_key(TABLES[table]) if name != "name")}
-    if key in records.fields_by_key(HostSettings):
-        raise SpecError(f'unknown key "{key}"; did you mean "host.{key}"?')
-    raise SpecError(f'unknown key "{quote_name(key)}"; {records.suggest(first, bare)}')
+    remedy = _REMEDIES.get(first) or suggest(unquote_key(key), iter_keys(), "docs/keys.md")
+    raise SpecError(f'unknown key "{quote_name(key)}"; {remedy}')
+
+
+def iter_keys(bare: Sequence[str] = _BARE) -> Iterator[str]:
+    """Yield all keys; those of the tables *bare* without the name of their table."""
+    yield from _NAMES if bare else ()
+    nested = []
+    for table, record_type in TABLES.items():
+        hints = get_type_hints(record_type)
+        for key, field_name in records.fields_by_key(record_type).items():
+            if key != "name" or table == "target":
+                yield key if table in bare and key != "name" else f"{table}.{key}"
+            if dataclasses.is_dataclass(hints[field_name]):
+                nested += [f"{table}.{key}.{name}" for name in records.fields_by_key(hints[field_name])]
+    # Of the built-in servers `direct-memory` and `sink`; other servers have hundreds.
+    yield from (*nested, "setting.threads", "setting.sink.threads")
+
+
+def check_key(table: str, key: str, problem: str) -> None:
+    """Raise SpecError if a table has no such key; it says which one was meant, also of another table."""
+    keys = [*records.fields_by_key(TABLES[table]), *(["profile"] if table in LINKS else [])]
+    if key not in keys:
+        others = [] if find_match(key, keys) else iter_keys(())
+        raise SpecError(f"{problem}; {suggest(key, [*keys, *others], 'docs/keys.md')}")
 
 
 def unquote_key(key: str) -> str:
@@ -135,4 +165,5 @@ def check_value(path: Sequence[str], value: Any, where: str) -> None:
         # A name or a path, as in a fault.
         records.read_key(Fault, keys, value, where)
     else:
+        check_key(table, keys[0], f'{where}: unknown key "{quote_name(keys[0])}"')
         records.read_key(TABLES[table], keys, value, where)

@@ -14,6 +14,7 @@ from typing import Any
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, contradictions, key_paths
 from ingest_bench.inputs import records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.experiment import (
     MAX_LEVELS,
     MAX_RUNS,
@@ -33,9 +34,7 @@ from ingest_bench.units import quote_name, quote_value
 
 _INCLUDES = "includes"
 _MAX_INCLUDES, _MAX_FAULTS = 100, 1000
-# Keys of the experiment itself, next to its tables.
-_HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
-TOP = (*_HEAD, "factors", "fault", "settings", *key_paths.TABLES)
+TOP = (*key_paths.HEAD, "factors", "fault", "settings", *key_paths.TABLES)
 # Two keys for one value: the one that is set replaces the other.
 _TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("load", "bulk"): ("load", "bulk_documents"),
@@ -82,11 +81,17 @@ def _read_experiment(path: Path) -> Experiment:
         if key == _INCLUDES:
             raise SpecError(f"{where}: this file only includes other experiments. Run one of them, or all by its name.")
         if key not in TOP:
-            raise SpecError(f'{where}: unknown key "{quote_name(key)}"; {records.suggest(key, TOP)}')
+            raise SpecError(
+                f'{where}: unknown key "{quote_name(key)}"; {suggest(key, (*TOP, *key_paths.iter_keys(())))}'
+            )
     faults = _get(table, "fault", list, [], "written as [[fault]]", where)
     if len(faults) > _MAX_FAULTS:
         raise SpecError(f"{where}: fault: {len(faults):,} faults; at most {_MAX_FAULTS:,} are allowed")
-    head = {key: records.read_key(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
+    head = {
+        key: records.read_key(Experiment, (key,), table[key], f"{where}: {key}")
+        for key in key_paths.HEAD
+        if key in table
+    }
     tables = {name: dict(_get(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
     if isinstance(settings := tables["target"].get("setting"), dict):
         tables["target"]["setting"] = key_paths.flatten_table(settings, f"{where}: target.setting")
@@ -130,6 +135,7 @@ def parse_profile_overrides(settings: Sequence[str]) -> dict[str, Any]:
         if path in paths:
             raise SpecError(f"--set {key}: given twice. Remove one of them.")
         paths.add(path)
+        key_paths.check_key("network", path[0], f"--set {quote_name(key)}: unknown key")
         records.read_key(Profile, path, value, f"--set {quote_name(key)}")
         overrides = key_paths.set_value(overrides, path, value)
     return overrides
@@ -198,7 +204,7 @@ def _check_faults(experiment: Experiment) -> None:
                 if level not in names:
                     raise SpecError(
                         f'{experiment.name}: factors: fault: no [[fault]] is named "{quote_name(level)}"; '
-                        f"{records.suggest(level, names)}"
+                        f"{suggest(level, names)}"
                     )
 
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from ingest_bench import units
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.load import (
     ABORT_METRICS,
     ERRORS,
@@ -69,7 +70,7 @@ def parse_arrivals(text: str) -> Arrivals:
     shape, *words = text.split() or [""]
     if shape not in _SHAPES:
         if words or not shape[:1].isdigit():
-            raise ValueError(f"{quote_value(text)} is not an arrival shape: use {', '.join(_SHAPES)}, or a rate alone")
+            raise ValueError(f"{quote_value(text)} is not an arrival shape or a rate; {suggest(shape, _SHAPES)}")
         shape, words = "constant", [shape]
     example, parsers = _SHAPES[shape]
     values = _split_fields(shape, " ".join(words))

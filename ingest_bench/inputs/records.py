@@ -10,20 +10,20 @@ Not by msgspec (0.21): for a dataclass it ignores unknown keys and accepts numbe
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from ingest_bench import units
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files, load_values, urls
+from ingest_bench.inputs.names import find_match, suggest
 from ingest_bench.model.load import AbortCondition, Arrivals, Rate, TrackOptions
 from ingest_bench.model.network import PortRange, RealInterface, RemoteAddress
 from ingest_bench.model.target import Endpoint, Url
@@ -38,7 +38,6 @@ _LARGEST_TOML = 10**30
 # Numbers in JSON: what the kernel, numpy and every other reader accept.
 _SMALLEST_JSON, _LARGEST_JSON = -(2**63), 2**63 - 1
 _MAX_QUOTED = 60
-_MAX_LISTED_NAMES = 40
 _TYPE_NAMES: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 # Records that may be written as one text, and records with a check across fields.
@@ -60,16 +59,6 @@ _CHECKS: Mapping[type, Callable[[Any], None]] = {
     PortRange: urls.check_ports,
     RealInterface: urls.check_interface,
 }
-
-
-def suggest(name: str, known_names: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: the closest known name, all names, or the five closest of many."""
-    names = sorted(known_names)
-    if closest := difflib.get_close_matches(name, names, n=1):
-        return f'did you mean "{closest[0]}"?'
-    if len(names) <= _MAX_LISTED_NAMES:
-        return f"known: {', '.join(names)}"
-    return f"closest of {len(names)} known: {', '.join(difflib.get_close_matches(name, names, n=5, cutoff=0.0))}"
 
 
 def toml_key(field_name: str) -> str:
@@ -212,8 +201,11 @@ class _Walker:
         """Return the value as its type has it. `suffix` is the unit of the field."""
         (kind, limits), *others = _alternatives(hint)
         # A word instead of a number, such as "auto".
-        if any(get_origin(other) is Literal and value in get_args(other) for other, _ in others):
+        words = [word for other, _ in others if get_origin(other) is Literal for word in get_args(other)]
+        if value in words:
             return value
+        if words and isinstance(value, str) and (match := find_match(value, words)):
+            self.fail(where, f'{self.quote(value)} is unknown; did you mean "{match}"?')
         if isinstance(value, int) and abs(value) >= _LARGEST_TOML:
             self.fail(where, "numbers of more than thirty digits are not supported")
         converted = self.convert(kind, limits, value, suffix, where)
@@ -242,6 +234,8 @@ class _Walker:
             }
         if origin is Literal:
             if value not in get_args(kind):
+                if match := find_match(str(value), map(str, get_args(kind))):
+                    self.fail(where, f'{self.quote(value)} is unknown; did you mean "{match}"?')
                 self.fail(where, f"{self.quote(value)} is not one of {', '.join(map(self.quote_word, get_args(kind)))}")
             return value
         return value if kind is Any else self.read_scalar(kind, value, suffix, where)
@@ -306,7 +300,8 @@ class _Walker:
     def enforce(self, limits: tuple[Any, ...], converted: Any, value: Any, suffix: str, where: str) -> None:
         for rule in limits:
             if problem := find_violation(rule, converted, suffix):
-                self.fail(where, f"{self.quote(value)} {problem}")
+                unit = "; without a unit it is bytes" if suffix == "_bytes" and str(value).isdigit() else ""
+                self.fail(where, f"{self.quote(value)} {problem}{unit}")
 
     def check_together(self, record: Any, where: str) -> None:
         if type(record) in _CHECKS:

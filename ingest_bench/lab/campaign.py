@@ -56,6 +56,8 @@ class ProgressListener(Protocol):
 
 def check_machine(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     """Return the messages of `check_plan`; MissingCapability (exit 4) if this machine cannot execute the plan."""
+    if options.allow_delete and not any(cell.load.track for cell in unique_cells(plan)):
+        raise SpecError("--allow-delete requires --track DIR: only a track deletes indices")
     messages = check_plan(plan, options)
     links: list[Mapping[LinkName, tuple[Profile, ...]]] = []
     for cell in unique_cells(plan):

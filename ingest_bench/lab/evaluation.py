@@ -150,6 +150,9 @@ def read_summaries(path: Path) -> list[Summary]:
     source = _summary_file(path)
     try:
         rows = [escaping.escape_summary(row) for row in summary_files.parse_summary_csv(files.read_text(source))]
+    except FileNotFoundError:
+        problem = layout.describe_missing_results(path, layout.SUMMARY)
+        raise SpecError(f"{path}: {problem}; give results/<experiment>/<start>") from None
     except OSError as error:
         raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
     except ValueError as error:
@@ -322,7 +325,9 @@ def load_history(folder: Path) -> tuple[list[trend.DatedResult], list[str]]:
     Links to folders are not followed: "latest" would be a duplicate. SpecError if there is no result.
     """
     if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder. Give the one with the results of many dates.")
+        raise SpecError(
+            f"{folder}: {layout.describe_missing_results(folder)}; give the folder with results of many dates"
+        )
     history: list[trend.DatedResult] = []
     left_out: list[str] = []
     for path, folders, names in os.walk(folder):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.inputs.records import suggest
+from ingest_bench.inputs.names import suggest
 from ingest_bench.probes import jfr, oom, recording
 from ingest_bench.probes.context import list_logs
 from ingest_bench.probes.gc import GC

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 from ingest_bench.documents.source import BodyBuilder
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs.records import suggest
+from ingest_bench.inputs.names import suggest
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.cql import Cql
 from ingest_bench.protocols.json_array import JsonArray

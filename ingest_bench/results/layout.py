@@ -388,6 +388,13 @@ def _unwritable_error(base: Path, reason: str | None) -> SpecError:
     return SpecError(f"{base}: results cannot be written there ({reason}); choose a folder by --out")
 
 
+def describe_missing_results(path: Path, file: str = PLAN) -> str:
+    """Return why a path has no results: it is not a folder, or without that file."""
+    if not path.exists():
+        return "does not exist"
+    return f"no results found (no {file})" if path.is_dir() else "is a file, not a folder of results"
+
+
 def open_results(path: Path, *, to_write: bool = False) -> Results:
     """Return the results of that folder; raise SpecError if there are none, or if a link in it leads out of it.
 
@@ -397,7 +404,7 @@ def open_results(path: Path, *, to_write: bool = False) -> Results:
     if is_strict and (place := untrusted.find_writable_folder(path)):
         raise _replaceable_error(place, path)
     if not (path / PLAN).is_file():
-        raise SpecError(f"{path}: no results found (no plan.json); give results/<experiment>/<start>")
+        raise SpecError(f"{path}: {describe_missing_results(path)}; give results/<experiment>/<start>")
     for folder, folders, names in os.walk(path):
         if is_strict and not untrusted.is_own(Path(folder)):
             raise _replaceable_error(Path(folder), path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.jvm import artifacts, java
 from ingest_bench.targets.base import Requirements, Target
 from ingest_bench.targets.builtin.direct_memory import DirectMemory
@@ -51,7 +51,7 @@ def find_target(name: str) -> Target:
     if name not in TARGETS:
         raise SpecError(
             f'target: there is no "{name}" (a custom target is a file: --target my-server.toml); '
-            f"{records.suggest(name, TARGETS)}"
+            f"{suggest(name, TARGETS)}"
         )
     return TARGETS[name]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ingest_bench.errors import SpecError
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.inputs import records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.java import Java
@@ -68,7 +69,7 @@ def choose_version(name: str, versions: Mapping[str, Requirements], version: str
     """Return the version or the default; SpecError with a suggestion if the target does not have it."""
     chosen = version or default
     if chosen not in versions:
-        raise SpecError(f'target.version: {name} has no "{chosen}"; {records.suggest(chosen, versions)}')
+        raise SpecError(f'target.version: {name} has no "{chosen}"; {suggest(chosen, versions)}')
     return chosen
 
 

@@ -18,7 +18,7 @@ from ingest_bench.documents.tracks.declarations import Declarations, check_index
 from ingest_bench.documents.tracks.templates import Templates, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import untrusted
-from ingest_bench.inputs.records import suggest
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.load import CorpusSource, TrackFile
 from ingest_bench.units import quote_name, quote_value
 

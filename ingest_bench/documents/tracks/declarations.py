@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from ingest_bench.documents.tracks.templates import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
-from ingest_bench.inputs.records import suggest
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.load import AdminRequest
 from ingest_bench.units import quote_value
 

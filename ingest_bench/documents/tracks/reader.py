@@ -25,7 +25,8 @@ from ingest_bench.documents.tracks.schedule import TaskFilter, build_schedule
 from ingest_bench.documents.tracks.templates import Templates, explain_missing, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
-from ingest_bench.inputs.records import suggest, to_json
+from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.records import to_json
 from ingest_bench.model.load import Track, TrackFile, TrackIndex
 from ingest_bench.units import format_bytes, format_count, quote_value
 
@@ -110,6 +111,8 @@ def check_files(track: Track) -> None:
 
 def _main_file(path: Path) -> Path:
     """Return the file that a track begins with."""
+    if not path.exists():
+        raise SpecError(f"{path}: does not exist. Give the folder of a track, or a .json file.")
     if path.is_file():
         if path.suffix != ".json":
             raise SpecError(f"{path}: not a track. Give a folder or a .json file.")

@@ -13,7 +13,7 @@ from ingest_bench.documents.tracks.declarations import OPERATIONS, encode_query,
 from ingest_bench.documents.tracks.templates import without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.records import suggest
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.load import BulkAction, LoadOptions, Operation, Rate, RateUnit, Step
 from ingest_bench.units import quote_value
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.inputs import records, urls
+from ingest_bench.inputs import urls
+from ingest_bench.inputs.names import suggest
 from ingest_bench.ledger import journal, sessions
 from ingest_bench.ledger.watchdog import open_session
 from ingest_bench.network.plan import features, interface_plan, link_plan, netem
@@ -361,7 +362,7 @@ def _show_link(interface: str) -> dict[str, Any]:
     try:
         return dict(_run_json("ip", "-j", "-d", "link", "show", "dev", interface)[0])
     except RunFailed:
-        suggestion = records.suggest(interface, _interface_names())
+        suggestion = suggest(interface, _interface_names())
         raise SpecError(f"--interface {interface}: there is no such interface; {suggestion}") from None
 
 

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Literal
 
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.network import Impairment, PortRange
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.link_plan import profile_sizes, tcp_buffer_sysctls
@@ -265,7 +265,7 @@ def _reasons_against_profile(facts: InterfaceFacts, profile: Profile) -> Iterato
         )
     for name in profile.offloads:
         if not features.find_members(name, facts.features):
-            suggestion = records.suggest(name, features.known_names(facts.features))
+            suggestion = suggest(name, features.known_names(facts.features))
             yield f'offloads: unknown feature "{name}"; {suggestion}'
     changes = features.find_changes(profile.offloads, facts.features)
     for reason in features.find_unmet(profile.offloads, features.predict_states(facts.features, changes)):

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.inputs import records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.ledger.steps import Action, Step
 from ingest_bench.model.network import Impairment, Medium, Profile
 from ingest_bench.network.plan import features, netem
@@ -194,7 +194,7 @@ def parse_offload_changes(output: str, offloads: Mapping[str, bool]) -> dict[str
     """
     reply = features.parse_reply(output)
     for name in reply.unknown:
-        suggestion = records.suggest(name, features.known_names(reply.before))
+        suggestion = suggest(name, features.known_names(reply.before))
         raise SpecError(f'offloads: unknown feature "{name}"; {suggestion}')
     for reason in features.find_unmet(offloads, reply.after):
         raise MissingCapability(f"offloads: on this link {reason}. Leave the key out.")
