@@ -85,7 +85,7 @@ def test_arrivals_are_read_from_a_table_too() -> None:
         ({"shape": "poisson"}, '"poisson" arrivals need "rate"'),
         ({"shape": "poisson", "rate": "5/s", "end_rate": "6/s"}, 'have no "end_rate"'),
         ({"rate": "5/s"}, '"closed" arrivals have no "rate"'),
-        ({"shape": "poison", "rate": "5/s"}, "is not one of"),
+        ({"shape": "poison", "rate": "5/s"}, "did you mean"),
     ],
 )
 def test_wrong_arrivals_name_the_key_and_the_remedy(value: object, message: str) -> None:

@@ -160,7 +160,7 @@ def test_file_that_is_not_a_summary_is_named(
     assert "low.toml: not a summary.csv: the column experiment is missing" in text
     code, text = run_gate(tmp_path, "low.toml")
     assert code == 2
-    assert "summary.csv: cannot be read" in text
+    assert "no results found (no summary.csv)" in text
 
 
 def test_junit_counts_outcomes_and_holds_any_text() -> None:

@@ -111,7 +111,7 @@ def test_red_lengths_fit_into_the_kernels_average() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"queue": "codel"}, "'codel' is not one of fifo, fq_codel, cake, red"),
+        ({"queue": "codel"}, 'did you mean "fq_codel"'),
         ({"queue": "fq_codel"}, '"fq_codel" requires a bottleneck. Add a rate'),
         ({"queue": "cake", "rate": "1mbit", "limit_packets": "9"}, "cake has no limit in packets"),
         ({"queue": "red", "rate": "1mbit", "limit_packets": "31"}, "31 frames of 1514 bytes; .* between 32 and 5,284"),

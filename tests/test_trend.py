@@ -329,5 +329,5 @@ def test_unreadable_results_are_left_out_with_their_reasons(
         in output
     )
     assert "this file is damaged" in output
-    assert "cannot be read (No such file or directory)" in output
+    assert "no results found (no summary.csv)" in output
     assert "5 results; at least 6 are required" in output

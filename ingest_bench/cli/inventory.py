@@ -19,6 +19,7 @@ from ingest_bench.experiment import catalog, spec
 from ingest_bench.host import cgroups, settings, sync_supervisor, volume
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.inputs import files, records
+from ingest_bench.inputs.names import suggest
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.network import link_capabilities
@@ -75,7 +76,8 @@ def show(name: Annotated[str, typer.Argument(help="An experiment, network profil
         for stem, path in files.data_files(folder).items()
     }
     if name not in shipped:
-        raise SpecError(f'unknown name "{quote_name(name)}"; {records.suggest(name, shipped)}')
+        remedy = suggest(name, shipped, "`ingest-bench list`")
+        raise SpecError(f'unknown name "{quote_name(name)}"; {remedy}')
     screen.print_text(files.read_text(shipped[name]).rstrip("\n"))
 
 

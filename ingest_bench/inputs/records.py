@@ -234,7 +234,7 @@ class _Walker:
             }
         if origin is Literal:
             if value not in get_args(kind):
-                if match := find_match(str(value), map(str, get_args(kind))):
+                if isinstance(value, str) and (match := find_match(value, map(str, get_args(kind)))):
                     self.fail(where, f'{self.quote(value)} is unknown; did you mean "{match}"?')
                 self.fail(where, f"{self.quote(value)} is not one of {', '.join(map(self.quote_word, get_args(kind)))}")
             return value

@@ -41,8 +41,8 @@ def parse_url(text: str) -> Url:
             "INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or INGEST_BENCH_API_KEY"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        example = f"http://{text}" if re.fullmatch("[A-Za-z0-9.-]+(:[0-9]+)?", text) else "https://search.example:9200"
-        raise ValueError(f"not the URL of a server; write it like {example}")
+        scheme_missing = "" if "://" in text else ": it begins with neither http:// nor https://"
+        raise ValueError(f"not the URL of a server{scheme_missing}; write it like https://search.example:9200")
     prefix = parts.path.rstrip("/")
     if parts.query or parts.fragment or "?" in text or "#" in text:
         raise ValueError("the URL has a query or fragment; write it like https://search.example:9200/prefix")
