@@ -6,15 +6,17 @@ import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any, TextIO
 
 import typer
+from typer import rich_utils
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_group
 
 from ingest_bench.cli import screen
+from ingest_bench.cli.help import print_help, print_version
 from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecError
 
 # What a shell returns when a program ends by SIGPIPE. Not 0: remaining work was not done.
@@ -43,6 +45,8 @@ _MODULES = {
     "worker": "worker",
     "net": "net",
     "workload": "inventory",
+    "help": "help",
+    "version": "help",
 }
 
 
@@ -89,13 +93,14 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
 )
+# The help of typer itself has boxes and a column of Python types.
+rich_utils.rich_format_help = print_help
 
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        screen.print_text(f"ingest-bench {metadata.version('ingest-bench')}")
+        print_version()
         raise typer.Exit
 
 

@@ -25,9 +25,7 @@ _NO_VERDICT = 3
 @app.command("gate")
 def judge_results(
     folder: ResultsFolder,
-    thresholds: Annotated[
-        Path, typer.Option(help=screen.escape_markup("A TOML file of [[threshold]]: see docs/nightly-ci.md."))
-    ],
+    thresholds: Annotated[Path, typer.Option(help="A TOML file of [[threshold]]: see docs/nightly-ci.md.")],
     baseline: Annotated[Path | None, typer.Option(help="A results folder or summary.csv to compare with.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the checks to this file as JUnit XML.")] = None,
     markdown: Annotated[

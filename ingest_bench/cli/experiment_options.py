@@ -37,8 +37,7 @@ class ExperimentOptions:
         typer.Option(
             "--aa",
             metavar="N",
-            help="A/A test: run each cell N times on each of two equal sides. Shows how much of a change is noise, and "
-            "how many replicates show a change of 10%, 5% or 3%.",
+            help="A/A test: run each cell N times on two equal sides. Shows how much of a change is noise.",
             min=3,
         ),
     ] = None
@@ -66,12 +65,8 @@ class ExperimentOptions:
     track_params: Annotated[
         str, typer.Option(help="Parameters of the track: NAME:VALUE,…, a JSON object, or a JSON file.")
     ] = ""
-    challenge: Annotated[
-        str | None, typer.Option(help="Challenge (test procedure) of the track, if not the default.")
-    ] = None
-    include_tasks: Annotated[
-        str, typer.Option(help="Run only these tasks: NAME, type:bulk or tag:setup, with commas.")
-    ] = ""
+    challenge: Annotated[str | None, typer.Option(help="Challenge (test procedure) of the track.")] = None
+    include_tasks: Annotated[str, typer.Option(help="Run only these tasks: NAME, type:bulk, tag:setup.")] = ""
     exclude_tasks: Annotated[str, typer.Option(help="Run all tasks except these.")] = ""
     test_mode: Annotated[bool, typer.Option("--test-mode", help="Send 1,000 documents of each file of the track.")] = (
         False
@@ -86,9 +81,9 @@ class ExperimentOptions:
             "--url", help="Measure the server that runs at URL. Repeatable: one for each address of a cluster."
         ),
     ] = field(default_factory=list)
-    attach: Annotated[
-        list[int], typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
-    ] = field(default_factory=list)
+    attach: Annotated[list[int], typer.Option(help="Watch the server of this JVM (a pid) with all probes.")] = field(
+        default_factory=list
+    )
     interface: Annotated[
         str | None,
         typer.Option(help="The real interface that leads to --url: shape it with the network profile. Needs root."),

@@ -32,7 +32,6 @@ _CAPTURE_BYTES = 64 * 10**6
 
 app = typer.Typer(
     help="Shape a separate link, or some flows of a real interface, for a limited time.",
-    rich_markup_mode="rich",
 )
 
 ProfileName = Annotated[str, typer.Argument(help="A network profile by name (see `list`), or your own TOML file.")]

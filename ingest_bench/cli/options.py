@@ -47,17 +47,14 @@ class FlowOptions:
         typer.Option(
             "--port",
             metavar="PORTS",
-            help=screen.escape_markup(
-                "On the server's machine: connections to these local ports, from any host or from each --to "
-                "HOST[/BITS]."
-            ),
+            help="On the server's machine: connections to these local ports, from any host or each --to HOST[/BITS].",
         ),
     ] = None
     allow_default_route: Annotated[
-        bool, typer.Option("--allow-default-route", help="Also shape flows on the interface of the default route.")
+        bool, typer.Option("--allow-default-route", help="Also shape flows on the default route's interface.")
     ] = False
     interface_mtu: Annotated[
-        bool, typer.Option("--interface-mtu", help="Set the MTU of the interface (for all traffic), not of the route.")
+        bool, typer.Option("--interface-mtu", help="Set the MTU of the interface, not of the route.")
     ] = False
     shared_settings: Annotated[
         bool,
@@ -68,8 +65,7 @@ class FlowOptions:
     ssh_limit: Annotated[
         str | None,
         typer.Option(
-            help="Longest duration if your own SSH connection uses the interface; default 10min. That connection is "
-            "not shaped."
+            help="Longest duration if your SSH connection, which is not shaped, uses the interface. Default: 10min."
         ),
     ] = None
 

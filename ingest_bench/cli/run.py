@@ -45,13 +45,20 @@ _MAX_NAMED = 5
 _BUSY_PERCENT = 90
 
 
+_EXAMPLES = """\
+Examples:
+  ingest-bench run quickstart                            # start here
+  ingest-bench run quickstart --set network=jumbo --replicates 3
+  ingest-bench run quickstart --find-max "p99 < 500ms"   # the highest rate
+  ingest-bench run --url http://127.0.0.1:9200 --documents orders.ndjson
+  ingest-bench run --attach 4711                         # a JVM by its pid"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionOptions:
     """Options of `run` that say how runs are executed."""
 
-    netem: Annotated[
-        NetemBackend, typer.Option(help="Where netem runs: in this kernel, or in a User-Mode Linux router.")
-    ] = "auto"
+    netem: Annotated[NetemBackend, typer.Option(help="Netem in this kernel, or in a User-Mode Linux router.")] = "auto"
     java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None
     download: Annotated[
         bool,
@@ -61,7 +68,7 @@ class ExecutionOptions:
         ),
     ] = False
     allow_delete: Annotated[
-        bool, typer.Option("--allow-delete", help="Allow a track to delete its own indices on the server at --url.")
+        bool, typer.Option("--allow-delete", help="Let a track delete its own indices on the server at --url.")
     ] = False
     workers: Annotated[
         int | None,
@@ -141,7 +148,7 @@ class ExecutionOptions:
         return "; ".join(map(shlex.join, commands))
 
 
-@app.command()
+@app.command(epilog=_EXAMPLES)
 @grouped
 def run(
     context: typer.Context,

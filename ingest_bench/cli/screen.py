@@ -7,6 +7,7 @@ everything printed goes through `_to_text`, which escapes it.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import textwrap
 import time
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -47,6 +47,8 @@ _QUANTILES = {"p50": 0.5, "p99": 0.99}
 _MAX_DIGEST_LINES, _MIN_DIGEST_ROWS = 18, 4
 # Sentences are not wrapped into less.
 _MIN_TEXT_WIDTH = 20
+# Longer names stand above their description.
+_MAX_INDENT = 28
 OUTCOME_STYLES = {"pass": "green", "fail": "bold red", "no verdict": "yellow", "skipped": "dim"}
 
 
@@ -129,15 +131,16 @@ def print_digest(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> Non
         print_text(sentence)
 
 
-def print_names(title: str, rows: Sequence[tuple[str, str]]) -> None:
+def print_names(title: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> None:
     """Print names with a wrapped description next to them, or below them on a narrow terminal."""
     print_heading(title)
     escaped = [(escape_line(name), escape_line(description)) for name, description in rows]
-    indent = 2 + max((len(name) for name, _ in escaped), default=0) + 2
-    if _STDOUT.width - indent < _MIN_TEXT_WIDTH:
+    width = width or _STDOUT.width
+    indent = min(2 + max((len(name) for name, _ in escaped), default=0) + 2, _MAX_INDENT)
+    if width - indent < _MIN_TEXT_WIDTH:
         indent = 6
     for name, description in escaped:
-        wrapped = textwrap.wrap(description, max(_MIN_TEXT_WIDTH, _STDOUT.width - indent)) or [""]
+        wrapped = textwrap.wrap(description, max(_MIN_TEXT_WIDTH, width - indent)) or [""]
         first = "" if len(name) + 4 > indent else wrapped.pop(0)
         print_text(f"  {name:<{indent - 2}}{first}")
         for line in wrapped:
@@ -168,9 +171,9 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 60 * _MAX_SECONDS_SHOWN else f"{seconds / 3600:.1f} h"
 
 
-def escape_markup(text: str) -> str:
-    """Return the help of an option with its brackets escaped, which are styles otherwise."""
-    return escape(text)
+def help_width() -> int:
+    """Return the width of help: that of the terminal, at most 100 columns."""
+    return min(100, shutil.get_terminal_size().columns)
 
 
 def _wrap(line: str) -> list[str]:
