@@ -1,4 +1,4 @@
-"""The probe `heap`: allocated bytes by the GC log, by the counters of threads, and by role."""
+"""The probe `heap`: allocated bytes by role of thread, and growth of the heap by the GC log."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def growth(start_s: int, end_s: int, mib: int) -> Growth:
     return Growth("a", start_s * S, end_s * S, mib * MIB)
 
 
-def total_mib(log: gc_log.GcLog, growths: list[Growth], start_s: float, end_s: float, raw: Path) -> float:
-    return heap.sum_allocations(log, growths, make_context(raw, int(start_s * S), int(end_s * S))) / MIB
+def ratio(log: gc_log.GcLog, growths: list[Growth], start_s: float, end_s: float, raw: Path) -> float | None:
+    return heap.measure_growth(log, growths, make_context(raw, int(start_s * S), int(end_s * S)))
 
 
 def test_totals_of_threads_become_growths_between_samples() -> None:
@@ -57,27 +57,25 @@ def test_growth_within_a_part_of_a_second_is_its_share() -> None:
     assert [part.between(*span) for span in ((0, 15), (12, 14), (18, 99), (0, 10), (20, 30))] == [500, 200, 200, 0, 0]
 
 
-def test_log_counts_between_collections_and_threads_count_outside(tmp_path: Path) -> None:
+def test_growth_of_the_heap_is_that_between_collections_per_allocated_byte(tmp_path: Path) -> None:
     pauses = [pause(0, 0.5, 90, 10), pause(1, 2, 100, 20), pause(2, 4, 120, 25), pause(3, 9, 100, 30)]
-    growths = [growth(second, second + 1, 7) for second in range(10)]
     log = gc_log.GcLog(collector="g1", pauses=pauses)
-    # 100 MiB between the two collections; 0.99 s before the first and 1 s after the last one.
-    assert total_mib(log, growths, 1, 5, tmp_path) == pytest.approx(100 + 7 * 1.99)
-    # No collection within the measurement.
-    assert total_mib(log, growths, 5, 8, tmp_path) == pytest.approx(21)
+    # 100 MiB between the two collections of the measurement, in which threads allocated 40 MiB/s for 1.99 s.
+    assert ratio(log, [growth(0, 10, 400)], 1, 5, tmp_path) == pytest.approx(100 / (40 * 1.99))
+    assert ratio(log, [growth(0, 10, 400)], 1, 3, tmp_path) is None
 
 
 @pytest.mark.parametrize("collector", ["cms", "zgc", "unknown: Shenandoah"])
-def test_collector_that_frees_memory_concurrently_is_counted_by_threads(collector: str, tmp_path: Path) -> None:
+def test_growth_of_a_heap_that_is_freed_concurrently_is_unknown(collector: str, tmp_path: Path) -> None:
     log = gc_log.GcLog(collector=collector, pauses=[pause(1, 2, 100, 20), pause(2, 4, 120, 25)])
-    assert total_mib(log, [growth(0, 10, 500)], 1, 5, tmp_path) == pytest.approx(200)
+    assert ratio(log, [growth(0, 10, 500)], 1, 5, tmp_path) is None
 
 
-def test_interrupted_collection_and_restart_are_no_allocations(tmp_path: Path) -> None:
+def test_interrupted_collection_and_restart_are_no_growth(tmp_path: Path) -> None:
     # A full collection interrupted a young one, whose line is the second; then the JVM is restarted.
     pauses = [pause(8, 2, 100, 30), pause(7, 2, 100, None), pause(9, 3, 130, 40), pause(0, 5, 60, 20)]
     log = gc_log.GcLog(collector="serial", pauses=pauses)
-    assert total_mib(log, [growth(3, 5, 55)], 1, 6, tmp_path) == pytest.approx(100 + 55, abs=1)
+    assert ratio(log, [growth(0, 10, 1000)], 1, 6, tmp_path) == pytest.approx(100 / 99)
 
 
 @pytest.mark.parametrize("run", ["11-g1", "11-parallel", "11-serial", "17-g1", "17-parallel", "17-serial", "25-g1"])
@@ -85,11 +83,12 @@ def test_log_alone_and_with_the_sizes_of_the_recording_agree(run: str, tmp_path:
     log = gc_log.parse_gc_log(gzip.decompress((DATA / f"{run}.log.gz").read_bytes()).decode().splitlines())
     content = json.loads(gzip.decompress((DATA / f"{run}.json.gz").read_bytes()))
     context = make_context(tmp_path, log.pauses[0].start_ns, content["last_ns"] + S)
-    alone = heap.sum_allocations(log, [], context)
+    growths = [Growth("all", context.start_ns, context.end_ns, context.end_ns - context.start_ns)]
+    alone = heap.measure_growth(log, growths, context)
     pauses = heap.with_exact_heap(log.pauses, content)
-    exact = heap.sum_allocations(dataclasses.replace(log, pauses=pauses), [], context)
+    exact = heap.measure_growth(dataclasses.replace(log, pauses=pauses), growths, context)
     # The log gives whole MiB.
-    assert 0 < abs(alone - exact) < 2 * MIB * len(pauses)
+    assert alone != exact == pytest.approx(alone, rel=0.15)
     # Collections of the recording with the sizes in bytes, and no other size.
     recorded = {row[3] for row in content["heap"]}
     assert len(recorded & {pause.before_bytes for pause in pauses}) > len(pauses) / 2
@@ -102,6 +101,7 @@ def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> 
     write_recording(context, {"events": 9, "last_ns": 2 * S, "lost_bytes": 0, "files": [], **NO_HEAP, "threads": rows})
     assert readings(read("heap", context)) == {
         "allocated_bytes": (8 + 64 + 512 + 4096 + 32768) // 2,
+        "heap_growth_bytes": None,
         "allocated_network_bytes": 4,
         "allocated_indexing_bytes": (64 + 4096) // 2,
         "allocated_flush_merge_bytes": 256,

@@ -1,15 +1,15 @@
 """Probe `heap`, which watches every run: bytes allocated on the heap, in all and by role of thread.
 
-From one collection to the next the heap grows by what was allocated: the GC log has its size before and after each
-collection, and the recording has most of these sizes in bytes. That is invalid for collectors that free memory while
-the program runs. For those, for the time before the first and after the last collection, and for roles, the source is
-the JVM's counter of each thread (jdk.ThreadAllocationStatistics), sampled every second. Of a thread that ends at most
-its last second is missing.
+The JVM counts the bytes that each thread allocates (jdk.ThreadAllocationStatistics), with every collector. The
+recording has the totals of all threads every second. Of a thread that ends at most its last second is missing.
+
+The heap grows by more: by the unused ends of TLABs, and with G1 by those of the regions of large objects. From one
+collection to the next it grows by its size before this one minus its size after the last one. The GC log has these
+sizes, and the recording most of them in bytes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,11 +57,14 @@ def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
     log = gc.load_log(context)
     if recorded.is_complete:
         log.pauses = with_exact_heap(log.pauses, recorded.content)
-    yield Reading("allocated_bytes", round(sum_allocations(log, growths, context)))
-    by_role: dict[ThreadRole, float] = defaultdict(float)
+    ratio = measure_growth(log, growths, context)
+    by_role: dict[ThreadRole, float] = dict.fromkeys(_ROLES, 0.0)
     for growth in growths:
         by_role[context.thread_roles.find_role(growth.thread)] += growth.between(context.start_ns, context.end_ns)
-    yield from (Reading(f"allocated_{role}_bytes", round(by_role[role])) for role in _ROLES)
+    yield from (Reading(f"allocated_{role}_bytes", round(allocated)) for role, allocated in by_role.items())
+    allocated = sum(by_role.values())
+    yield Reading("allocated_bytes", round(allocated))
+    yield Reading("heap_growth_bytes", None if ratio is None else round(allocated * ratio))
 
 
 HEAP = Probe(
@@ -111,20 +114,21 @@ def with_exact_heap(pauses: Sequence[Pause], content: Mapping[str, Any]) -> list
     ]
 
 
-def sum_allocations(log: GcLog, growths: Sequence[Growth], context: ReadContext) -> float:
-    """Return the bytes allocated within the measurement, from the log where it is valid, else from the threads."""
+def measure_growth(log: GcLog, growths: Sequence[Growth], context: ReadContext) -> float | None:
+    """Return the bytes by which the heap grew between collections, for each byte that threads allocated then.
 
-    def count(start_ns: int, end_ns: int) -> float:
-        return sum(growth.between(start_ns, end_ns) for growth in growths)
-
-    total, at_ns = 0.0, context.start_ns
-    heap_bytes: int | None = None
+    None if fewer than two collections are within the measurement, or if the collector frees memory while the program
+    runs.
+    """
+    heap_growth = allocated = 0.0
+    last: Pause | None = None
     for pause in log.pauses if log.collector in _STOPPING_COLLECTORS else ():
         # A young collection that became a full one has no heap of its own.
         if pause.before_bytes is None or pause.after_bytes is None or not context.covers(pause.start_ns):
             continue
-        # The first collection of a JVM, perhaps of a restarted one.
-        is_first = heap_bytes is None or pause.gc == 0
-        total += count(at_ns, pause.start_ns) if is_first else pause.before_bytes - (heap_bytes or 0)
-        at_ns, heap_bytes = pause.end_ns, pause.after_bytes
-    return total + count(at_ns, context.end_ns)
+        # Numbers begin again after a restart of the JVM.
+        if last is not None and last.after_bytes is not None and pause.gc > 0:
+            heap_growth += pause.before_bytes - last.after_bytes
+            allocated += sum(growth.between(last.end_ns, pause.start_ns) for growth in growths)
+        last = pause
+    return heap_growth / allocated if allocated else None
