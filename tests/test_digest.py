@@ -9,6 +9,7 @@ import example_summaries as made
 import pytest
 from rich.console import Console
 
+from ingest_bench.analysis.run.summary import REFUSED
 from ingest_bench.cli import screen
 from ingest_bench.model.results import Cause, Note, Stall, Summary
 from ingest_bench.report import digest
@@ -75,6 +76,10 @@ def test_errors_are_counted_with_their_share() -> None:
     assert digest.describe_errors(FOUR) == ""
     runs = [made.changed(run, values={"requests_failed": 3, "requests": 300, "documents_failed": 1}) for run in FOUR]
     assert digest.describe_errors(runs) == "Errors: 12 of 1,200 requests failed (1.00%), 4 documents refused."
+    note = Note(source="load", text=f"{REFUSED}1 x 400 parsing: failed to parse field [price]")
+    quoted = dataclasses.replace(runs[1], notes=(note,))
+    expected = " 4 documents refused. 1 x 400 parsing: failed to parse field [price]"
+    assert digest.describe_errors([runs[0], quoted, quoted, runs[3]]).endswith(expected)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.run.summary import REFUSED
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Stall, Summary
 from ingest_bench.report.cell_tables import Rows
@@ -99,7 +100,7 @@ def describe_warnings(summaries: Sequence[Summary]) -> str:
 
 
 def describe_errors(summaries: Sequence[Summary]) -> str:
-    """Return how many requests and documents failed; empty without errors."""
+    """Return how many requests and documents failed, and the server's reason for the first ones; "" without errors."""
     failed, requests, documents = (
         sum(int(run.values.get(name) or 0) for run in summaries if run.state in ("measured", "oom", "aborted"))
         for name in ("requests_failed", "requests", "documents_failed")
@@ -107,7 +108,10 @@ def describe_errors(summaries: Sequence[Summary]) -> str:
     if not failed and not documents:
         return ""
     share = f" ({failed / requests:.2%})" if requests else ""
-    return f"Errors: {failed:,} of {requests:,} requests failed{share}, {format_count(documents, 'document')} refused."
+    text = f"Errors: {failed:,} of {requests:,} requests failed{share}, {format_count(documents, 'document')} refused."
+    notes = (note.text for run in summaries for note in run.notes if note.text.startswith(REFUSED))
+    reason = next(notes, "").removeprefix(REFUSED)
+    return f"{text} {shorten(reason, _MAX_REASON)}" if reason else text
 
 
 def describe_endings(summaries: Sequence[Summary]) -> list[str]:

@@ -38,6 +38,8 @@ from ingest_bench.units import format_time
 
 NAMES = frozenset(column.name for column in COLUMNS)
 _NOT_COUNTABLE = "cannot be counted"
+# Begins each note on documents that a server refused.
+REFUSED = "refused documents: "
 # Counters of the server for the load's connections (by peer port), by column.
 _CONNECTION_COUNTERS = {
     "sink_reads": "reads",
@@ -290,7 +292,7 @@ def _measurement(inputs: RunInputs) -> tuple[int | None, int | None]:
 def _note_refused_documents(report: WorkerReport) -> Iterator[Note]:
     """Yield a note for each kind of failure of single documents: their number, and the server's reason for one."""
     for text in describe_item_failures(report.item_failures, report.item_reasons):
-        yield Note(source="load", text=f"refused documents: {text}")
+        yield Note(source="load", text=f"{REFUSED}{text}")
 
 
 def _note_short_measurement(record: RunRecord, cell: Cell, window: Window) -> Iterator[Note]:
