@@ -76,7 +76,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("run --resume nowhere", "nowhere"),
         ("report nowhere", "nowhere: does not exist"),
         ("run --url http://127.0.0.1:9 --jfr profile", "cannot record in the JVM at http://127.0.0.1:9 by its URL"),
-        ("workload show pmcc", 'did you mean "pmc"?'),
+        ("workload write pmcc --out x.json", 'did you mean "pmc"?'),
         ("show quikstart", 'did you mean "quickstart"?'),
         ("init empty.toml", "empty.toml: exists already; it is not overwritten"),
         ("init my-experiment", "must end in .toml"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ingest_bench.documents import export, words
-from ingest_bench.documents.generators import GENERATORS
+from ingest_bench.documents.generators import GENERATORS, options_record
 from ingest_bench.documents.lines import read_chunks
 from ingest_bench.documents.synthetic import BLOCK_DOCUMENTS, SPECIAL, DocumentGenerator, check_workload
 from ingest_bench.errors import SpecError
@@ -297,22 +297,6 @@ def test_write_compresses_by_suffix(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_description_has_mapping_and_generator_of_each_field() -> None:
-    rows = dict(export.describe_workload(catalog.load_workload("nyc_taxis")))
-    assert rows["field pickup_location"].startswith('{"type": "geo_point"}: point')
-    assert rows["published size"] == "79.80 GB, 482.6 B per document"
-    assert json.loads(rows["example"])["vendor_id"] in ("1", "2")
-
-
-@pytest.mark.parametrize(
-    ("mapping", "described"),
-    [({"mappings": "x"}, "unmapped"), ({}, "unmapped"), ({"mappings": {"properties": {"n": "x"}}}, '"x"')],
-)
-def test_invalid_mapping_is_described(mapping: dict[str, Any], described: str) -> None:
-    spec = dataclasses.replace(workload({"name": "n", "kind": "id"}), mapping=mapping)
-    assert dict(export.describe_workload(spec))["field n"] == f"{described}: id"
-
-
 def test_papers_compress_as_well_as_the_published_ones() -> None:
     # bzip2 compresses the published corpus from 23,256,051,757 to 5,931,724,449 bytes: 3.92.
     block = b"\n".join(shipped_documents("pmc")[:50])
@@ -322,6 +306,7 @@ def test_papers_compress_as_well_as_the_published_ones() -> None:
 def test_every_kind_and_option_is_documented() -> None:
     text = (files.data_folder("workloads") / "README.md").read_text()
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
-    for kind, record in {**GENERATORS, **SPECIAL}.items():
+    options = {**{kind: options_record(kind) for kind in GENERATORS}, **SPECIAL}
+    for kind, record in options.items():
         assert [key for key in records.fields_by_key(record) if f"`{key}`" not in rows[kind]] == []
     assert [key for key in records.fields_by_key(Workload) if f"`{key}`" not in text and key != "name"] == []

@@ -10,7 +10,7 @@ import pytest
 from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import system, targets
-from ingest_bench.documents.synthetic import make_example
+from ingest_bench.documents.synthetic import DocumentGenerator
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files
@@ -114,7 +114,7 @@ def check_workload(server: Served, workload: Workload) -> None:
             server.create_index(workload)
         return
     server.create_index(workload)
-    body = b'{"index":{}}\n' + make_example(workload).strip() + b"\n"
+    body = b'{"index":{}}\n' + DocumentGenerator(workload, 1, limit=64).block(0)[0] + b"\n"
     response = server.http.request("POST", server.target.wire(server.options, workload).destination, body, BULK)
     assert response.json()["errors"] is False, response.body
     assert server.count(workload.index) == 1

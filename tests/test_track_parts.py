@@ -384,17 +384,8 @@ def test_any_error_of_reading_a_track_is_one_line(tmp_path: Path, monkeypatch: p
         raise LookupError("a line\nand another")
 
     monkeypatch.setattr(reader, "read_track", raises)
-    wanted: dict[str, Any] = {
-        "folder": str(tmp_path),
-        "parameters": {},
-        "procedure": None,
-        "test_mode": False,
-        "downloads": "",
-        "tool_caches": [],
-        "include_tasks": [],
-        "exclude_tasks": [],
-    }
-    assert reader.answer_request(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
+    refused = f"{tmp_path}: cannot be read: LookupError: a line and another"
+    assert reader.answer_request(str(tmp_path), {}) == {"refused": refused}
 
 
 def test_child_that_renders_a_track_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_own_documents_get_a_new_index_and_the_refused_ones_are_quoted(node: Htt
     run(here, "--url", node.origin, "--documents", "Orders (1).ndjson", *SHORT)
     values = read_row(here)
     assert int(values["documents_acked"]) == 99 * int(values["documents_failed"]) > 0
-    (summary,) = json.loads((here.results[-1] / "summary.json").read_text())["runs"]
+    (summary,) = json.loads((here.results[-1] / "summary.json").read_text())
     (note,) = [note["text"] for note in summary["notes"] if note["text"].startswith("refused documents: ")]
     assert f"{values['documents_failed']} x 400 mapper_parsing_exception: failed to parse field [price] of type" in note
     assert note.endswith('For input string: "n/a"')

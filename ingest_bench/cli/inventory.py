@@ -31,10 +31,8 @@ from ingest_bench.targets.base import check_targets
 from ingest_bench.units import format_count, quote_name
 
 app = typer.Typer()
-workload_app = typer.Typer(help="Show a workload, or write its documents to a file.")
+workload_app = typer.Typer(help="Write the documents of a workload to a file.")
 app.add_typer(workload_app, name="workload")
-
-WorkloadName = Annotated[str, typer.Argument(help="A workload by name (see `list`), or your own TOML file.")]
 
 
 @app.command("list")
@@ -139,18 +137,9 @@ def doctor(
         screen.print_text(f"         recommended: {item.recommended} ({item.source})")
 
 
-@workload_app.command("show")
-def show_workload(name: WorkloadName) -> None:
-    """Show the documents of a workload: sizes, fields and the first document."""
-    rows = export.describe_workload(catalog.load_workload(name))
-    width = max(len(key) for key, _ in rows)
-    for key, value in rows:
-        screen.print_text(f"{key:<{width}}  {value}")
-
-
 @workload_app.command("write")
 def write_workload(
-    name: WorkloadName,
+    name: Annotated[str, typer.Argument(help="A workload by name (see `list`), or your own TOML file.")],
     file: Annotated[
         Path, typer.Option("--out", help="The file to write: NDJSON, compressed if it ends in .gz or .zst.")
     ],

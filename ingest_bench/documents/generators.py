@@ -1,17 +1,19 @@
-"""Generators of field values. A new kind is one record here and one line in `GENERATORS`.
+"""Generators of field values. A new kind is one function here and one line in `GENERATORS`.
 
-The fields of a generator are its options in a workload's TOML. Called with the rows of a table, it returns a value for
-each row.
+The keyword arguments of a generator are its options in a workload's TOML. It returns a value for each row of a table.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 
@@ -42,6 +44,7 @@ Table = Annotated[dict[Line, Any], Json()]
 _LARGEST_FLOAT = 2.0**63 - 1024
 # The range of datetime: the years 1 to 9999.
 _EARLIEST_S, _LATEST_S = -62_135_596_800, 253_402_300_799
+_DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 # Excluded from strftime: control characters (%n, %t), the time zone (%s), and padding with zeros.
 DateFormat = Annotated[
     str,
@@ -90,11 +93,8 @@ class Rows:
         raise SpecError(f'{self.where}: "{name}" is not a number or a date in every row. Name a field that is.')
 
 
-class Generator(Protocol):
-    """A kind of field: returns a value for each row."""
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
+Generate = Callable[..., Values]
+"""A kind of field: returns a value for each row. Its keyword arguments are the options of the kind."""
 
 
 def format_values(values: list[Any]) -> Values:
@@ -128,122 +128,83 @@ def draw_choices(rows: Rows, choices: int, weights: tuple[float, ...]) -> NDArra
     return rows.random.permutation(np.searchsorted(total, edges)).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """The same value in every document."""
-
-    value: JsonValue
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        return format_values([self.value] * rows.size)
+def generate_constant(rows: Rows, *, value: JsonValue) -> Values:
+    """Return the same value in every document."""
+    return format_values([value] * rows.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One of the listed values. Each is exactly as frequent as its weight says, in random order."""
-
-    choices: Annotated[tuple[JsonValue, ...], Length(1, 100_000)]
-    weights: Weights = ()
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        return format_values([self.choices[index] for index in draw_choices(rows, len(self.choices), self.weights)])
+def generate_choice(
+    rows: Rows, *, choices: Annotated[tuple[JsonValue, ...], Length(1, 100_000)], weights: Weights = ()
+) -> Values:
+    """Draw one of the listed values. Each is exactly as frequent as its weight says, in random order."""
+    return format_values([choices[index] for index in draw_choices(rows, len(choices), weights)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Integer:
-    """An integer in a range. `log`: each power of ten is equally frequent, as for sizes of towns or payments."""
-
-    minimum: Int64
-    maximum: Int64
-    scale: Literal["even", "log"] = "even"
-    quoted: bool = False
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        if self.scale == "log":
-            if self.minimum < 0:
-                raise SpecError(
-                    f'{rows.where}: minimum {self.minimum} has no logarithm. Use scale = "even", or a minimum of at '
-                    "least 0."
-                )
-            low, high = np.log(self.minimum + 1), np.log(self.maximum + 1)
-            drawn = np.minimum(np.exp(rows.random.uniform(low, high, rows.size)) - 1, _LARGEST_FLOAT)
-            # Rounding moves some just outside of the range.
-            raw = np.clip(drawn.astype(np.int64), self.minimum, self.maximum)
-        else:
-            raw = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
-        quote = '"' if self.quoted else ""
-        return Values([f"{quote}{value}{quote}" for value in raw.tolist()], raw)
+def generate_integer(
+    rows: Rows, *, minimum: Int64, maximum: Int64, scale: Literal["even", "log"] = "even", quoted: bool = False
+) -> Values:
+    """Draw an integer in a range. `log`: each power of ten is equally frequent, as for sizes of towns or payments."""
+    if scale == "log":
+        if minimum < 0:
+            raise SpecError(
+                f'{rows.where}: minimum {minimum} has no logarithm. Use scale = "even", or a minimum of at least 0.'
+            )
+        low, high = np.log(minimum + 1), np.log(maximum + 1)
+        drawn = np.minimum(np.exp(rows.random.uniform(low, high, rows.size)) - 1, _LARGEST_FLOAT)
+        # Rounding moves some just outside of the range.
+        raw = np.clip(drawn.astype(np.int64), minimum, maximum)
+    else:
+        raw = rows.random.integers(minimum, maximum + 1, rows.size)
+    quote = '"' if quoted else ""
+    return Values([f"{quote}{value}{quote}" for value in raw.tolist()], raw)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decimal:
-    """A price or a distance: uniform in a range, or log-normal around a median and clipped to the range."""
-
-    minimum: Real
-    maximum: Real
-    median: Positive | None = None
-    sigma: Sigma = 0.6
-    step: Positive = 0.01
-    places: Digits = 2
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        if self.median is None:
-            drawn = rows.random.uniform(self.minimum, self.maximum, rows.size)
-        else:
-            drawn = rows.random.lognormal(np.log(self.median), self.sigma, rows.size)
-        clipped = np.clip(drawn, self.minimum, self.maximum)
-        return format_decimals(np.round(clipped / self.step) * self.step, self.places)
+def generate_decimal(
+    rows: Rows,
+    *,
+    minimum: Real,
+    maximum: Real,
+    median: Positive | None = None,
+    sigma: Sigma = 0.6,
+    step: Positive = 0.01,
+    places: Digits = 2,
+) -> Values:
+    """Draw a price or a distance: uniform in a range, or log-normal around a median and clipped to the range."""
+    if median is None:
+        drawn = rows.random.uniform(minimum, maximum, rows.size)
+    else:
+        drawn = rows.random.lognormal(np.log(median), sigma, rows.size)
+    return format_decimals(np.round(np.clip(drawn, minimum, maximum) / step) * step, places)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sum:
-    """The sum of other numbers of the row."""
-
-    of: Annotated[tuple[FieldName, ...], Length(1, 1000)]
-    places: Digits = 2
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        with np.errstate(over="ignore"):
-            sums = format_decimals(sum(map(rows.numbers_of, self.of), np.zeros(rows.size)), self.places)
-        if not np.isfinite(sums.raw).all():
-            raise SpecError(f"{rows.where}: the sum of {', '.join(self.of)} is too large for a number")
-        return sums
+def generate_sum(rows: Rows, *, of: Annotated[tuple[FieldName, ...], Length(1, 1000)], places: Digits = 2) -> Values:
+    """Add other numbers of the row."""
+    with np.errstate(over="ignore"):
+        sums = format_decimals(sum(map(rows.numbers_of, of), np.zeros(rows.size)), places)
+    if not np.isfinite(sums.raw).all():
+        raise SpecError(f"{rows.where}: the sum of {', '.join(of)} is too large for a number")
+    return sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Date:
-    """A time between two ISO dates, in a strftime format."""
-
-    start: Label
-    end: Label
-    format: DateFormat = "%Y-%m-%d %H:%M:%S"
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        first, last = (_parse_date_s(text, rows.where) for text in (self.start, self.end))
-        if first >= last:
-            raise SpecError(f"{rows.where}: start {self.start} is not before end {self.end}")
-        return _format_dates(rows.random.integers(first, last, rows.size), self.format)
+def generate_date(rows: Rows, *, start: Label, end: Label, format: DateFormat = _DATE_FORMAT) -> Values:  # noqa: A002 - the key
+    """Draw a time between two ISO dates, in a strftime format."""
+    first, last = (_parse_date_s(text, rows.where) for text in (start, end))
+    if first >= last:
+        raise SpecError(f"{rows.where}: start {start} is not before end {end}")
+    return _format_dates(rows.random.integers(first, last, rows.size), format)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class After:
-    """A time that follows another one of the row after a log-normal duration."""
-
-    of: FieldName
-    median_ns: Annotated[int, Between(S, 87_600 * HOUR, "seconds to ten years")]
-    sigma: Sigma = 0.6
-    format: DateFormat = "%Y-%m-%d %H:%M:%S"
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        later_s = rows.random.lognormal(np.log(self.median_ns / 1e9), self.sigma, rows.size)
-        return _format_dates(rows.numbers_of(self.of) + later_s.astype(np.int64), self.format)
+def generate_after(
+    rows: Rows,
+    *,
+    of: FieldName,
+    median_ns: Annotated[int, Between(S, 87_600 * HOUR, "seconds to ten years")],
+    sigma: Sigma = 0.6,
+    format: DateFormat = _DATE_FORMAT,  # noqa: A002 - the key
+) -> Values:
+    """Draw a time that follows another one of the row after a log-normal duration."""
+    later_s = rows.random.lognormal(np.log(median_ns / 1e9), sigma, rows.size)
+    return _format_dates(rows.numbers_of(of) + later_s.astype(np.int64), format)
 
 
 def _parse_date_s(text: str, where: str) -> int:
@@ -272,137 +233,116 @@ class Place:
     weight: Weight = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A geo_point around one of the places. `single`: digits of a 32-bit float, as in data that once was one."""
-
-    places: Annotated[tuple[Place, ...], Length(1, 10_000)]
-    form: Literal["array", "object", "text"] = "array"
-    digits: Digits = 7
-    single: bool = False
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        indices = draw_choices(rows, len(self.places), tuple(place.weight for place in self.places))
-        centres = np.array([(place.longitude, place.latitude, place.spread) for place in self.places])[indices]
-        raw = centres[:, :2] + rows.random.normal(size=(rows.size, 2)) * centres[:, 2:]
-        raw = np.clip(raw, (-180, -90), (180, 90))
-        raw = raw.astype(np.float32).astype(float) if self.single else np.round(raw, self.digits)
-        forms = {"array": "[{}, {}]", "object": '{{"lon": {}, "lat": {}}}', "text": '"{1},{0}"'}
-        return Values([forms[self.form].format(lon, lat) for lon, lat in raw.tolist()], raw)
+def generate_point(
+    rows: Rows,
+    *,
+    places: Annotated[tuple[Place, ...], Length(1, 10_000)],
+    form: Literal["array", "object", "text"] = "array",
+    digits: Digits = 7,
+    single: bool = False,
+) -> Values:
+    """Draw a geo_point around one of the places. `single`: digits of a 32-bit float, as in data that once was one."""
+    indices = draw_choices(rows, len(places), tuple(place.weight for place in places))
+    centres = np.array([(place.longitude, place.latitude, place.spread) for place in places])[indices]
+    raw = centres[:, :2] + rows.random.normal(size=(rows.size, 2)) * centres[:, 2:]
+    raw = np.clip(raw, (-180, -90), (180, 90))
+    raw = raw.astype(np.float32).astype(float) if single else np.round(raw, digits)
+    forms = {"array": "[{}, {}]", "object": '{{"lon": {}, "lat": {}}}', "text": '"{1},{0}"'}
+    return Values([forms[form].format(lon, lat) for lon, lat in raw.tolist()], raw)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """A short code by a pattern: `9` is a digit, `A` a capital letter; other characters stand for themselves."""
-
-    pattern: Label
-    variants: Annotated[int, Between(1, 1_000_000, "they are generated before the load starts")] = 1000
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        alphabets = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
-        parts = [alphabets.get(character, character) for character in self.pattern]
-        numbers = rows.random.integers(0, 2**31, (self.variants, len(parts)))
-        codes = ["".join(part[n % len(part)] for part, n in zip(parts, row, strict=True)) for row in numbers.tolist()]
-        ranks = words.draw_ranks(rows.random, words.zipf_cdf(self.variants), rows.size)
-        return format_values([codes[rank] for rank in ranks.tolist()])
+def generate_code(
+    rows: Rows,
+    *,
+    pattern: Label,
+    variants: Annotated[int, Between(1, 1_000_000, "they are generated before the load starts")] = 1000,
+) -> Values:
+    """Draw a code by a pattern: `9` is a digit, `A` a capital letter; other characters stand for themselves."""
+    alphabets = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+    parts = [alphabets.get(character, character) for character in pattern]
+    numbers = rows.random.integers(0, 2**31, (variants, len(parts)))
+    codes = ["".join(part[n % len(part)] for part, n in zip(parts, row, strict=True)) for row in numbers.tolist()]
+    ranks = words.draw_ranks(rows.random, words.zipf_cdf(variants), rows.size)
+    return format_values([codes[rank] for rank in ranks.tolist()])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phrase:
-    """A few words of a vocabulary with Zipf's law. `title` capitalizes each, as in names."""
-
-    minimum: Count
-    maximum: Count
-    vocabulary: Vocabulary = 20000
-    style: words.Style = "papers"
-    case: Literal["lower", "title"] = "lower"
-    separator: Line = " "
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        vocabulary = words.vocabulary(self.vocabulary, rows.seed, self.style)
-        vocabulary = tuple(map(str.capitalize, vocabulary)) if self.case == "title" else vocabulary
-        counts = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
-        cdf = words.zipf_cdf(len(vocabulary))
-        ranks = iter(words.draw_ranks(rows.random, cdf, int(counts.sum())).tolist())
-        return format_values([self.separator.join(vocabulary[next(ranks)] for _ in range(n)) for n in counts.tolist()])
+def generate_phrase(
+    rows: Rows,
+    *,
+    minimum: Count,
+    maximum: Count,
+    vocabulary: Vocabulary = 20000,
+    style: words.Style = "papers",
+    case: Literal["lower", "title"] = "lower",
+    separator: Line = " ",
+) -> Values:
+    """Draw a few words of a vocabulary with Zipf's law. `title` capitalizes each, as in names."""
+    texts = words.vocabulary(vocabulary, rows.seed, style)
+    texts = tuple(map(str.capitalize, texts)) if case == "title" else texts
+    counts = rows.random.integers(minimum, maximum + 1, rows.size)
+    ranks = iter(words.draw_ranks(rows.random, words.zipf_cdf(len(texts)), int(counts.sum())).tolist())
+    return format_values([separator.join(texts[next(ranks)] for _ in range(n)) for n in counts.tolist()])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """Other fields of the row as one text with separators, which also replace spaces."""
-
-    of: Annotated[tuple[FieldName, ...], Length(1, 1000)]
-    separator: Line = "_"
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        columns = [[str(json.loads(text)) for text in rows.values_of(name).texts] for name in self.of]
-        joined = (self.separator.join(row) for row in zip(*columns, strict=True))
-        return format_values([text.replace(" ", self.separator) for text in joined])
+def generate_join(
+    rows: Rows, *, of: Annotated[tuple[FieldName, ...], Length(1, 1000)], separator: Line = "_"
+) -> Values:
+    """Join other fields of the row to one text with separators, which also replace spaces."""
+    columns = [[str(json.loads(text)) for text in rows.values_of(name).texts] for name in of]
+    joined = (separator.join(row) for row in zip(*columns, strict=True))
+    return format_values([text.replace(" ", separator) for text in joined])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueList:
-    """A list of values of another kind; with a separator, one text of them."""
-
-    items: Table
-    minimum: Count
-    maximum: Count
-    separator: Line | None = None
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        items = create_generator(self.items, rows.where)(rows)
-        counts = rows.random.integers(self.minimum, self.maximum + 1, rows.size).tolist()
-        picks = iter(rows.random.integers(0, rows.size, sum(counts)).tolist())
-        if self.separator is not None:
-            return format_values([self.separator.join(str(items.raw[next(picks)]) for _ in range(n)) for n in counts])
-        texts = [", ".join(items.texts[next(picks)] for _ in range(n)) for n in counts]
-        return Values([f"[{text}]" for text in texts], np.array(texts, dtype=object))
+def generate_list(rows: Rows, *, items: Table, minimum: Count, maximum: Count, separator: Line | None = None) -> Values:
+    """Return a list of values of another kind; with a separator, one text of them."""
+    values = create_generator(items, rows.where)(rows)
+    counts = rows.random.integers(minimum, maximum + 1, rows.size).tolist()
+    picks = iter(rows.random.integers(0, rows.size, sum(counts)).tolist())
+    if separator is not None:
+        return format_values([separator.join(str(values.raw[next(picks)]) for _ in range(n)) for n in counts])
+    texts = [", ".join(values.texts[next(picks)] for _ in range(n)) for n in counts]
+    return Values([f"[{text}]" for text in texts], np.array(texts, dtype=object))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneOf:
-    """A value of one of several kinds, by their weights."""
-
-    kinds: Annotated[tuple[Table, ...], Length(1, 1000)]
-    weights: Weights = ()
-
-    def __call__(self, rows: Rows) -> Values:
-        """Return a value for each row."""
-        values = [create_generator(table, rows.where)(rows) for table in self.kinds]
-        indices = draw_choices(rows, len(values), self.weights).tolist()
-        raw = object_array([values[index].raw[row] for row, index in enumerate(indices)])
-        return Values([values[index].texts[row] for row, index in enumerate(indices)], raw)
+def generate_one_of(
+    rows: Rows, *, kinds: Annotated[tuple[Table, ...], Length(1, 1000)], weights: Weights = ()
+) -> Values:
+    """Draw a value of one of several kinds, by their weights."""
+    values = [create_generator(table, rows.where)(rows) for table in kinds]
+    indices = draw_choices(rows, len(values), weights).tolist()
+    raw = object_array([values[index].raw[row] for row, index in enumerate(indices)])
+    return Values([values[index].texts[row] for row, index in enumerate(indices)], raw)
 
 
-GENERATORS: Mapping[str, type[Generator]] = {
-    "constant": Constant,
-    "choice": Choice,
-    "integer": Integer,
-    "decimal": Decimal,
-    "sum": Sum,
-    "date": Date,
-    "after": After,
-    "point": Point,
-    "code": Code,
-    "phrase": Phrase,
-    "join": Join,
-    "list": ValueList,
-    "one_of": OneOf,
+GENERATORS: Mapping[str, Generate] = {
+    generate.__name__.removeprefix("generate_"): generate
+    for generate in (
+        *(generate_constant, generate_choice, generate_integer, generate_decimal, generate_sum, generate_date),
+        *(generate_after, generate_point, generate_code, generate_phrase, generate_join, generate_list),
+        generate_one_of,
+    )
 }
 
 
-def create_generator(table: Mapping[str, Any], where: str) -> Generator:
+@functools.cache
+def options_record(kind: str) -> Any:
+    """Return the record of a kind's options: the keyword arguments of its generator."""
+    hints = get_type_hints(GENERATORS[kind], include_extras=True)
+    fields = [
+        (item.name, hints[item.name], field() if item.default is item.empty else field(default=item.default))
+        for item in inspect.signature(GENERATORS[kind]).parameters.values()
+        if item.kind is item.KEYWORD_ONLY
+    ]
+    return dataclasses.make_dataclass(kind, fields, frozen=True, kw_only=True)
+
+
+def create_generator(table: Mapping[str, Any], where: str) -> Generate:
     """Create a generator from a table with `kind` and options; SpecError names what is wrong in it."""
     kind = str(table.get("kind"))
     if kind not in GENERATORS:
         raise SpecError(f'{where}: unknown kind "{kind}"; {suggest(kind, GENERATORS)}')
-    generator = records.from_toml(GENERATORS[kind], {key: table[key] for key in table if key != "kind"}, where)
-    minimum, maximum = (getattr(generator, end, 0) for end in ("minimum", "maximum"))
+    options = vars(records.from_toml(options_record(kind), {key: table[key] for key in table if key != "kind"}, where))
+    minimum, maximum = (options.get(end, 0) for end in ("minimum", "maximum"))
     if minimum > maximum:
         raise SpecError(f"{where}: minimum {minimum} is greater than maximum {maximum}")
-    return generator
+    return functools.partial(GENERATORS[kind], **options)

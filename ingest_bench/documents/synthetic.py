@@ -221,11 +221,6 @@ def check_workload(workload: Workload) -> None:
     DocumentGenerator(workload, 1, limit=max(_CHECKED_ROWS, longest), is_check=True)
 
 
-def make_example(workload: Workload) -> bytes:
-    """Generate one document from small tables: fast, and not one that a run sends."""
-    return DocumentGenerator(workload, 1, limit=64).block(0)[0]
-
-
 def _longest_list(value: Any) -> int:
     """Return the length of the longest list inside a value."""
     if not isinstance(value, (dict, list, tuple)):

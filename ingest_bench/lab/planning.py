@@ -437,8 +437,7 @@ def read_track(options: TrackOptions) -> Track:
 
     Each cell reads it several times: it is rendered once while no file of the folder changes.
     """
-    request = {
-        "folder": options.path,
+    arguments = {
         "parameters": dict(options.parameters),
         "procedure": options.challenge,
         "test_mode": options.test_mode,
@@ -446,9 +445,9 @@ def read_track(options: TrackOptions) -> Track:
         "tool_caches": _tool_caches(),
         "include_tasks": options.include_tasks,
         "exclude_tasks": options.exclude_tasks,
-        "cpu_s": READING_CPU_S,
     }
-    return _render_track(options.path, json.dumps(request), tuple(_file_states(Path(options.path))))
+    request = json.dumps({"folder": options.path, "arguments": arguments, "cpu_s": READING_CPU_S})
+    return _render_track(options.path, request, tuple(_file_states(Path(options.path))))
 
 
 def _tool_caches() -> list[str]:

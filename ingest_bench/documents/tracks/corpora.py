@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,8 +37,8 @@ _COMMENT = "#"
 class Keys:
     """Treatment of each key of one kind of object. Other keys are reported as unknown."""
 
-    used: frozenset[str]
-    harmless: frozenset[str]
+    used: Sequence[str]
+    harmless: Sequence[str]
     """Keys that do not change the requests."""
     unsupported: Mapping[str, str]
     """Unsupported keys of Rally or OpenSearch Benchmark that change what is sent: what happens instead."""
@@ -50,7 +51,7 @@ class Keys:
         """Yield a note for each key of *table* that is neither used nor harmless."""
         for key, value in table.items():
             plain = without_marks(key)
-            if key in self.used | self.harmless | _FOR_READERS or plain.startswith(_COMMENT) or value is None:
+            if key in (*self.used, *self.harmless, *_FOR_READERS) or plain.startswith(_COMMENT) or value is None:
                 continue
             if key not in self.unsupported:
                 yield f'{where}: "{quote_name(plain)}" is not used: the key is unknown here'
@@ -59,53 +60,8 @@ class Keys:
                 yield f'{where}: "{key}" is not used: {self.unsupported[key]}'
 
 
-BULK_KEYS = Keys(
-    used=frozenset(
-        (
-            *("operation-type", "bulk-size", "corpora", "indices", "data-streams", "ingest-percentage"),
-            *("ingest-doc-count", "looped", "conflicts", "conflict-probability", "on-conflict", "pipeline", "refresh"),
-            *("request-params", "request-timeout", "timeout"),
-        )
-    ),
-    # These configure how the tools read files and report.
-    harmless=frozenset({"batch-size", "detailed-results", "include-in-reporting", "assertions"}),
-    unsupported={
-        "headers": "requests have no headers of the track",
-        "opaque-id": "requests have no X-Opaque-Id",
-        "recency": "reused ids are drawn uniformly",
-        "retries_on_429": "load.retries says how often a rejected document is retried",
-        "type": "today's servers have no document types",
-    },
-)
-TASK_KEYS = Keys(
-    used=frozenset(
-        (
-            *("clients", "warmup-time-period", "time-period", "ramp-up-time-period", "target-throughput"),
-            *("target-interval", "schedule", "ignore-response-error-level"),
-        )
-    ),
-    # "operation" is read before, tags only select tasks, and no server here is serverless.
-    harmless=frozenset({"operation", "tags", "run-on-serverless", "serverless"}),
-    unsupported={
-        "iterations": "the whole corpus is sent",
-        "ramp-down-time-period": "all clients end together",
-        "warmup-iterations": "only a warmup-time-period is a warm-up",
-    },
-)
-DOCUMENT_KEYS = Keys(
-    used=frozenset(
-        (
-            *("source-file", "source-url", "base-url", "source-format", "includes-action-and-meta-data"),
-            *("document-count", "compressed-bytes", "uncompressed-bytes", "target-index", "target-data-stream"),
-        )
-    ),
-    harmless=frozenset({"documents"}),
-    unsupported={
-        "source-file-parts": "join the parts yourself, and put the complete file into the folder of the track",
-        "streaming-ingestion": "documents come from files only",
-        "target-type": "today's servers have no document types",
-    },
-)
+_TABLES = tomllib.loads(Path(__file__).with_name("keys.toml").read_text(encoding="utf-8"))
+BULK_KEYS, TASK_KEYS, DOCUMENT_KEYS = (Keys(**_TABLES[name]) for name in ("bulk", "task", "documents"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

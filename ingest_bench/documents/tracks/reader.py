@@ -42,8 +42,8 @@ def read_track(
     parameters: Mapping[str, Any] | None = None,
     procedure: str | None = None,
     test_mode: bool = False,
-    downloads: Path | None = None,
-    tool_caches: Sequence[Path] = (),
+    downloads: str | Path | None = None,
+    tool_caches: Sequence[str | Path] = (),
     include_tasks: Sequence[str] = (),
     exclude_tasks: Sequence[str] = (),
 ) -> Track:
@@ -63,8 +63,8 @@ def read_track(
             table=object_list(table, "corpora", str(file)),
             declarations=parse_declarations(table, templates, str(file)),
             templates=templates,
-            downloads=downloads,
-            tool_caches=tool_caches,
+            downloads=None if downloads is None else Path(downloads),
+            tool_caches=tuple(map(Path, tool_caches)),
             test_mode=test_mode,
         )
         chosen = _choose_procedure(table, procedure, str(file))
@@ -159,21 +159,10 @@ def _choose_procedure(table: Mapping[str, Any], name: str | None, where: str) ->
     return procedures[names.index(name)]
 
 
-def answer_request(request: Mapping[str, Any]) -> dict[str, Any]:
+def answer_request(folder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the track as JSON, or why it was refused."""
-    folder = request["folder"]
     try:
-        track = read_track(
-            Path(folder),
-            parameters=request["parameters"],
-            procedure=request["procedure"],
-            test_mode=request["test_mode"],
-            downloads=Path(request["downloads"]),
-            tool_caches=tuple(map(Path, request["tool_caches"])),
-            include_tasks=request["include_tasks"],
-            exclude_tasks=request["exclude_tasks"],
-        )
-        return {"track": to_json(track)}
+        return {"track": to_json(read_track(Path(folder), **arguments))}
     except SpecError as error:
         return {"refused": str(error)}
     except MemoryError:
@@ -190,7 +179,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    sys.stdout.write(json.dumps(answer_request(request)))
+    sys.stdout.write(json.dumps(answer_request(request["folder"], request["arguments"])))
 
 
 if __name__ == "__main__":
