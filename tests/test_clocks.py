@@ -112,6 +112,7 @@ def test_a_file_of_whole_pieces_arrives_completely(tmp_path: Path, pieces: int) 
         ({"number": 2}, "x: received piece 2 instead of 0"),
         ({"data": b"012345678"}, "x: the bytes received differ"),
         ({"sha256": "0"}, "x: the bytes received differ"),
+        ({"data": b"", "error": "no such file"}, "x: no such file"),
     ],
 )
 def test_a_file_that_arrives_damaged_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

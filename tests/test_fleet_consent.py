@@ -12,6 +12,7 @@ from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.urls import parse_url
+from ingest_bench.load.fleet.transfer import find_fault
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 
@@ -98,5 +99,5 @@ def test_the_run_reads_only_files_of_its_load(tmp_path: Path, monkeypatch: pytes
     member._files = {"samples-0.bin": tmp_path / "samples-0.bin"}
     for name in ("samples-0.bin", "secret", "../secret", str(tmp_path / "secret")):
         member._on_read(nothing, SimpleNamespace(data={"name": name, "number": 0}))
-    assert [(kind, data.get("phase")) for kind, data in answers] == [("piece", None), *[("status", "failed")] * 3]
-    assert answers[0][1]["data"] == b"content"
+    assert [(kind, data["data"]) for kind, data in answers] == [("piece", b"content"), *[("piece", b"")] * 3]
+    assert all(not find_fault(kind, data) and "KeyError" in data["error"] for kind, data in answers[1:])

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from bulk_server import bulk_server
 from running import free_port
-from test_load_process import plan_for, samples_of
+from test_load_process import outcomes, plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.load_values import parse_arrivals
@@ -114,6 +114,8 @@ def test_remote_workers_deliver_the_samples_of_each_load_exactly(tmp_path: Path)
             unreachable = plan_for(Endpoint("127.0.0.1", free_port()), tmp_path / "failed")
             with pytest.raises(RunFailed, match=r"every request failed|refused"):
                 start_load(unreachable, fleet=there).wait(lambda _: None)
+            # What was measured until then is here.
+            assert outcomes(samples_of(unreachable)) == {"connection-error"}
             (tmp_path / "one").mkdir()
             single = plan_for(server.address, tmp_path / "one", users=1)
             assert len(start_load(single, fleet=there).wait(lambda _: None).clock_offsets) == 1
@@ -241,8 +243,8 @@ def late(secret: Path) -> Path:
 def test_a_killed_remote_process_ends_the_load_and_is_reported(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
-        process = start_load(plan_for(server.address, tmp_path, measure_ns=60 * 10**9), fleet=there)
-
+        plan = plan_for(server.address, tmp_path, measure_ns=60 * 10**9)
+        process = start_load(plan, fleet=there)
         killed: list[int] = []
 
         def kill(progress: Progress) -> None:
@@ -252,6 +254,7 @@ def test_a_killed_remote_process_ends_the_load_and_is_reported(tmp_path: Path) -
 
         with pytest.raises(RunFailed, match=r"machine-0.*its process was killed by signal 9"):
             process.wait(kill)
+    assert samples_of(plan)["documents_acked"].sum() > 0
 
 
 def test_a_compressed_corpus_is_shared_without_a_duplicate(tmp_path: Path) -> None:

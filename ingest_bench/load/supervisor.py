@@ -78,6 +78,8 @@ class LoadWorker:
         self.status: dict[str, Any] = {"phase": "prepare"}
         self.clock_offset_ns = 0
         """Offset of its CLOCK_MONOTONIC from ours (positive: ahead)."""
+        self.is_lost = False
+        """True if its machine cannot be reached."""
 
     @property
     def name(self) -> str:
@@ -86,7 +88,7 @@ class LoadWorker:
 
     @property
     def phase(self) -> str:
-        """One of PHASES, "failed", or "fetched"."""
+        """One of PHASES, or "failed"."""
         return str(self.status["phase"])
 
     def command(self, line: Mapping[str, Any]) -> None:
@@ -177,13 +179,17 @@ class Workers(Generic[_Worker]):
     def wait_until(
         self, is_reached: Callable[[], bool], timeout_s: float | None, *, ignore_failures: bool = False
     ) -> None:
-        """Process messages until *is_reached*; RunFailed if a worker fails first, or after the timeout."""
+        """Process messages until *is_reached*; RunFailed if a worker fails first, or after the timeout.
+
+        *ignore_failures*: only a lost worker counts.
+        """
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_reached():
             self.process_messages(_POLL_S)
             # Only the failed ones, not all workers: this runs for each message of each of them.
-            for worker in () if ignore_failures else self.failed:
-                raise RunFailed(worker.describe_failure())
+            for worker in self.failed:
+                if worker.is_lost or not ignore_failures:
+                    raise RunFailed(worker.describe_failure())
             if limit is not None and time.monotonic() > limit:
                 phases = ", ".join(f"{worker.name}: {worker.phase}" for worker in self.workers)
                 raise RunFailed(f"the load did not reach its next phase within {timeout_s:.0f} s ({phases})")

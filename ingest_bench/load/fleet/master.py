@@ -168,14 +168,14 @@ class Master:
 
     def _fetch(self, line: dict[str, Any]) -> None:
         """Transfer the files of one worker to our disk."""
-        worker, clock = line["from"], from_json(ClockOffset, line["clock"])
+        worker, clock, failure = line["from"], from_json(ClockOffset, line["clock"]), ""
         try:
             for name, path in line["files"].items():
                 request = functools.partial(self._request_piece, worker, name)
                 receive_file(Path(path), request, clock)
-            self._report(worker=worker, phase="fetched")
         except RunFailed as error:
-            self._report(worker=worker, phase="failed", error=str(error))
+            failure = str(error)
+        self._report(fetched=worker, error=failure)
 
     def _request_piece(self, worker: str, name: str, number: int) -> dict[str, Any]:
         try:

@@ -63,7 +63,6 @@ class FleetWorker(LoadWorker):
         super().__init__(plan)
         self.id = worker_id
         self.machine = machine
-        self.is_lost = False
         self._fleet = fleet
 
     @property
@@ -80,8 +79,8 @@ class FleetWorker(LoadWorker):
         if status["phase"] == "lost":
             self.is_lost = True
             status = {"phase": "failed", "error": f"{status['error']} (in phase {self.phase!r})"}
-        # Later messages must not hide a failure, or that its files are here.
-        if self.phase not in {"failed", "fetched"}:
+        # Later messages must not hide a failure.
+        if self.phase != "failed":
             self.status.update(status)
         return self.phase == "failed"
 
@@ -124,6 +123,8 @@ class Fleet(Workers[FleetWorker]):
         """The last answer of the master to `clocks`."""
         self._first_clocks: dict[str, dict[str, int]] = {}
         """The one before the current load; empty: it has not begun."""
+        self._fetched: dict[str, str] = {}
+        """By worker whose files the master has: why they are not complete; empty: they are."""
         self._is_listening = False
         self._last_message = time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -169,8 +170,8 @@ class Fleet(Workers[FleetWorker]):
         return super().begin()
 
     def collect(self) -> list[WorkerReport | None]:
-        """Download the samples of each worker, converted to our clock, and its report."""
-        last_clocks = self._measure_clocks()
+        """Download the samples of each worker, converted to our clock, and its report; also of those that failed."""
+        last_clocks, failed = self._measure_clocks(ignore_failures=True), tuple(self.failed)
         reports: list[WorkerReport | None] = []
         for worker in self.workers:
             first, last = self._first_clocks[worker.id], last_clocks[worker.id]
@@ -183,8 +184,10 @@ class Fleet(Workers[FleetWorker]):
                 measured_after_at_ns=last["at_ns"],
                 round_trip_ns=max(first["round_trip_ns"], last["round_trip_ns"]),
             )
-            self._fetch(worker, clock)
-            report = worker.read_report()
+            error = self._fetch(worker, clock)
+            if error and worker not in failed:
+                raise RunFailed(f"{worker.name}: {error}")
+            report = None if error else worker.read_report()
             reports.append(None if report is None else transfer.convert_report(report, clock))
         return reports
 
@@ -198,21 +201,23 @@ class Fleet(Workers[FleetWorker]):
         with contextlib.suppress(RunFailed):
             self._command_master({"do": "release", "workers": released})
 
-    def _measure_clocks(self) -> dict[str, dict[str, int]]:
+    def _measure_clocks(self, *, ignore_failures: bool = False) -> dict[str, dict[str, int]]:
         """Return by worker id the offset of its clock from our clock, the round trip, and when it was measured."""
         self._clocks = {}
         self._command_master({"do": "clocks", "of": [worker.id for worker in self.workers]})
-        self.wait_until(lambda: bool(self._clocks), _MASTER_START_S + _CLOCK_TIMEOUT_S * len(self.workers))
+        timeout_s = _MASTER_START_S + _CLOCK_TIMEOUT_S * len(self.workers)
+        self.wait_until(lambda: bool(self._clocks), timeout_s, ignore_failures=ignore_failures)
         return self._clocks
 
-    def _fetch(self, worker: FleetWorker, clock: ClockOffset) -> None:
+    def _fetch(self, worker: FleetWorker, clock: ClockOffset) -> str:
+        """Return why not all files of a worker could be read; empty: all are here."""
         plan = worker.plan
+        self._fetched.pop(worker.id, None)
         files = {path.name: str(path.absolute()) for path in (*plan.record_files, plan.report_file)}
         self._command_master({"do": "fetch", "from": worker.id, "files": files, "clock": to_json(clock)})
         # Without a timeout: the master reports a worker that stops sending.
-        self.wait_until(lambda: worker.phase == "fetched" or worker in self.failed, None, ignore_failures=True)
-        if worker in self.failed:
-            raise RunFailed(worker.describe_failure())
+        self.wait_until(lambda: worker.id in self._fetched, None, ignore_failures=True)
+        return self._fetched[worker.id]
 
     def start(self, bind: Endpoint, run_keys: RunKeys) -> None:
         """Wait until workers can join; RunFailed if they cannot."""
@@ -274,6 +279,8 @@ class Fleet(Workers[FleetWorker]):
             self._admit(line)
         elif "clocks" in line:
             self._clocks = line["clocks"]
+        elif "fetched" in line:
+            self._fetched[line["fetched"]] = line["error"]
         else:
             self._take_status(line["worker"], line)
 

@@ -74,6 +74,8 @@ class Piece:
     number: int
     data: Any
     sha256: str
+    error: str = ""
+    """Why the file cannot be read; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,8 @@ def receive_file(path: Path, request_piece: Callable[[int], Mapping[str, Any]], 
         with path.open("wb") as file:
             for number in itertools.count():
                 piece = request_piece(number)
+                if piece.get("error"):
+                    raise RunFailed(f"{path.name}: {piece['error']}")
                 if piece["number"] != number:
                     raise RunFailed(f"{path.name}: received piece {piece['number']} instead of {number}")
                 data = piece["data"]
