@@ -165,6 +165,11 @@ def test_a_stopped_worker_ends_the_load_and_a_pause_is_reported(tmp_path: Path) 
         with pytest.raises(RunFailed, match=r"machine-0.*is lost: no heartbeat for"):
             start_load(plan, fleet=there).wait(pause)
         assert time.monotonic() - paused[0] < 10
+        # Its process has ended the load by itself.
+        time.sleep(max(0.0, paused[0] + 9.5 - time.monotonic()))
+        before = server.documents
+        time.sleep(1)
+        assert server.documents == before
         # It is there again for the next load.
         before = server.documents
         start_load(plan_for(server.address, tmp_path), fleet=there).wait(lambda _: None)

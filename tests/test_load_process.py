@@ -115,6 +115,15 @@ def test_a_process_without_arrivals_does_not_fail_the_load(tmp_path: Path, littl
     assert samples["documents_acked"].sum() == server.documents > 0
 
 
+def test_a_process_whose_parent_is_silent_ends_its_load(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        load = start_load(plan_for(server.address, tmp_path, measure_ns=60 * 10**9))
+        load.wait_until_ready()
+        load._workers.command({"do": "alive", "timeout_s": 1.0})
+        report = load.wait(lambda _: None)
+    assert 0 < report.measure_end_ns - report.started_monotonic_ns < 30 * 10**9
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("processes", [1, 2])
 def test_each_process_marks_its_cpu_every_second(tmp_path: Path, processes: int) -> None:

@@ -25,6 +25,8 @@ class LineChannel:
 
     def __init__(self) -> None:
         os.set_blocking(1, False)
+        self.timeout_s: float | None = None
+        """How long the parent may be silent; None: always."""
         self._outgoing: Queue[Any] = Queue()
         self._writer = gevent.spawn(self._write)
 
@@ -33,10 +35,13 @@ class LineChannel:
         self._outgoing.put(line)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines that arrive, until the parent closes its end."""
+        """Yield the lines that arrive, until the parent closes its end or is silent for `timeout_s`."""
         incomplete = b""
         while True:
-            wait_read(0)
+            try:
+                wait_read(0, self.timeout_s, TimeoutError())
+            except TimeoutError:
+                return
             block = os.read(0, 1 << 20)
             if not block:
                 return

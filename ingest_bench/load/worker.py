@@ -309,7 +309,10 @@ def _query_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream, re
 
 
 class Leader:
-    """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`."""
+    """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`.
+
+    The worker of a fleet also sends `alive`: it may be suspended, and then nothing else would end the load.
+    """
 
     def __init__(self) -> None:
         self._channel = LineChannel()
@@ -362,6 +365,8 @@ class Leader:
                 self._may_spawn.set()
             elif line["do"] == "begin":
                 self._start_ns.set(line["start_ns"])
+            elif line["do"] == "alive":
+                self._channel.timeout_s = line["timeout_s"]
             else:
                 self._end()
         if self._stop is None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # The master answers a heartbeat each second. Ours are counted: after a pause of our own it has time to answer.
 _MAX_UNANSWERED_HEARTBEATS = 6
-# A process that sends reports its status twice a second.
+# A process that sends reports its status twice a second, and we write to it each second.
 _MAX_SILENCE_S = 8.0
 _ABANDONED = "has ended before its experiment did"
 
@@ -231,6 +231,9 @@ class FleetMember:
         while True:
             gevent.sleep(1.0)
             self._unanswered_heartbeats += 1
+            # Not while its plan is written.
+            if self._child is not None and self._child.phase != "prepare":
+                self._child.command({"do": "alive", "timeout_s": _MAX_SILENCE_S})
             if self._unanswered_heartbeats > _MAX_UNANSWERED_HEARTBEATS:
                 self._lose(_ABANDONED)
             if getattr(locust.log, "unhandled_greenlet_exception", False):
