@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def test_a_file_that_arrives_damaged_is_refused(tmp_path: Path, change: dict[str
     (tmp_path / "sent").write_bytes(b"0123456789")
     with pytest.raises(RunFailed, match=message):
         receive_file(tmp_path / "x", lambda number: read_piece(tmp_path / "sent", number) | change, AHEAD)
+
+
+def test_a_piece_has_its_own_checksum_so_that_none_of_a_large_file_is_late(tmp_path: Path) -> None:
+    (tmp_path / "sent").write_bytes(b"x" * (PIECE_BYTES + 5))
+    pieces = [read_piece(tmp_path / "sent", number) for number in (0, 1)]
+    assert [piece["sha256"] for piece in pieces] == [sha256(b"x" * size).hexdigest() for size in (PIECE_BYTES, 5)]
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
