@@ -158,6 +158,18 @@ def test_status_messages_of_many_workers_are_staggered_and_of_few_not_late(tmp_p
     assert offsets_ns == [0, 2_500_000, 500_000, 499_500_000]
 
 
+def test_a_worker_reports_while_it_records_many_unsent_arrivals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_UNSENT_SAMPLES", 1000)
+    leader: Any = Leader()
+    _, samples = send(tmp_path, leader, users=1, arrivals=parse_arrivals("100000/s"))
+    unsent = int((samples["attempts"] == 0).sum())
+    assert unsent > 5000
+    drained = [status for status in leader.statuses if status["phase"] == "drain" and status["seconds_left"] == 0]
+    assert len(drained) == unsent // 1000 + 1
+
+
 def test_a_user_has_its_bodies_before_the_load_begins() -> None:
     numbers: list[int] = []
 
