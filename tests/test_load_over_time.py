@@ -154,6 +154,15 @@ def test_the_load_that_ends_all_ends_the_others_in_order(tmp_path: Path) -> None
     assert int(sum(samples_of(plan)["documents_acked"].sum() for plan in (short, long))) == server.documents
 
 
+def test_a_load_that_cannot_be_prepared_ends_the_others_at_once(tmp_path: Path) -> None:
+    good, bad = (plan_for(Endpoint("127.0.0.1", 1), tmp_path / name) for name in ("good", "bad"))
+    bad = dataclasses.replace(bad, server=dataclasses.replace(bad.server, has_credentials=True))
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match="the server requires credentials"):
+        waited([good, bad], [True, False])
+    assert time.monotonic() - began < 40
+
+
 @pytest.mark.nightly
 def test_a_failed_load_ends_the_others_and_is_named(tmp_path: Path) -> None:
     with bulk_server() as server, bulk_server(lambda *_: answer(b"{}", "400 Bad Request")) as refusing:

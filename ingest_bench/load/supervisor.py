@@ -79,7 +79,6 @@ class LoadWorker:
         self.clock_offset_ns = 0
         """Offset of its CLOCK_MONOTONIC from ours (positive: ahead)."""
         self.is_lost = False
-        """True if its machine cannot be reached."""
 
     @property
     def name(self) -> str:
@@ -168,10 +167,6 @@ class Workers(Generic[_Worker]):
         """Bring all samples into our files, on our clock, and return the reports. None: the worker left none."""
         raise NotImplementedError
 
-    def can_salvage(self) -> bool:
-        """Return True if the samples of a load that failed can be collected."""
-        return True
-
     def stop(self) -> None:
         """End all workers; idempotent."""
         raise NotImplementedError
@@ -179,10 +174,7 @@ class Workers(Generic[_Worker]):
     def wait_until(
         self, is_reached: Callable[[], bool], timeout_s: float | None, *, ignore_failures: bool = False
     ) -> None:
-        """Process messages until *is_reached*; RunFailed if a worker fails first, or after the timeout.
-
-        *ignore_failures*: only a lost worker counts.
-        """
+        """Process messages until *is_reached*; RunFailed after the timeout, or if a worker fails or is lost."""
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_reached():
             self.process_messages(_POLL_S)
@@ -269,7 +261,8 @@ class RunningLoad:
             return self._collect()
         except RunFailed as error:
             is_aborted = isinstance(error, RunAborted)
-            self._salvage(in_order=is_aborted or len(self._plans) > 1)
+            if self.measure_start_ns is not None:
+                self._salvage(in_order=is_aborted or len(self._plans) > 1)
             if is_aborted:
                 on_progress(_merge_progress(self._workers.workers))
             raise
@@ -342,8 +335,6 @@ class RunningLoad:
         """Keep what was measured: a server that ended out of memory is a result. *in_order*: after the responses."""
         workers = self._workers
         with contextlib.suppress(RunFailed):
-            if not workers.can_salvage():
-                return
             if in_order or not self.pids:
                 workers.command({"do": "end"})
                 workers.wait_until(self._has_sent_all, _END_TIMEOUT_S, ignore_failures=True)

@@ -122,9 +122,8 @@ class Fleet(Workers[FleetWorker]):
         self._clocks: dict[str, dict[str, int]] = {}
         """The last answer of the master to `clocks`."""
         self._first_clocks: dict[str, dict[str, int]] = {}
-        """The one before the current load; empty: it has not begun."""
-        self._fetched: dict[str, str] = {}
-        """By worker whose files the master has: why they are not complete; empty: they are."""
+        """The one before the current load."""
+        self._fetch_errors: dict[str, str] = {}
         self._is_listening = False
         self._last_message = time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -132,8 +131,6 @@ class Fleet(Workers[FleetWorker]):
 
     def assign(self, plan: LoadPlan) -> None:
         """Assign a load to workers, which prepare it."""
-        if not plan.workers:
-            raise RunFailed("the load has no workers")
         self.wait_for_workers(plan.workers, _REJOIN_TIMEOUT_S)
         chosen = sorted(self._free, key=self._machines.__getitem__)[: plan.workers]
         self._free.difference_update(chosen)
@@ -142,7 +139,7 @@ class Fleet(Workers[FleetWorker]):
             for number, worker in enumerate(chosen)
         ]
         self._active = {worker.id: worker for worker in self.workers}
-        self._first_clocks, self.failed = {}, {}
+        self.failed = {}
         try:
             for worker in self.workers:
                 self._send_plan(worker)
@@ -191,10 +188,6 @@ class Fleet(Workers[FleetWorker]):
             reports.append(None if report is None else transfer.convert_report(report, clock))
         return reports
 
-    def can_salvage(self) -> bool:
-        """Return True if the load began and no worker is lost."""
-        return bool(self._first_clocks) and not any(worker.is_lost for worker in self.workers)
-
     def stop(self) -> None:
         """Release the workers from their load: each ends it and waits for the next one."""
         released, self._active = sorted(self._active), {}
@@ -210,14 +203,14 @@ class Fleet(Workers[FleetWorker]):
         return self._clocks
 
     def _fetch(self, worker: FleetWorker, clock: ClockOffset) -> str:
-        """Return why not all files of a worker could be read; empty: all are here."""
+        """Fetch the files of a worker. Return why not all of them are here; empty: they are."""
         plan = worker.plan
-        self._fetched.pop(worker.id, None)
+        self._fetch_errors.pop(worker.id, None)
         files = {path.name: str(path.absolute()) for path in (*plan.record_files, plan.report_file)}
         self._command_master({"do": "fetch", "from": worker.id, "files": files, "clock": to_json(clock)})
         # Without a timeout: the master reports a worker that stops sending.
-        self.wait_until(lambda: worker.id in self._fetched, None, ignore_failures=True)
-        return self._fetched[worker.id]
+        self.wait_until(lambda: worker.id in self._fetch_errors, None, ignore_failures=True)
+        return self._fetch_errors[worker.id]
 
     def start(self, bind: Endpoint, run_keys: RunKeys) -> None:
         """Wait until workers can join; RunFailed if they cannot."""
@@ -280,7 +273,7 @@ class Fleet(Workers[FleetWorker]):
         elif "clocks" in line:
             self._clocks = line["clocks"]
         elif "fetched" in line:
-            self._fetched[line["fetched"]] = line["error"]
+            self._fetch_errors[line["fetched"]] = line["error"]
         else:
             self._take_status(line["worker"], line)
 
