@@ -97,7 +97,9 @@ def test_the_run_reads_only_files_of_its_load(tmp_path: Path, monkeypatch: pytes
     for name in ("samples-0.bin", "secret"):
         (tmp_path / name).write_bytes(b"content")
     member._files = {"samples-0.bin": tmp_path / "samples-0.bin"}
-    for name in ("samples-0.bin", "secret", "../secret", str(tmp_path / "secret")):
+    member._files["load-0.json"] = tmp_path / "missing"
+    for name in ("samples-0.bin", "secret", "../secret", str(tmp_path / "secret"), "load-0.json"):
         member._on_read(nothing, SimpleNamespace(data={"name": name, "number": 0}))
-    assert [(kind, data["data"]) for kind, data in answers] == [("piece", b"content"), *[("piece", b"")] * 3]
-    assert all(not find_fault(kind, data) and "KeyError" in data["error"] for kind, data in answers[1:])
+    assert [(kind, data["data"]) for kind, data in answers] == [("piece", b"content"), *[("piece", b"")] * 4]
+    assert all(not find_fault(kind, data) and "KeyError" in data["error"] for kind, data in answers[1:4])
+    assert answers[4][1]["error"] == "cannot be read (No such file or directory)"

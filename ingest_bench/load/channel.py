@@ -26,7 +26,6 @@ class LineChannel:
     def __init__(self) -> None:
         os.set_blocking(1, False)
         self.timeout_s: float | None = None
-        """How long the parent may be silent; None: always."""
         self._outgoing: Queue[Any] = Queue()
         self._writer = gevent.spawn(self._write)
 
@@ -35,13 +34,10 @@ class LineChannel:
         self._outgoing.put(line)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines that arrive, until the parent closes its end or is silent for `timeout_s`."""
+        """Yield the lines that arrive, until the parent closes its end. TimeoutError after `timeout_s` of silence."""
         incomplete = b""
         while True:
-            try:
-                wait_read(0, self.timeout_s, TimeoutError())
-            except TimeoutError:
-                return
+            wait_read(0, self.timeout_s, TimeoutError())
             block = os.read(0, 1 << 20)
             if not block:
                 return

@@ -71,8 +71,7 @@ class ClosedLoop:
 
     def wait_for_next(self) -> int:
         """Return the current time, until the end."""
-        now_ns = time.monotonic_ns()
-        return now_ns if now_ns < self._end_ns else 0
+        return self.take_due(time.monotonic_ns())
 
     def take_due(self, now_ns: int) -> int:
         """Return the current time, until the end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import gevent
@@ -19,7 +20,6 @@ from ingest_bench.model.samples import OUTCOMES, SAMPLE, CpuMark, EventLoopStall
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
 _CODES = {8: "q", 4: "i", 2: "h"}
 _codes = "".join(_CODES[SAMPLE[name].itemsize] for name in Sample._fields)
@@ -68,7 +68,7 @@ class SampleSink(Protocol):
         """A function to call with each packed sample."""
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Write samples to one file. Memory stays flat if it is flushed regularly."""
 
     def __init__(self, path: Path, *, computes_figures: bool = False) -> None:
@@ -102,12 +102,7 @@ class Recorder:
         finally:
             os.close(self._fd)
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -313,10 +313,7 @@ def _query_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream, re
 
 
 class Leader:
-    """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`.
-
-    The worker of a fleet also sends `alive`: it may be suspended, and then nothing else would end the load.
-    """
+    """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`, and `alive` in a fleet."""
 
     def __init__(self) -> None:
         self._channel = LineChannel()
@@ -364,15 +361,17 @@ class Leader:
         return int(self._start_ns.get())
 
     def _read_commands(self) -> None:
-        for line in self._lines:
-            if line["do"] == "spawn":
-                self._may_spawn.set()
-            elif line["do"] == "begin":
-                self._start_ns.set(line["start_ns"])
-            elif line["do"] == "alive":
-                self._channel.timeout_s = line["timeout_s"]
-            else:
-                self._end()
+        # A silent parent is suspended: nothing else would end the load.
+        with suppress(TimeoutError):
+            for line in self._lines:
+                if line["do"] == "spawn":
+                    self._may_spawn.set()
+                elif line["do"] == "begin":
+                    self._start_ns.set(line["start_ns"])
+                elif line["do"] == "alive":
+                    self._channel.timeout_s = line["timeout_s"]
+                else:
+                    self._end()
         if self._stop is None:
             # Before the load begins there is nothing to end in order.
             os._exit(0)

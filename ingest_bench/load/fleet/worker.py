@@ -220,9 +220,8 @@ class FleetMember:
         try:
             path = self._files[msg.data["name"]]
             self._send("piece", get_hub().threadpool.apply(read_piece, (path, msg.data["number"])))
-        except (KeyError, OSError) as error:
-            piece = {"number": msg.data["number"], "data": b"", "sha256": ""}
-            self._send("piece", {**piece, "error": describe_error_for_remote(error)})
+        except (KeyError, RunFailed) as error:
+            self._send("piece", {"number": msg.data["number"], "data": b"", "error": describe_error_for_remote(error)})
 
     def _on_heartbeat(self, **_: Any) -> None:
         self._unanswered_heartbeats = 0
