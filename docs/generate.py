@@ -122,9 +122,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def keys() -> str:
     """Return every key of every table: its values, default and meaning."""
     head_hints = get_type_hints(Experiment, include_extras=True)
-    head = [
-        _row(Experiment, name, head_hints) for name in ("description", "replicates", "seed", "probes", "costly_probes")
-    ]
+    names = ("description", "headline", "replicates", "seed", "probes", "costly_probes")
+    head = [_row(Experiment, name, head_hints) for name in names]
     parts = [
         "## An experiment",
         table(_HEAD, head),

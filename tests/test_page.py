@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
 import json
@@ -9,7 +10,6 @@ import math
 import re
 from html import escape
 from html.parser import HTMLParser
-from urllib.parse import unquote
 
 import example_summaries as made
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Note, Series
-from ingest_bench.report import headline, page, page_charts, plot_cells, plot_over_time, summary_files
+from ingest_bench.report import headline, page, page_charts, plot_cells, plot_over_time, reports, summary_files
 from ingest_bench.report.reports import REPORTS
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -52,28 +52,40 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page_is_well_formed_and_links_only_to_files_of_the_report() -> None:
+def test_page_is_well_formed_and_has_its_data() -> None:
     runs = [made.with_series(run) for run in made.experiment(replicates=1, network=["loopback", "ethernet"])]
     files = {name: content for report in REPORTS.values() for name, content in report(runs).items()}
+    facts = {"cpu": "EPYC", "cores": 2, "kernel": "6.18", "ingest_bench": "0.1.0", "command": "ingest-bench run <made>"}
+    text = reports.build_page(runs, files, facts)["report/index.html"].decode()
     tags = Tags()
-    tags.feed(files["report/index.html"].decode())
+    tags.feed(text)
     assert tags.open == []
     assert all(name.startswith("data:image/png;base64,") for name in tags.sources)
-    linked = {unquote("report/" + name).replace("report/../", "") for name in tags.links if not name.startswith("#")}
-    assert linked <= set(files)
-    assert {name for name in files if name.endswith(".png")} <= linked
+    # No link leads to a file: the page may be sent by mail.
+    attached = [name for name in tags.links if not name.startswith("#")]
+    assert all(name.startswith("data:") for name in attached)
+    (summary_csv,) = re.findall('download="summary.csv" href="data:text/plain;base64,([^"]*)"', text)
+    assert base64.b64decode(summary_csv) == files["summary.csv"]
     # The row of each cell links to its runs.
     anchors = [name.removeprefix("#") for name in tags.links if name.startswith("#")]
     assert set(anchors) == {f"cell-{number}" for number in (1, 2)}
     assert set(anchors) <= set(tags.anchors)
     assert len([name for name in files if "time-" in name]) == 2
+    assert "made · opensearch 2.19.6 · heap 1 GiB · 2 CPUs EPYC · kernel 6.18 · 2023-11-14 22:13 UTC" in text
+    assert "<code>ingest-bench run &lt;made&gt;</code>" in text
+
+
+def test_files_beyond_the_limit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_MAX_ATTACHED_BYTES", 5)
+    text = page.render_results(FOUR, {}, files={"a.csv": b"12345", "report/b.csv": b"6"})
+    assert 'download="a.csv"' in text
+    assert "b.csv (in the results folder)" in text
 
 
 def test_picture_that_the_page_draws_itself_is_not_embedded() -> None:
     names = ("layers.png", "reads.png", "time-a.png", "large-allocations.png")
-    text = page.render_results(FOUR, {name: page.Picture(b"x", name) for name in names})
-    assert re.findall('<img [^>]*alt="([^"]*)"', text) == ["layers.png"]
-    assert all(f'href="{name}"' in text for name in names)
+    text = page.render_results(FOUR, dict.fromkeys(names, b"x"))
+    assert re.findall('<img [^>]*alt="([^"]*)"', text) == ["allocations outside TLABs by layer"]
 
 
 def test_cells_that_differ_in_a_special_character_have_different_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +98,7 @@ def test_cells_that_differ_in_a_special_character_have_different_files(monkeypat
 
 
 def test_page_loads_nothing_from_elsewhere() -> None:
-    text = page.render_results([made.with_series(run) for run in FOUR], {"layers.png": page.Picture(b"x", "x")})
+    text = page.render_results([made.with_series(run) for run in FOUR], {"layers.png": b"x"})
     # The only address is the namespace of SVG in the script.
     assert re.findall(r"https?:[^\"]*|@import.*|url\([^#].*|fetch\(.*|<link.*|src=(?!\"data:).*", text) == [
         "http://www.w3.org/2000/svg"
@@ -114,7 +126,7 @@ def test_page_without_a_valid_run_says_so() -> None:
 def test_headline_is_first_on_the_page() -> None:
     body = page.render_results(FOUR, {}).partition("<body")[2].partition(">")[2]
     first, second = re.findall(r"<(?:h1|h2|p|table)[ >].*", body)[:2]
-    assert first == f"<h1>{escape(headline.describe_reads(FOUR))}</h1>"
+    assert first == f"<h1>{escape(headline.describe_finding(FOUR))}</h1>"
     assert "<h1" not in second
 
 
@@ -265,7 +277,7 @@ def test_narrow_frames_are_merged_and_counted() -> None:
     few = made.changed(RUN, stacks={**STACKS, "new TLABs;a.Main.run;a.Rare.one;byte[]": 19})
     text = page_charts.icicle_figure(few, page_charts.build_icicles([few]), is_open=True)
     assert "0.2% are in frames below 0.2% each, which are merged." in text
-    assert '<a href="allocations-network%3Dethernet-1.folded">' in text
+    assert "All stacks: allocations-network=ethernet-1.folded" in text
 
 
 def frames(way: str, depth: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +36,7 @@ EXPERIMENTS = {
     "no valid run": [made.changed(run, state="failed", reason="the server died") for run in FOUR],
     "without reads": [made.changed(run, histograms={}, values={"read_bytes_mean": None}) for run in FOUR],
 }
+READS = "read_bytes_mean"
 draw_reads = partial(plot_cells.draw_picture, "reads")
 draw_layers = partial(plot_cells.draw_picture, "layers")
 
@@ -200,28 +202,64 @@ def test_cell_out_of_memory_says_so_in_its_row() -> None:
     with figures() as saved:
         draw_reads(runs)
     assert "OOM (direct)" in words(saved[0])
-    assert headline.describe_reads(oom) == "Every run ended out of memory"
+    assert headline.describe_finding(oom) == "Every run ended out of memory"
 
 
 def test_headline_compares_the_cells_that_differ_most() -> None:
-    assert headline.describe_reads(FOUR) == (
-        "A socket read carries 37.6 KiB on ethernet, 497 KiB on loopback: 13x (receive predictor 512KiB)"
+    assert headline.describe_finding(FOUR, READS) == (
+        "A socket read carries 37.6 KiB over ethernet and 497 KiB over loopback: 13 times "
+        "(13.2 to 13.2, receive predictor 512KiB)"
     )
     same = made.experiment(network=["loopback", "ethernet"], receive_predictor=["4KiB"])
-    assert headline.describe_reads(same) == "A socket read carries 4 KiB on average"
-    assert headline.describe_reads(EXPERIMENTS["no valid run"]) == "No valid run"
-    assert headline.describe_reads(EXPERIMENTS["without reads"]).startswith(
-        "Documents/s accepted: 18,860 on ethernet, 21,200 on loopback"
+    assert headline.describe_finding(same, READS) == "A socket read carries 4 KiB"
+    assert headline.describe_finding(EXPERIMENTS["no valid run"]) == "No valid run"
+    assert headline.describe_finding(FOUR, "docs_per_s_mean").startswith(
+        "Documents/s accepted: 18,860 over ethernet and 21,200 over loopback"
     )
 
 
-@pytest.mark.parametrize(("ratio", "times"), [(1.0999, None), (1.1, "1.1x"), (9.94, "9.9x"), (10, "10x")])
+def test_headline_is_of_the_column_that_the_experiment_names() -> None:
+    runs = [dataclasses.replace(run, headline="response_ms_p99") for run in FOUR]
+    slow = [made.changed(run, values={"response_ms_p99": 900.0 if "512KiB" in run.cell else 100.0}) for run in runs]
+    assert headline.describe_finding(slow).startswith(
+        "99% of requests take at most 100 ms at receive predictor 32KiB and 900 ms at receive predictor 512KiB: 9.0"
+    )
+    unmeasured = [dataclasses.replace(run, headline="lost_documents") for run in FOUR]
+    assert headline.describe_finding(unmeasured) == "Each GB ingested makes the server allocate 30 GB"
+
+
+def test_tiles_compare_the_cells_of_the_finding_and_say_when_there_is_no_verdict() -> None:
+    single = made.experiment(replicates=1, network=["loopback", "ethernet"])
+    heap, stalls, throughput = headline.build_tiles(single)
+    assert (heap.title, stalls.title, throughput.title) == ("Heap", "Stalls", "Throughput")
+    assert re.fullmatch(r"-1\d%, no verdict", throughput.answer)
+    assert throughput.text.startswith("documents/s: 18,650 over ethernet and ")
+    assert throughput.verdict == "1 run per cell: no verdict; --replicates 3"
+    assert (stalls.answer, stalls.text) == ("Not measured", "")
+    *_, throughput = headline.build_tiles(made.experiment(network=["loopback", "ethernet"]))
+    assert re.fullmatch(r"-\d+%", throughput.answer)
+    assert re.fullmatch(r"0\.\d+ to 0\.\d+ times", throughput.verdict)
+    assert headline.build_tiles([])[0].answer == "Not measured"
+
+
+def test_stalls_are_counted_by_cause() -> None:
+    run = made.changed(made.with_series(FOUR[0], fault=True), values={"stalls": 1})
+    assert headline.build_tiles([run])[1] == headline.Tile(
+        "Stalls", "1 stall", "11 s, packets lost on the network. Ruled out: GC."
+    )
+    none = made.changed(run, stalls=(), values={"stalls": 0})
+    assert headline.build_tiles([none])[1].answer == "No stalls"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "times"), [(1.0999, None), (1.1, "1.1 times"), (9.94, "9.9 times"), (10, "10 times")]
+)
 def test_headline_compares_from_a_difference_of_a_tenth_on(ratio: float, times: str | None) -> None:
     sizes = {"ethernet": 1000.0, "loopback": 1000.0 * ratio}
     runs = [made.changed(made.summary({"network": name}), values={"read_bytes_mean": sizes[name]}) for name in sizes]
-    text = headline.describe_reads(runs)
-    assert (" on ethernet, " in text and " on loopback: " in text) is (times is not None)
-    assert text.endswith(times or "on average")
+    text = headline.describe_finding(runs, READS)
+    assert (" over ethernet and " in text and " over loopback: " in text) is (times is not None)
+    assert text.endswith(f"{times} (1 run per cell)" if times else "KiB")
 
 
 def test_headline_of_a_fault_is_its_cost() -> None:
@@ -250,15 +288,13 @@ def test_headline_of_one_run_names_its_known_numbers() -> None:
 
 
 def test_headline_of_allocations_is_per_gb_accepted() -> None:
-    sentence = "Allocated outside TLABs by the network, for each GB accepted:"
-    assert headline.compare_cells("layers", FOUR).startswith(f"{sentence} 1.0")
-    assert "on loopback" in headline.compare_cells("layers", FOUR)
+    sentence = "Outside TLABs the network layer allocates, for each GB accepted,"
+    assert headline.describe_finding(FOUR, headline.NETWORK_COLUMN).startswith(f"{sentence} 1.0")
+    assert "over loopback" in headline.describe_finding(FOUR, headline.NETWORK_COLUMN)
     none = [made.changed(run, values={"outside_tlab_network_bytes": 0}) for run in FOUR]
-    assert headline.compare_cells("layers", none) == f"{sentence} 0 GB"
+    assert headline.describe_finding(none, headline.NETWORK_COLUMN) == f"{sentence} 0 GB"
     some = [*none[:2], made.changed(FOUR[2], values={"outside_tlab_network_bytes": 7e9}), *none[3:]]
-    assert headline.compare_cells("layers", some) == f"{sentence} 0 GB to 1 GB"
-    still = [made.changed(run, values={"docs_per_s_p10": 0.0}) for run in FOUR]
-    assert headline.compare_cells("machine", still) == "Documents/s in all but the worst tenth of seconds: 0"
+    assert headline.describe_finding(some, headline.NETWORK_COLUMN) == f"{sentence} 0 GB to 1 GB"
 
 
 def test_run_with_failed_requests_also_shows_acknowledged_ones() -> None:
@@ -357,7 +393,7 @@ def test_large_allocations_are_next_to_the_heap_of_the_same_run() -> None:
             [with_large(runs[0], 8 << 20, 5), made.changed(other, faults=(partition,))]
         )
     every = [text.get_text() for text in texts(drawn[0])]
-    assert any(text.startswith("The largest object: 8") for text in every)
+    assert any(text.startswith("The largest object has 8") for text in every)
     # Faults of any cell.
     assert {"flush", "partition"} <= set(every)
     assert every.count("256 MiB") == 2

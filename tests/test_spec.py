@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, key_paths, spec
 from ingest_bench.inputs import files
+from ingest_bench.lab import campaign
 
 EXPERIMENT = """
 description = "x"
@@ -111,7 +114,16 @@ def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(files.data_files(catalog.EXPERIMENTS)))
 def test_every_shipped_experiment_can_be_planned(name: str) -> None:
-    assert all(spec.build_plan(spec.load_experiment(level)).runs for level in spec.expand_includes(name))
+    plans = [spec.build_plan(spec.load_experiment(level)) for level in spec.expand_includes(name)]
+    assert all(plan.runs for plan in plans)
+    assert {plan.headline for plan in plans} <= {column.name for column in COLUMNS}
+
+
+@pytest.mark.usefixtures("here")
+def test_headline_that_is_no_column_is_refused_before_a_run() -> None:
+    plan = dataclasses.replace(spec.build_plan(spec.load_experiment("x.toml")), headline="docs_per_s")
+    with pytest.raises(SpecError, match='headline: unknown column "docs_per_s"; did you mean "docs_per_s_mean"'):
+        campaign.check_plan(plan)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
     knees = [] if plan.search is None else search.find_knees(plan, summaries)
     sentences = [
         *digest.describe_endings(summaries),
-        *(search_table.describe_knees(knees) or [headline.describe_reads(summaries)]),
+        *(search_table.describe_knees(knees) or [headline.describe_finding(summaries)]),
         *(describe(summaries) for describe in (digest.describe_stalls, digest.describe_errors)),
         digest.describe_warnings(summaries),
     ]

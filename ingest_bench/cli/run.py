@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import shlex
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,7 +294,8 @@ def _start(
     notes = [campaign.check_machine(plan, options) for plan in plans]
     _fetch(plans, options)
     with _open_services(execution, options, remote, output) as ready:
-        facts = {**collect_facts(), "jfr": options.jfr}
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        facts = {**collect_facts(), "jfr": options.jfr, "command": command}
         folders = [
             layout.create_results(results_folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
             for plan in plans

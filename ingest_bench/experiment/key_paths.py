@@ -29,7 +29,7 @@ _BARE = ("target", "load", "network")
 # Tables of a link, which may name a profile and override it.
 LINKS = ("network", "peers")
 # Other keys of an experiment's file. `--set` and factors do not take them.
-HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
+HEAD = ("description", "headline", "replicates", "seed", "probes", "costly_probes")
 # What is not a key, and how it is set.
 _REMEDIES = {
     **dict.fromkeys(HEAD, "it is set at the top of the experiment's file"),

@@ -374,6 +374,7 @@ def build_plan(experiment: Experiment) -> Plan:
     return Plan(
         experiment=experiment.name,
         description=experiment.description,
+        headline=experiment.headline,
         seed=experiment.seed,
         factors=experiment.factors,
         runs=tuple(runs),

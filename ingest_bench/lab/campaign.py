@@ -13,12 +13,14 @@ from typing import Protocol
 
 from ingest_bench import probes, targets
 from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.documents import corpus_download, synthetic
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks
 from ingest_bench.host import cpu, node_resources, settings
+from ingest_bench.inputs.names import suggest
 from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as DownloadProgress
 from ingest_bench.jvm.attach import find_reader
@@ -136,6 +138,11 @@ def check_plan(plan: Plan, options: runner.RunOptions | None = None) -> tuple[st
 
     SpecError (exit 2) for a plan that cannot work on any machine, or not with this machine's memory.
     """
+    names = [column.name for column in COLUMNS]
+    if plan.headline not in names:
+        raise SpecError(
+            f'headline: unknown column "{plan.headline}"; {suggest(plan.headline, names, "docs/columns.md")}'
+        )
     lines = dict.fromkeys(f"left out: {skipped.cell}: {skipped.reason}" for skipped in plan.skipped_cells)
     for cell in unique_cells(plan):
         probes.select_probes(cell.probes)

@@ -104,7 +104,8 @@ def summarise_run(
     row = summary.summarise(inputs)
     run_notes = (Note(source="load", text=text) for text in record.notes)
     frame_notes = link_watch.last_frames_notes(folder, cell.target.nodes, row.state)
-    return escaping.escape_summary(dataclasses.replace(row, notes=(*row.notes, *run_notes, *frame_notes)))
+    notes = (*row.notes, *run_notes, *frame_notes)
+    return escaping.escape_summary(dataclasses.replace(row, notes=notes, headline=plan.headline))
 
 
 def summarise_runs(
@@ -129,6 +130,7 @@ def summarise_runs(
             replicate=1,
             levels=cell.levels,
             experiment=plan.experiment,
+            headline=plan.headline,
         )
         for cell in plan.skipped_cells
     ]
@@ -218,6 +220,7 @@ def write_report(
         files["report/predicted.csv"] = summary_files.to_csv(predictions).encode()
     # The knee is the main plot of a search.
     files = search_table.search_files(knee_points := search.find_knees(results.plan, ordered)) | files
+    files |= reports.build_page(ordered, files, layout.read_facts(results.path))
     if svg:
         extra |= reports.build_svg(
             lambda: search_table.search_files(knee_points) | reports.REPORTS["pictures"](ordered)

@@ -20,6 +20,8 @@ MAX_LEVELS = 1_000
 SIDES = ("A", "B")
 
 SearchStep = Literal["", "estimate", "ramp", "bisect", "confirm"]
+# Default of the column that answers an experiment's question: the heap cost of ingestion.
+HEADLINE = "allocated_bytes_per_gb"
 RunState = Literal["planned", "started", "measured", "oom", "aborted", "invalid", "failed", "inapplicable"]
 
 # Most sysctls are a signed C int.
@@ -147,6 +149,8 @@ class Experiment:
     name: str
     description: Line = ""
     """The question that the experiment answers, in one sentence."""
+    headline: Name = HEADLINE
+    """The column of summary.csv that answers it. The report begins with it."""
     replicates: Annotated[int, Between(1, MAX_RUNS, "no plan has more runs")] = 1
     """Number of runs of each cell."""
     seed: Seed = 1
@@ -221,6 +225,7 @@ class Plan:
 
     experiment: str
     description: str
+    headline: Name = HEADLINE
     seed: int
     factors: tuple[Factor, ...]
     runs: tuple[Run, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ingest_bench.model.experiment import RunState
+from ingest_bench.model.experiment import HEADLINE, RunState
 from ingest_bench.model.network import LinkCheck
 from ingest_bench.model.samples import ClockOffset
 
@@ -280,6 +280,8 @@ class Summary:
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
     experiment: str = ""
+    headline: str = HEADLINE
+    """The column that answers the experiment's question."""
     measure_start_ns: int | None = None
     """None if the measurement was never reached."""
     measure_end_ns: int | None = None

@@ -15,7 +15,7 @@ from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.results import Summary
 from ingest_bench.report.formatting import format_number
 
-NO_VERDICT = "no verdict: one run a side"
+NO_VERDICT = "1 run per cell: no verdict; --replicates 3"
 NO_STEP = "no step"
 EVERY_COLUMN = tuple(dict.fromkeys(columns_module.compared_column(column.name) for column in COLUMNS))
 """All columns that `gate`, `compare` and `trend` accept; of a total, its share of a GB."""
@@ -72,11 +72,11 @@ def format_change(change: Comparison) -> str:
 
 
 def format_interval(change: Comparison) -> str:
-    """Format the interval of the change as shares; empty where it is unknown. The upper end may have no bound."""
+    """Format the interval of the ratio of both means: "0.95 to 1.1 times"; "" if unknown. It may have no end."""
     if change.relative_interval is None:
         return ""
-    low, high = change.relative_interval
-    return f"{low:+.1%} or more" if high == math.inf else f"{low:+.1%} to {high:+.1%}"
+    low, high = (end + 1 for end in change.relative_interval)
+    return f"{low:.3g} times or more" if high == math.inf else f"{low:.3g} to {high:.3g} times"
 
 
 def describe_verdict(change: Comparison) -> str:

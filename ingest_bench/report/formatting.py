@@ -65,10 +65,10 @@ def format_key(key: str) -> str:
 
 
 def describe_level(key: str, level: str) -> str:
-    """Format a level as the end of a sentence: "on ethernet", "with pmc", "at heap 2g"."""
+    """Format a level as the end of a sentence: "over ethernet", "with pmc", "at heap 2g"."""
     name = format_key(key)
     if name == "network":
-        return f"on {level}"
+        return f"over {level}"
     if name in ("workload", "target", "allocator", "gc"):
         return f"with {level}"
     return f"at {name} {level}"

@@ -1,14 +1,23 @@
-"""The one line above a picture: what its numbers say, without a cause that was not measured."""
+"""The finding of an experiment, the tiles of its page, and titles of pictures, without a cause that was not measured.
+
+The experiment names the column that answers its question (`headline`). The terminal and the page say the same.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run import integrity
+from ingest_bench.model.experiment import HEADLINE
 from ingest_bench.model.results import Summary
+from ingest_bench.report import change_tables, digest
 from ingest_bench.report.formatting import (
     describe_level,
     format_gb,
@@ -23,49 +32,107 @@ LEAST_RATIO = 1.1
 """Below this ratio two cells count as equal: replicates of one cell differ by a few percent."""
 NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
 """What the network layer allocated outside TLABs for each GB accepted."""
-# By picture: column, sentence, format, and the headline without any number.
-_COMPARED: Mapping[str, tuple[str, str, Callable[[float], str], str]] = {
-    "layers": (
-        NETWORK_COLUMN,
-        "Allocated outside TLABs by the network, for each GB accepted: {}",
-        format_gb,
-        "No allocation was measured",
-    ),
-    "large-allocations": (
-        "largest_allocation_bytes",
-        "The largest object: {}",
-        format_size,
-        "No large allocation was recorded",
-    ),
-    "machine": (
-        "docs_per_s_p10",
-        "Documents/s in all but the worst tenth of seconds: {}",
-        format_integer,
-        "No throughput was measured",
-    ),
+_READS, _RATE, _PAUSES = "read_bytes_mean", "docs_per_s_mean", "gc_pause_ms_total_per_gb"
+# By column: sentence, format and unit. A column without one is named as in summary.csv.
+_SENTENCES: Mapping[str, tuple[str, Callable[[float], str], str]] = {
+    HEADLINE: ("Each GB ingested makes the server allocate {}", format_gb, ""),
+    "allocated_network_bytes_per_gb": ("Each GB ingested makes network threads allocate {}", format_gb, ""),
+    NETWORK_COLUMN: ("Outside TLABs the network layer allocates, for each GB accepted, {}", format_gb, ""),
+    _PAUSES: ("Each GB ingested costs GC pauses of {}", format_number, " ms"),
+    _READS: ("A socket read carries {}", format_size, ""),
+    _RATE: ("Documents/s accepted: {}", format_integer, ""),
+    "docs_per_s_p10": ("Documents/s in all but the worst tenth of seconds: {}", format_integer, ""),
+    "delivered_per_s": ("Documents/s delivered: {}", format_integer, ""),
+    "lost_documents": ("Acknowledged documents that were lost: {}", format_integer, ""),
+    "largest_allocation_bytes": ("The largest object has {}", format_size, ""),
+    "direct_allocation_ms_mean": ("The mean time to allocate a direct buffer is {}", format_number, " ms"),
+    "response_ms_max": ("The slowest request takes {}", format_number, " ms"),
+    "response_ms_p99": ("99% of requests take at most {}", format_number, " ms"),
+    "zero_throughput_s": ("Time without an acknowledged document: {}", format_number, " s"),
 }
+# The first of these that was measured is in the tile "Heap".
+_HEAP_COLUMNS = {HEADLINE: "allocated per GB", _PAUSES: "GC pauses per GB"}
 
 
-def describe_reads(summaries: Sequence[Summary]) -> str:
-    """Return the headline of the picture of read sizes, which is also that of the page."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One of the answers at the top of the page."""
+
+    title: str
+    answer: str
+    text: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two cells that differ in one factor alone, in the order of its levels, and the keys that vary."""
+
+    key: str
+    rows: tuple[CellRuns, CellRuns]
+    varying: Sequence[str]
+
+    @property
+    def conditions(self) -> list[str]:
+        """Return the levels that both cells have."""
+        return [f"{format_key(key)} {self.rows[0].levels[key]}" for key in self.varying if key != self.key]
+
+    def describe(self, column: str) -> str:
+        """Return both values with their levels, the smaller first."""
+        return " and ".join(
+            f"{_format(column, row.median(column) or 0.0)} {describe_level(self.key, row.levels[self.key])}"
+            for row in sorted(self.rows, key=lambda row: row.median(column) or 0.0)
+        )
+
+    def factor(self, column: str) -> float:
+        """Return the second value as a multiple of the first; 0 if that is 0 or either is unknown."""
+        first, second = (row.median(column) for row in self.rows)
+        return (second or 0.0) / first if first else 0.0
+
+    def compare(self, summaries: Sequence[Summary], column: str) -> Comparison:
+        """Return the comparison of these cells, judged with all others in this column."""
+        names = [row.name for row in self.rows]
+        changes = comparison.compare_pairs(summaries, [column])
+        return next(change for change in changes if [change.first, change.second] == names)
+
+
+def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
+    """Return the finding in one sentence: of *column*, else of the experiment's headline, or the next measured one."""
     rows = [row for row in cells.group_by_cell(summaries) if row.valid]
     if not rows:
         is_all_oom = summaries and all(run.state == "oom" for run in summaries)
         return "Every run ended out of memory" if is_all_oom else "No valid run"
-    for column, sentence, text, alone in (
-        ("read_bytes_mean", "A socket read carries {}", format_size, " on average"),
-        ("docs_per_s_mean", "Documents/s accepted: {}", format_integer, ""),
-    ):
-        if any(row.median(column) for row in rows):
-            return _compare_cells(summaries, rows, column, sentence, text, alone)
-    return "Neither reads nor throughput could be measured"
+    column = column or _find_measured(rows, (summaries[0].headline, HEADLINE, _READS, _RATE))
+    measured = [row for row in rows if row.median(column) is not None]
+    sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}",))
+    if not measured:
+        return sentence.format("not measured")
+    pair = _find_pair(summaries, measured, column)
+    if pair is None:
+        return sentence.format(format_range([row.median(column) or 0.0 for row in measured], partial(_format, column)))
+    factor, change = pair.factor(column), pair.compare(summaries, column)
+    ends = [end + 1 for end in change.relative_interval or ()]
+    ratios = [
+        ratio if factor > 1 else 1 / ratio if ratio else math.inf
+        for ratio in (factor, *sorted(ends, reverse=factor < 1))
+    ]
+    interval = f"{ratios[1]:.3g} to {ratios[2]:.3g}" if ends else "1 run per cell" if change.interval is None else ""
+    details = ", ".join(filter(None, (interval, *pair.conditions)))
+    return f"{sentence.format(pair.describe(column))}: {_format_ratio(ratios[0])}{f' ({details})' if details else ''}"
 
 
-def compare_cells(picture: str, summaries: Sequence[Summary]) -> str:
-    """Return the headline of a picture that compares cells by one column: "layers", "large-allocations", "machine"."""
-    column, sentence, text, nothing = _COMPARED[picture]
-    rows = [row for row in cells.group_by_cell(summaries) if row.median(column) is not None]
-    return _compare_cells(summaries, rows, column, sentence, text) if rows else nothing
+def build_tiles(summaries: Sequence[Summary]) -> list[Tile]:
+    """Return the answers about heap, stalls and throughput, between the cells of the finding."""
+    rows = [row for row in cells.group_by_cell(summaries) if row.valid]
+    finding = _find_measured(rows, (*(run.headline for run in summaries[:1]), HEADLINE, _READS, _RATE))
+    pair = _find_pair(summaries, rows, finding)
+    heap = _find_measured(rows, tuple(_HEAP_COLUMNS))
+    stalls = digest.describe_stalls(summaries) or "Not measured"
+    return [
+        _build_tile("Heap", summaries, rows, heap, _HEAP_COLUMNS.get(heap, ""), pair),
+        Tile("Stalls", stalls.partition(" of ")[0].rstrip("."), stalls.partition(" of ")[2]),
+        _build_tile("Throughput", summaries, rows, _RATE, "documents/s", pair),
+    ]
 
 
 def describe_run(run: Summary) -> str:
@@ -87,47 +154,55 @@ def describe_run(run: Summary) -> str:
     return ", ".join(parts) or "One run over time"
 
 
-def _compare_cells(
-    summaries: Sequence[Summary],
-    rows: Sequence[CellRuns],
-    column: str,
-    sentence: str,
-    text: Callable[[float], str],
-    alone: str = "",
-) -> str:
-    """Complete the sentence with the two cells that differ most, or with the range of all and `alone`."""
-    measured = [row for row in rows if row.median(column) is not None]
-    pair = _find_pair(summaries, measured, column)
+def _build_tile(
+    title: str, summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str, name: str, pair: _Pair | None
+) -> Tile:
+    """Return the change of a column between two cells with its verdict; without a pair its range over all cells."""
+    values = [value for row in rows if (value := row.median(column)) is not None]
+    if not values:
+        return Tile(title, "Not measured")
+    pair = pair if pair and pair.factor(column) else _find_pair(summaries, rows, column)
     if pair is None:
-        return sentence.format(format_range([row.median(column) or 0.0 for row in measured], text)) + alone
-    key, low, high = pair
-    small, large = low.median(column) or 0.0, high.median(column) or 0.0
-    both = (
-        f"{text(small)} {describe_level(key, low.levels[key])}, {text(large)} {describe_level(key, high.levels[key])}"
-    )
-    others = [f"{format_key(other)} {low.levels[other]}" for other in cells.varying_keys(summaries) if other != key]
-    ratio = large / small
-    return f"{sentence.format(both)}: {ratio:.{0 if ratio >= 10 else 1}f}x" + (
-        f" ({', '.join(others)})" if others else ""
-    )
+        return Tile(title, f"{format_range(values, partial(_format, column))}", name)
+    factor, change = pair.factor(column), pair.compare(summaries, column)
+    answer = f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:.2g} times"
+    verdict = {None: ", no verdict", False: ", no change seen"}.get(change.is_distinct, "")
+    text = f"{name}: {', '.join((pair.describe(column), *pair.conditions))}"
+    interval = change_tables.format_interval(change) or change_tables.NO_VERDICT
+    return Tile(title, f"{answer}{verdict}", text, interval)
 
 
-def _find_pair(
-    summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str
-) -> tuple[str, CellRuns, CellRuns] | None:
+def _find_measured(rows: Sequence[CellRuns], columns: Sequence[str]) -> str:
+    """Return the first of the columns that any cell has, else the last."""
+    return next((name for name in columns if any(row.median(name) is not None for row in rows)), columns[-1])
+
+
+def _format(column: str, value: float) -> str:
+    _, text, unit = _SENTENCES.get(column, ("", format_number, ""))
+    return f"{text(value)}{unit}"
+
+
+def _format_ratio(ratio: float) -> str:
+    return f"{ratio:.{0 if ratio >= 10 else 1}f} times"
+
+
+def _find_pair(summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str) -> _Pair | None:
     """Return the first factor that makes a difference, and the two cells that differ most in the value by it alone."""
-    for key in cells.varying_keys(summaries):
-        alike = [
-            (low, high)
-            for low, high in itertools.permutations(rows, 2)
-            if [other for other in low.levels if low.levels[other] != high.levels.get(other)] == [key]
+    varying = cells.varying_keys(summaries)
+    for key in varying:
+        pairs = [
+            _Pair(key, pair, varying)
+            for pair in itertools.combinations(rows, 2)
+            if [other for other in pair[0].levels if pair[0].levels[other] != pair[1].levels.get(other)] == [key]
         ]
-        pairs = [(value, low, high) for low, high in alike if (value := low.median(column))]
-        ratios = [((high.median(column) or 0) / value, low, high) for value, low, high in pairs]
-        best = max(ratios, key=lambda item: item[0], default=None)
-        if best is not None and best[0] >= LEAST_RATIO:
-            return key, best[1], best[2]
+        best = max(pairs, key=lambda pair: _distance(pair.factor(column)), default=None)
+        if best is not None and _distance(best.factor(column)) >= LEAST_RATIO:
+            return best
     return None
+
+
+def _distance(factor: float) -> float:
+    return max(factor, 1 / factor) if factor else 0.0
 
 
 def _describe_recovery(run: Summary) -> str:

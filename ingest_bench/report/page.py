@@ -5,22 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.changes import Changes
 from ingest_bench.analysis.compare.trend import Trend
-from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
+from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import Summary
 from ingest_bench.report import cell_tables, change_tables, headline, page_charts, stall_table
-from ingest_bench.report.formatting import format_key
+from ingest_bench.report.formatting import format_key, format_size
+from ingest_bench.report.headline import Tile
 from ingest_bench.report.page_charts import IcicleData, escape_breakable
 
 _FOLDER = Path(__file__).parent
@@ -28,25 +29,36 @@ _FOLDER = Path(__file__).parent
 _MAX_NORMAL_COLUMNS = 12
 # The space between a number and its unit, which must not break.
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]i?)?B\b|ms\b|s\b)")
-_DATA_FILES = ("summary.csv", "summary.json", "histograms.csv")
-# Beginnings of the names of pictures whose content the page draws itself.
-_DRAWN_BY_PAGE = ("reads.png", "time-", "large-allocations.png")
+# Attached files: a mail of 25 MB is refused by many servers, and pictures need some of it.
+_MAX_ATTACHED_BYTES = 4_000_000
+# Different servers, heaps or collectors that are named in the line of facts.
+_MAX_LISTED = 3
+DRAWN_BY_PAGE = ("reads.png", "time-", "large-allocations.png")
+"""Beginnings of the names of pictures whose content the page draws itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A PNG and a description of it."""
-
-    content: bytes
-    caption: str
+_CAPTIONS = {
+    "direct-memory.png": "for each cell: time for each direct buffer",
+    "forwarding.png": "documents forwarded and delivered",
+    "nodes.png": "for each cell: rate, response time, and the node that was waited for",
+    "layers.png": "allocations outside TLABs by layer",
+    "machine.png": "for each setting of the machine: throughput and kernel counters",
+    "knee.png": "the steps of a search for the highest rate",
+}
 
 
 def render_results(
-    summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: Sequence[tuple[str, str]] = ()
+    summaries: Sequence[Summary],
+    pictures: Mapping[str, bytes],
+    more: Sequence[tuple[str, str]] = (),
+    *,
+    facts: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> str:
     """Render `index.html`. `pictures` is by file name, the main one first; `more` is (title, HTML).
 
-    Pictures are embedded, except those whose content the page draws itself: reads, and runs over time.
+    Pictures are shown, except those whose content the page draws itself: reads, and runs over time. `facts` are
+    those of the machine. `files` are attached, so that a page sent by mail has its data.
     """
     experiment = next((run.experiment for run in summaries if run.experiment), "results")
     groups, varying = cells.group_by_cell(summaries), cells.varying_keys(summaries)
@@ -63,33 +75,33 @@ def render_results(
     others = [replace(run, notes=tuple(note for note in run.notes if note.source != STALL_SOURCE)) for run in summaries]
     stalls = stall_table.stall_page_rows(summaries)
     links = {column: [f"#{anchor}" for anchor in anchors] for column in range(len(varying) or 1)}
-    files = [*((f"../{name}", name) for name in _DATA_FILES), *((quote(name), escape(name)) for name in pictures)]
+    images = [
+        f'<p><img src="{_embed(name, content)}" alt="{_CAPTIONS.get(name, name)}"></p>'
+        for name, content in pictures.items()
+        if not name.startswith(DRAWN_BY_PAGE)
+    ]
     parts = [
-        f"<h1>{escape(headline.describe_reads(summaries))}</h1>",
-        f'<p class="faint">{escape(experiment)}</p>',
+        f"<h1>{escape(headline.describe_finding(summaries))}</h1>",
+        f'<p class="facts">{_describe_facts(experiment, summaries, facts or {})}</p>',
+        render_list(cell_tables.describe_left_out(summaries), "problems"),
+        _render_tiles(headline.build_tiles(summaries)),
+        *images[:1],
         render_section("Cells: median over the runs (min..max)", render_table(cell_tables.cell_rows(summaries), links)),
-        render_section("Left out of tables and pictures", render_list(cell_tables.describe_left_out(summaries))),
         render_section("Sizes of socket reads (bytes, logarithmic)", page_charts.draw_read_sizes(rows)),
         render_section("Response times by percentile", page_charts.draw_response_times(rows)),
         render_section(
             "Stalls: when requests waited far longer than usual, and why",
             render_table(stalls, stacked=True) if len(stalls) > 1 else "",
         ),
-        render_section("Notes", render_list(cell_tables.list_notes(others))),
         render_section("Changes from cell to cell, each with its 95% interval", page_charts.draw_intervals(changes)),
         *(render_section(title, content) for title, content in more),
-        *(
-            f'<p><img src="data:image/png;base64,{base64.b64encode(picture.content).decode()}" '
-            f'alt="{escape(picture.caption)}"></p>'
-            for name, picture in pictures.items()
-            if not name.startswith(_DRAWN_BY_PAGE)
-        ),
+        *images[1:],
+        render_section("Notes", render_list(cell_tables.list_notes(others))),
         *(
             _cell_section(row, anchor, [run for run, _ in charts], icicles)
             for row, anchor in zip(rows, anchors, strict=True)
         ),
-        render_section("Columns of summary.csv", _describe_columns()),
-        "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in files) + "</p>",
+        _render_files(files or {}),
     ]
     return render_document(experiment, parts, {"runs": [chart for _, chart in charts], "flames": icicles.data})
 
@@ -137,9 +149,50 @@ def _cell_section(row: CellRuns, anchor: str, charted: Sequence[Summary], icicle
     return render_section(row.name, "\n".join([render_table(states), *figures]), anchor)
 
 
-def _describe_columns() -> str:
-    items = "".join(f"<dt>{column.name}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
-    return f"<details>\n<summary>What each of the {len(COLUMNS)} columns holds</summary>\n<dl>{items}</dl>\n</details>"
+def _describe_facts(experiment: str, summaries: Sequence[Summary], facts: Mapping[str, Any]) -> str:
+    """Describe servers, machine, date and command in one line."""
+
+    def join(column: str, text: Callable[[Any], str] = str) -> str:
+        values = list(dict.fromkeys(text(value) for run in summaries if (value := run.values.get(column)) is not None))
+        return " / ".join(values[:_MAX_LISTED]) + (" …" if len(values) > _MAX_LISTED else "")
+
+    start_ns = min((run.measure_start_ns for run in summaries if run.measure_start_ns), default=None)
+    heap = f"heap {join('heap_bytes', format_size)} {join('gc_collector', str.upper)}" if join("heap_bytes") else ""
+    parts = [
+        *(experiment, join("target"), heap.strip(), f"Java {join('java')}" if join("java") else ""),
+        f"{facts['cores']} CPUs {facts['cpu']}" if facts.get("cpu") else "",
+        f"kernel {facts['kernel']}" if "kernel" in facts else "",
+        f"{datetime.fromtimestamp(start_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC" if start_ns else "",
+        f"ingest-bench {facts['ingest_bench']}" if "ingest_bench" in facts else "",
+    ]
+    command = f" · <code>{escape(escape_line(str(facts['command'])))}</code>" if "command" in facts else ""
+    return escape(escape_line(" · ".join(filter(None, parts)))) + command
+
+
+def _render_tiles(tiles: Sequence[Tile]) -> str:
+    """Render the answers next to each other."""
+    texts = (
+        f"<div><small>{tile.title}</small><strong>{escape(tile.answer)}</strong>"
+        + "".join(f"<p>{escape(text)}</p>" for text in (tile.text, tile.verdict) if text)
+        for tile in tiles
+    )
+    return f'<div class="tiles">{"</div>".join(texts)}</div></div>'
+
+
+def _embed(name: str, content: bytes) -> str:
+    kind = "image/png" if name.endswith(".png") else "text/plain"
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _render_files(files: Mapping[str, bytes]) -> str:
+    """Render the attached files; those beyond the limit are only named."""
+    items, left = [], _MAX_ATTACHED_BYTES
+    for name, content in files.items():
+        left -= len(content)
+        base = name.rpartition("/")[2]
+        attached = f'<a download="{escape(base)}" href="{_embed(name, content)}">{escape(base)}</a>'
+        items.append(attached if left >= 0 else f"{escape(base)} (in the results folder)")
+    return f"<p>Files: {', '.join(items)}</p>" if items else ""
 
 
 def render_document(title: str, parts: Sequence[str], data: Mapping[str, Any] | None = None) -> str:
@@ -197,9 +250,13 @@ def render_table(
     return f"{begin}\n<tbody>{content}</tbody></table></div>"
 
 
-def render_list(texts: Sequence[str]) -> str:
+def render_list(texts: Sequence[str], look: str = "") -> str:
     """Render a list; "" without items."""
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+    return (
+        f"<ul{f' class={look}' if look else ''}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+        if texts
+        else ""
+    )
 
 
 def _to_json(data: Mapping[str, Any]) -> str:

@@ -206,7 +206,7 @@ def icicle_figure(run: Summary, icicles: IcicleData, *, is_open: bool) -> str:
     """Render the element in which the script draws the stacks of a run, or why it does not; "" without stacks."""
     if not run.stacks:
         return ""
-    file = f'<a href="{quote(folded_file_name(run))}">{escape(folded_file_name(run))}</a>'
+    file = escape(folded_file_name(run))
     name = escape_breakable(run.run)
     if (place := icicles.places.get(run.run)) is None:
         limit = f"{MAX_ICICLE_BYTES // 1_000_000} MB"

@@ -67,7 +67,6 @@ class Panel:
 class CellPicture:
     """A picture with a row for each cell."""
 
-    caption: str
     applies: Callable[[CellRuns], bool]
     """True for a row that has something to show; without any such row there is no picture."""
     title: Callable[[Sequence[Summary], Rows], str]
@@ -374,7 +373,6 @@ def _forwarding_title(_summaries: Sequence[Summary], rows: Rows) -> str:
 _WIRE_PANELS = (_sizes("wire_bytes", "Wire frames"), _numbers("wire_bytes_p50", "median", format_exact_bytes))
 CELL_PICTURES: Mapping[str, CellPicture] = {
     "direct-memory": CellPicture(
-        caption="for each cell: time for each direct buffer",
         applies=lambda row: bool(row.measured_or_oom.numbers(_MEAN)),
         title=_direct_memory_title,
         panels=lambda _rows: (
@@ -387,7 +385,6 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         shows_all_rows=True,
     ),
     "forwarding": CellPicture(
-        caption="documents forwarded and delivered",
         applies=lambda row: bool(row.numbers(published.FORWARDS)),
         title=_forwarding_title,
         panels=lambda _rows: (
@@ -397,7 +394,6 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         ),
     ),
     "nodes": CellPicture(
-        caption="for each cell: rate, response time, and the node that was waited for",
         applies=lambda row: any(run.nodes for run in row.valid),
         title=_nodes_title,
         panels=lambda _rows: (
@@ -409,9 +405,8 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         row_in=0.85,
     ),
     "reads": CellPicture(
-        caption="for each cell: sizes of socket reads, documents/s, heap allocated and GC pauses per GB",
         applies=lambda _row: True,
-        title=lambda summaries, _rows: headline.describe_reads(summaries),
+        title=lambda summaries, _rows: headline.describe_finding(summaries),
         panels=lambda rows: (
             *(_WIRE_PANELS if any(row.counts("wire_bytes") for row in rows) else ()),
             _sizes("read_bytes", "Socket reads"),
@@ -423,9 +418,8 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         has_level_colours=True,
     ),
     "layers": CellPicture(
-        caption="allocations outside TLABs by layer",
         applies=lambda row: row.median(headline.NETWORK_COLUMN) is not None,
-        title=lambda summaries, _rows: headline.compare_cells("layers", summaries),
+        title=lambda summaries, _rows: headline.describe_finding(summaries, headline.NETWORK_COLUMN),
         panels=lambda _rows: (Panel("", _draw_layers),),
         names=lambda _rows: {name: colour if colour != style.GREY else style.FAINT for _, name, colour in LAYERS},
     ),

@@ -254,7 +254,7 @@ def draw_large_allocations(summaries: Sequence[Summary]) -> bytes | None:
     with style.figure_style():
         figure = style.new_figure(
             0.8 + _LARGE_ROW_IN * len(runs),
-            headline.compare_cells("large-allocations", summaries),
+            headline.describe_finding(summaries, "largest_allocation_bytes"),
             style.describe_conditions(summaries),
             {fault.kind: style.FAULT for run in runs for fault in run.faults},
             style.left_out_notes(summaries),
@@ -344,7 +344,7 @@ def draw_machine(summaries: Sequence[Summary]) -> bytes | None:
     with style.figure_style():
         figure = style.new_figure(
             0.8 + len(panels) * _MACHINE_PANEL_IN,
-            headline.compare_cells("machine", summaries),
+            headline.describe_finding(summaries, "response_ms_max"),
             style.join_conditions([*_list_parts(runs[0]), "one run of each cell, means of each second"]),
             colours if others else {},
             [f"0 at all times: {', '.join(zero)}"] if zero else [],

@@ -1,4 +1,4 @@
-"""Build all files of a report: tables, pictures and the page.
+"""Build all files of a report: tables and pictures, and the page from them.
 
 A report is a function from summaries, in the order in which they are shown (`cells.in_order`), to the content of files
 by their names below the results folder. To add one, write the function and add a line to `REPORTS`.
@@ -78,33 +78,38 @@ def build_stacks(summaries: Sequence[Summary]) -> Files:
 
 
 def build_pictures(summaries: Sequence[Summary]) -> Files:
-    """Build the pictures, the main one first, and the page."""
+    """Build the pictures, the main one first."""
     # Imported late: matplotlib takes most of a second, and most commands draw nothing.
     from ingest_bench.report import plot_cells, plot_over_time  # noqa: PLC0415
 
-    cell_pictures = plot_cells.CELL_PICTURES
-    functions = {name: partial(plot_cells.draw_picture, name) for name in cell_pictures}
-    functions["forwarding"] = partial(plot_cells.draw_forwarding)
-    pictures: tuple[tuple[str, Callable[[Sequence[Summary]], bytes | None], str], ...] = (
-        *((name, functions[name], picture.caption) for name, picture in cell_pictures.items()),
-        ("machine", plot_over_time.draw_machine, "for each setting of the machine: throughput and kernel counters"),
-        ("large-allocations", plot_over_time.draw_large_allocations, "heap over time, and objects of 1 MiB and more"),
-    )
-    drawn = [(f"{name}.png", function(summaries), caption) for name, function, caption in pictures]
-    files = {name: page.Picture(content, caption) for name, content, caption in drawn if content is not None}
+    functions = {name: partial(plot_cells.draw_picture, name) for name in plot_cells.CELL_PICTURES}
+    functions |= {
+        "forwarding": partial(plot_cells.draw_forwarding),
+        "machine": partial(plot_over_time.draw_machine),
+        "large-allocations": partial(plot_over_time.draw_large_allocations),
+    }
+    drawn = {f"{name}.png": function(summaries) for name, function in functions.items()}
+    files = {name: content for name, content in drawn.items() if content is not None}
     for cell in cells.group_by_cell(summaries):
         for run in sorted(cell.valid, key=lambda run: (run.instrumented, run.replicate))[:1]:
             if (content := plot_over_time.draw_timeline(run)) is not None:
-                files[_timeline_name(cell.name, files)] = page.Picture(content, f"{run.run} over time")
+                files[_timeline_name(cell.name, files)] = content
+    return {f"report/{name}": content for name, content in files.items()}
+
+
+def build_page(summaries: Sequence[Summary], files: Mapping[str, bytes], facts: Mapping[str, object]) -> Files:
+    """Build the page of a results folder, with the pictures and tables among *files* and the facts of its machine."""
     sections = [
         ("Noise: the same against itself", change_tables.noise_rows(summaries)),
         ("Acknowledged documents", cell_tables.acknowledged_rows(summaries)),
         *((topic.title, cell_tables.topic_rows(topic, summaries)) for topic in TOPICS.values()),
     ]
     more = [(title, page.render_table(rows)) for title, rows in sections if len(rows) > 1]
-    contents = {name: picture.content for name, picture in files.items()}
-    contents["index.html"] = page.render_results(summaries, files, more).encode()
-    return {f"report/{name}": content for name, content in contents.items()}
+    pictures = {name.removeprefix("report/"): content for name, content in files.items() if name.endswith(".png")}
+    drawn = tuple(f"report/{name}" for name in page.DRAWN_BY_PAGE)
+    attached = {name: content for name, content in files.items() if name.endswith(".csv") or name.startswith(drawn)}
+    text = page.render_results(summaries, pictures, more, facts=facts, files=attached)
+    return {"report/index.html": text.encode()}
 
 
 def build_svg(build: Callable[[], Files]) -> Files:

@@ -28,7 +28,7 @@ _DECISIVE_FACTS = (
 )
 # Contents of the plan's files (`fingerprints`).
 _FILES = "files"
-_IGNORED_FACTS = ("load_average", _FILES)
+_IGNORED_FACTS = ("load_average", "command", _FILES)
 # The memory that a kernel reserves for itself varies a little.
 _SAME_MEMORY = 0.02
 _NO_FACTS = "unknown whether machine and settings are the same: a summary.csv has neither, a results folder has both"
