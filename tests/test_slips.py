@@ -27,6 +27,7 @@ FILES = {
     "fine.toml": '[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\n',
     "fault.toml": '[[fault]]\nkind = "kil"\nat = "1s"\n',
     "top.toml": 'heap = "1g"\n',
+    "quoted.toml": '"target.heap" = "1g"\n',
     "table.toml": '[load]\nheap = "1g"\n',
     "probe.toml": 'probes = ["gcc"]\n',
     "factor.toml": '[factors]\ndelay = ["1ms", "2ms"]\n',

@@ -19,7 +19,7 @@ from ingest_bench.experiment import catalog, spec
 from ingest_bench.host import cgroups, settings, sync_supervisor, volume
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.inputs import files, records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.network import link_capabilities
@@ -73,9 +73,7 @@ def show(name: Annotated[str, typer.Argument(help="An experiment, network profil
         for folder in (catalog.WORKLOADS, catalog.NETWORKS, catalog.EXPERIMENTS)
         for stem, path in files.data_files(folder).items()
     }
-    if name not in shipped:
-        remedy = suggest(name, shipped, "`ingest-bench list`")
-        raise SpecError(f'unknown name "{quote_name(name)}"; {remedy}')
+    check_name(name, shipped, f'unknown name "{quote_name(name)}"', "`ingest-bench list`")
     screen.print_text(files.read_text(shipped[name]).rstrip("\n"))
 
 

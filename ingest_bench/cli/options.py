@@ -17,7 +17,7 @@ from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.network import RealInterface
 from ingest_bench.results import layout
 
@@ -107,8 +107,7 @@ def check_columns(names: list[str]) -> None:
     """Raise SpecError for a name that is not a column of summary.csv."""
     columns = [column.name for column in COLUMNS]
     for name in names:
-        if name not in columns:
-            raise SpecError(f'--column: unknown column "{name}"; {suggest(name, columns, "docs/columns.md")}')
+        check_name(name, columns, f'--column: unknown column "{name}"', "docs/columns.md")
 
 
 def grouped(command: Callable[..., _Result]) -> Callable[..., _Result]:

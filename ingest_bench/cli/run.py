@@ -29,7 +29,6 @@ from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
 from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.model.experiment import Cell, Plan, Search
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.target import Endpoint
 from ingest_bench.report import cell_tables
 from ingest_bench.results import layout
 from ingest_bench.results.facts import collect_facts
@@ -118,14 +117,9 @@ class ExecutionOptions:
         ),
     ] = "default"
 
-    @property
-    def metrics_address(self) -> Endpoint | None:
-        """The address of `--prometheus`."""
-        return worker.parse_page_address("--prometheus", self.prometheus, 9464)
-
     def to_run_options(self) -> RunOptions:
         """Return the options of each run, without fleet and exporter; SpecError for an unusable option."""
-        _ = self.metrics_address  # Before anything starts.
+        worker.parse_page_address("--prometheus", self.prometheus, 9464)
         return RunOptions(
             netem=self.netem,
             java_home=self.java_home,
@@ -314,7 +308,7 @@ def _open_services(
 ) -> Iterator[RunOptions]:
     """Start the exporter and wait for workers; yield the options that include them."""
     options = dataclasses.replace(options, reports_figures=screen.is_live(output) or execution.prometheus is not None)
-    with worker.open_exporter(execution.metrics_address) as exporter, worker.open_fleet(remote) as fleet:
+    with worker.open_exporter(execution.prometheus) as exporter, worker.open_fleet(remote) as fleet:
         yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
 
 

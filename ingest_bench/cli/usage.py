@@ -28,8 +28,7 @@ def describe_usage_error(error: TyperException, arguments: Sequence[str]) -> str
     parts: Mapping[str, Any] = getattr(command, "commands", {})
     quoted = re.search(r"'([^']*)'|\(([^()]*)\)$", text)
     name = (quoted[1] or quoted[2] or "") if quoted else ""
-    # typer's exceptions with details are private.
-    details: Any = error
+    details: Any = error  # The classes of typer's exceptions are private.
     if type(error).__name__ == "NoSuchOption":
         option = details.option_name
         text = f"there is no option {quote_name(option)}{_suggest_option(option, command, arguments)}"
@@ -43,7 +42,9 @@ def describe_usage_error(error: TyperException, arguments: Sequence[str]) -> str
         meaning = param.help.replace("\\", "").rstrip(".")
         text = f"`{context.command_path}` requires {name.strip('[]')}: {meaning[:1].lower()}{meaning[1:]}"
     elif text.startswith("Got unexpected extra argument"):
-        text = f'unexpected argument "{quote_name(name)}"{_suggest_use(name, command)}'
+        option = "--set" if "=" in name else "--version" if name[:1].isdigit() else ""
+        remedy = f"; did you mean {option} {quote_name(name)}?" if option in _options(command) else ""
+        text = f'unexpected argument "{quote_name(name)}"{remedy}'
     elif invalid := re.fullmatch("Invalid value for '?([^']*)'?: (?:Value error, )?(.*)", text):
         problem = invalid[2].partition(",")[0].replace("Input should be", "must be")
         text = f"{invalid[1]}: {problem.replace('a valid integer', 'a whole number')}"
@@ -78,13 +79,3 @@ def _suggest_command(name: str, commands: Mapping[str, Any], path: str) -> str:
     if "run" in commands and (match := name if name.endswith(".toml") else find_match(name, experiments)):
         return f"; did you mean `{path} run {quote_name(match)}`?"
     return f"; known: {', '.join(commands)}"
-
-
-def _suggest_use(argument: str, command: Any) -> str:
-    """Suggest the option that takes an argument such as "heap=1g" or "2.19"."""
-    options = _options(command)
-    if "=" in argument and "--set" in options:
-        return f"; did you mean --set {quote_name(argument)}?"
-    if "--version" in options and argument[:1].isdigit():
-        return f"; did you mean --version {quote_name(argument)}?"
-    return ""

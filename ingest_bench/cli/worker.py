@@ -131,17 +131,16 @@ def parse_page_address(option: str, text: str | None, example: int) -> Endpoint 
         raise SpecError(f"{option} {text}: write a port, like {example}, 127.0.0.1:{example} or [::1]:{example}")
     address = join.parse_endpoint(f"127.0.0.1:{port}" if text.removeprefix(":") == port else text)
     try:
-        family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        socket.create_server((address.host, address.port), family=family).close()
     except OSError as error:
         raise SpecError(f"{option} {address}: cannot listen there ({error.strerror}). Choose another port.") from None
     return address
 
 
-def open_exporter(address: Endpoint | None) -> contextlib.AbstractContextManager[Exporter | None]:
+def open_exporter(text: str | None) -> contextlib.AbstractContextManager[Exporter | None]:
     """Serve `--prometheus` within the block; None without the option."""
+    address = parse_page_address("--prometheus", text, 9464)
     return exporter.serve_metrics(address) if address else contextlib.nullcontext()
 
 

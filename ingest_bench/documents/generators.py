@@ -20,7 +20,7 @@ import numpy as np
 from ingest_bench.documents import words
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import FieldName
 from ingest_bench.model.values import HOUR, Between, Json, JsonValue, Label, Length, Line, Pattern, S
 
@@ -77,10 +77,7 @@ class Rows:
 
     def values_of(self, name: str) -> Values:
         """Return the values of a field that precedes in the same row."""
-        if name not in self.fields:
-            raise SpecError(
-                f'{self.where}: "{name}" is not a preceding field of the same row; {suggest(name, self.fields)}'
-            )
+        check_name(name, self.fields, f'{self.where}: "{name}" is not a preceding field of the same row')
         return self.fields[name]
 
     def numbers_of(self, name: str) -> NDArray[np.float64]:
@@ -339,8 +336,7 @@ def options_record(kind: str) -> Any:
 def create_generator(table: Mapping[str, Any], where: str) -> Generate:
     """Create a generator from a table with `kind` and options; SpecError names what is wrong in it."""
     kind = str(table.get("kind"))
-    if kind not in GENERATORS:
-        raise SpecError(f'{where}: unknown kind "{kind}"; {suggest(kind, GENERATORS)}')
+    check_name(kind, GENERATORS, f'{where}: unknown kind "{kind}"')
     options = vars(records.from_toml(options_record(kind), {key: table[key] for key in table if key != "kind"}, where))
     minimum, maximum = (options.get(end, 0) for end in ("minimum", "maximum"))
     if minimum > maximum:

@@ -16,7 +16,7 @@ from typing import Any
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment.contradictions import check_profile
 from ingest_bench.inputs import files, records
-from ingest_bench.inputs.names import find_match, suggest
+from ingest_bench.inputs.names import check_name, find_match
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import DocumentField, Workload
 from ingest_bench.model.network import Profile
@@ -65,9 +65,7 @@ def find_file(folder: str, name: str, what: str) -> Path:
         raise SpecError(f"{quote_name(name)}: file not found" + (f'; did you mean "{similar}"?' if similar else ""))
     if what == "experiment" and Path(name).suffix and Path(name).exists():
         raise SpecError(f"{quote_name(name)}: not a .toml file. Documents: --documents FILE. A track: --track DIR.")
-    if name not in shipped:
-        remedy = suggest(name, shipped, "`ingest-bench list`")
-        raise SpecError(f'unknown {what} "{quote_name(name)}"; {remedy}')
+    check_name(name, shipped, f'unknown {what} "{quote_name(name)}"', "`ingest-bench list`")
     return shipped[name]
 
 

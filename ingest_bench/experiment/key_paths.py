@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records, user_json
-from ingest_bench.inputs.names import find_match, suggest
+from ingest_bench.inputs.names import check_name, find_match, suggest
 from ingest_bench.model.experiment import Cell, Fault, HostSettings
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import quote_name
 
@@ -71,24 +71,20 @@ def resolve_key(key: str) -> tuple[str, ...]:
 def iter_keys(bare: Sequence[str] = _BARE) -> Iterator[str]:
     """Yield all keys; those of the tables *bare* without the name of their table."""
     yield from _NAMES if bare else ()
-    nested = []
     for table, record_type in TABLES.items():
-        hints = get_type_hints(record_type)
-        for key, field_name in records.fields_by_key(record_type).items():
-            if key != "name" or table == "target":
-                yield key if table in bare and key != "name" else f"{table}.{key}"
-            if dataclasses.is_dataclass(hints[field_name]):
-                nested += [f"{table}.{key}.{name}" for name in records.fields_by_key(hints[field_name])]
-    # Of the built-in servers `direct-memory` and `sink`; other servers have hundreds.
-    yield from (*nested, "setting.threads", "setting.sink.threads")
+        prefix = "" if table in bare else f"{table}."
+        yield from (f"{prefix}{key}" for key in records.fields_by_key(record_type) if key != "name")
+    for table, direction in itertools.product(LINKS, ("to_server", "to_client")):
+        yield from (f"{table}.{direction}.{key}" for key in records.fields_by_key(Impairment))
+    # Settings of the built-in servers `direct-memory` and `sink`; other servers have hundreds.
+    yield from ("target.name", "setting.threads", "setting.sink.threads")
 
 
 def check_key(table: str, key: str, problem: str) -> None:
     """Raise SpecError if a table has no such key; it says which one was meant, also of another table."""
     keys = [*records.fields_by_key(TABLES[table]), *(["profile"] if table in LINKS else [])]
     if key not in keys:
-        others = [] if find_match(key, keys) else iter_keys(())
-        raise SpecError(f"{problem}; {suggest(key, [*keys, *others], 'docs/keys.md')}")
+        check_name(key, [*keys, *([] if find_match(key, keys) else iter_keys(()))], problem, "docs/keys.md")
 
 
 def unquote_key(key: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, contradictions, key_paths
 from ingest_bench.inputs import records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name, suggest
 from ingest_bench.model.experiment import (
     MAX_LEVELS,
     MAX_RUNS,
@@ -34,7 +34,8 @@ from ingest_bench.units import quote_name, quote_value
 
 _INCLUDES = "includes"
 _MAX_INCLUDES, _MAX_FAULTS = 100, 1000
-TOP = (*key_paths.HEAD, "factors", "fault", "settings", *key_paths.TABLES)
+_HEAD = key_paths.HEAD
+TOP = (*_HEAD, "factors", "fault", "settings", *key_paths.TABLES)
 # Two keys for one value: the one that is set replaces the other.
 _TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("load", "bulk"): ("load", "bulk_documents"),
@@ -81,17 +82,12 @@ def _read_experiment(path: Path) -> Experiment:
         if key == _INCLUDES:
             raise SpecError(f"{where}: this file only includes other experiments. Run one of them, or all by its name.")
         if key not in TOP:
-            raise SpecError(
-                f'{where}: unknown key "{quote_name(key)}"; {suggest(key, (*TOP, *key_paths.iter_keys(())))}'
-            )
+            remedy = suggest(key, (*TOP, *key_paths.iter_keys(())), "docs/keys.md")
+            raise SpecError(f'{where}: unknown key "{quote_name(key)}"; {remedy}')
     faults = _get(table, "fault", list, [], "written as [[fault]]", where)
     if len(faults) > _MAX_FAULTS:
         raise SpecError(f"{where}: fault: {len(faults):,} faults; at most {_MAX_FAULTS:,} are allowed")
-    head = {
-        key: records.read_key(Experiment, (key,), table[key], f"{where}: {key}")
-        for key in key_paths.HEAD
-        if key in table
-    }
+    head = {key: records.read_key(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
     tables = {name: dict(_get(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
     if isinstance(settings := tables["target"].get("setting"), dict):
         tables["target"]["setting"] = key_paths.flatten_table(settings, f"{where}: target.setting")
@@ -201,11 +197,8 @@ def _check_faults(experiment: Experiment) -> None:
     for factor in experiment.factors:
         if key_paths.resolve_key(factor.key)[0] == "fault":
             for level in factor.levels:
-                if level not in names:
-                    raise SpecError(
-                        f'{experiment.name}: factors: fault: no [[fault]] is named "{quote_name(level)}"; '
-                        f"{suggest(level, names)}"
-                    )
+                problem = f'{experiment.name}: factors: fault: no [[fault]] is named "{quote_name(level)}"'
+                check_name(level, names, problem)
 
 
 def build_target(table: Mapping[str, Any], where: str) -> TargetOptions:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from ingest_bench.errors import SpecError
 
 _MAX_LISTED_NAMES = 40
 # Longer names are data, not slips; the distance takes a time of the product of both lengths.
@@ -11,42 +15,8 @@ _MAX_CHARACTERS = 80
 # Fewer letters are the beginning of many words.
 _MIN_BEGINNING = 3
 
-# Words of other tools and of the field, without separators, and ours.
-_ALIASES: Mapping[str, str] = {
-    alias: name
-    for name, aliases in {
-        "delay": "latency rtt ping lag",
-        "rate": "bandwidth speed",
-        "loss": "packetloss drop drops",
-        "heap": "memory mem ram xmx heapsize",
-        "gc": "collector garbagecollector",
-        "users": "clients bulkindexingclients concurrency vus",
-        "bulk_documents": "batch batchsize bulksize bulkcount",
-        "measure": "duration runtime time timeperiod",
-        "replicates": "repeat repeats repetitions iterations",
-        "out": "output outputdir outdir",
-        "documents": "dataset corpus data docs",
-        "target": "server database engine",
-        "receive_predictor": "receivebuffer buffersize buffer",
-        "setting.threads": "threads",
-        "g1": "g1gc useg1gc",
-        "auto": "automatic",
-        "kill": "crash sigkill",
-        "pause": "freeze sigstop suspend",
-        "docs_per_s_mean": "throughput docspersecond",
-        "response_ms_p50": "p50 median",
-        "response_ms_p99": "p99",
-        "elasticsearch": "es",
-        "opensearch": "os",
-        "lossy-wifi": "wifi",
-        "ethernet": "gigabit lan",
-        "run": "start bench execute",
-        "list": "ls",
-        "compare": "diff",
-        "fetch": "download install pull",
-    }.items()
-    for alias in aliases.split()
-}
+_WORDS = tomllib.loads(Path(__file__).with_name("aliases.toml").read_text(encoding="utf-8"))
+_ALIASES: Mapping[str, str] = {alias: name for name, aliases in _WORDS.items() for alias in aliases}
 
 
 def suggest(name: str, known_names: Iterable[str], listed_in: str = "") -> str:
@@ -56,8 +26,13 @@ def suggest(name: str, known_names: Iterable[str], listed_in: str = "") -> str:
         return f'did you mean "{match}"?'
     if listed_in:
         return f"{listed_in} lists all {len(names)}"
-    more = ["…"] if len(names) > _MAX_LISTED_NAMES else []
-    return f"known: {', '.join(sorted(names)[:_MAX_LISTED_NAMES] + more)}"
+    return f"known: {', '.join(sorted(names)[:_MAX_LISTED_NAMES])}"
+
+
+def check_name(name: str, known_names: Collection[str], problem: str, listed_in: str = "") -> None:
+    """Raise SpecError with the problem and the remedy if the name is unknown."""
+    if name not in known_names:
+        raise SpecError(f"{problem}; {suggest(name, known_names, listed_in)}")
 
 
 def find_match(name: str, known_names: Iterable[str]) -> str | None:

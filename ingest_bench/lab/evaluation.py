@@ -328,9 +328,7 @@ def load_history(folder: Path) -> tuple[list[trend.DatedResult], list[str]]:
     Links to folders are not followed: "latest" would be a duplicate. SpecError if there is no result.
     """
     if not folder.is_dir():
-        raise SpecError(
-            f"{folder}: {layout.describe_missing_results(folder)}; give the folder with results of many dates"
-        )
+        raise SpecError(f"{folder}: {layout.describe_missing_results(folder)}; give results/<experiment>")
     history: list[trend.DatedResult] = []
     left_out: list[str] = []
     for path, folders, names in os.walk(folder):

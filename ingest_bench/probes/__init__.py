@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.inputs.names import suggest
+from ingest_bench.errors import MissingCapability
+from ingest_bench.inputs.names import check_name
 from ingest_bench.probes import jfr, oom, recording
 from ingest_bench.probes.context import list_logs
 from ingest_bench.probes.gc import GC
@@ -53,8 +53,7 @@ _MIN_JAVA = 11
 def select_probes(names: Iterable[str]) -> Mapping[str, Probe]:
     """Return the probes of these names and `heap`, which watches every run; SpecError for an unknown name."""
     for name in names:
-        if name not in PROBES:
-            raise SpecError(f'unknown probe "{name}"; {suggest(name, PROBES)}')
+        check_name(name, PROBES, f'unknown probe "{name}"')
     return {name: PROBES[name] for name in (*names, "heap")}
 
 

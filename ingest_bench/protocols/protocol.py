@@ -19,8 +19,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 from ingest_bench.documents.source import BodyBuilder
-from ingest_bench.errors import SpecError
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.cql import Cql
 from ingest_bench.protocols.json_array import JsonArray
@@ -115,6 +114,5 @@ PROTOCOLS: Mapping[str, Callable[[ProtocolOptions, str, LoadOptions], Protocol]]
 def create_protocol(protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Protocol:
     """Create the protocol of a target; SpecError for an unknown one or an invalid key."""
     name = protocol_options.protocol
-    if name not in PROTOCOLS:
-        raise SpecError(f'{protocol_options.toml_key}: unknown protocol "{name}"; {suggest(name, PROTOCOLS)}')
+    check_name(name, PROTOCOLS, f'{protocol_options.toml_key}: unknown protocol "{name}"')
     return PROTOCOLS[name](protocol_options, index, options)

@@ -33,7 +33,7 @@ from ingest_bench.analysis.run import columns as columns_module
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.results import Summary
 from ingest_bench.model.values import Between, Line, Share
 from ingest_bench.report import change_tables
@@ -149,9 +149,7 @@ def parse_thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, .
         raise SpecError(f"{where}: there is no [[threshold]], so nothing could fail. Add one.")
     columns = [column.name for column in COLUMNS]
     for item in thresholds:
-        if item.column not in columns:
-            remedy = suggest(item.column, columns, "docs/columns.md")
-            raise SpecError(f'{where}: threshold: unknown column "{item.column}"; {remedy}')
+        check_name(item.column, columns, f'{where}: threshold: unknown column "{item.column}"', "docs/columns.md")
         if item.at_least is None and item.at_most is None and not item.is_relative:
             raise SpecError(f'{where}: threshold of "{item.column}": give at_least, at_most, may_fall or may_rise')
     return thresholds

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ingest_bench.errors import SpecError
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, java
 from ingest_bench.targets.base import Requirements, Target
 from ingest_bench.targets.builtin.direct_memory import DirectMemory
@@ -48,11 +47,7 @@ def resolve(options: TargetOptions) -> Target:
 
 def find_target(name: str) -> Target:
     """Return the target of that name; SpecError with a suggestion."""
-    if name not in TARGETS:
-        raise SpecError(
-            f'target: there is no "{name}" (a custom target is a file: --target my-server.toml); '
-            f"{suggest(name, TARGETS)}"
-        )
+    check_name(name, TARGETS, f'target: there is no "{name}" (a custom target is a file: --target my-server.toml)')
     return TARGETS[name]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ingest_bench.errors import SpecError
 from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.inputs import records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.java import Java
@@ -68,8 +68,7 @@ def pinned_jars(*sections: str) -> tuple[Artifact, ...]:
 def choose_version(name: str, versions: Mapping[str, Requirements], version: str | None, default: str) -> str:
     """Return the version or the default; SpecError with a suggestion if the target does not have it."""
     chosen = version or default
-    if chosen not in versions:
-        raise SpecError(f'target.version: {name} has no "{chosen}"; {suggest(chosen, versions)}')
+    check_name(chosen, versions, f'target.version: {name} has no "{chosen}"')
     return chosen
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import units
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.values import HOUR, MS, S
 from ingest_bench.units import quote_value
 
@@ -41,8 +41,7 @@ def parse_settings(target: str, settings: Settings, options: TargetOptions) -> d
     """Return the value of each property; SpecError for a setting that the target does not know."""
     values = {}
     for key, text in options.setting.items():
-        if key not in settings:
-            raise SpecError(f'target.setting: {target} has no "{key}"; {suggest(key, settings)}')
+        check_name(key, settings, f'target.setting: {target} has no "{key}"')
         name, parse = settings[key]
         try:
             values[name] = parse(text)

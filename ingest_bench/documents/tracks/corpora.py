@@ -19,7 +19,7 @@ from ingest_bench.documents.tracks.declarations import Declarations, check_index
 from ingest_bench.documents.tracks.templates import Templates, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import untrusted
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import CorpusSource, TrackFile
 from ingest_bench.units import quote_name, quote_value
 
@@ -84,8 +84,7 @@ class Corpora:
         corpora, indices, streams = (_names(operation.get(key)) for key in ("corpora", "indices", "data-streams"))
         names = [str(corpus.get("name")) for corpus in self.table]
         for name in corpora:
-            if name not in names:
-                raise SpecError(f'{where}: there is no corpus "{name}"; {suggest(name, names)}')
+            check_name(name, names, f'{where}: there is no corpus "{name}"')
         files = []
         for corpus in self.table:
             if corpora and corpus.get("name") not in corpora:

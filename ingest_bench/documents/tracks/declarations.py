@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from ingest_bench.documents.tracks.templates import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import AdminRequest
 from ingest_bench.units import quote_value
 
@@ -129,11 +129,9 @@ def _create_indices(parameters: Parameters, declarations: Declarations) -> Reque
     """Create each index with its declared body, overridden by the operation's settings."""
     requests = []
     for name in _index_names(parameters, declarations):
-        if name not in declarations.indices and "body" not in parameters:
-            raise SpecError(
-                f'create-index: "{name}" is not declared under "indices" and the operation has no "body"; '
-                f"{suggest(name, declarations.indices)}"
-            )
+        if "body" not in parameters:
+            problem = f'create-index: "{name}" is not declared under "indices" and the operation has no "body"'
+            check_name(name, declarations.indices, problem)
         body = _body(parameters) if parameters.get("body") else declarations.indices.get(name, {})
         requests.append(_put(parameters, name, body=_with_settings(body, parameters)))
     return tuple(requests)
@@ -150,9 +148,8 @@ def _create_templates(api: str, key: str, parameters: Parameters, declarations: 
     name = None if parameters.get("template") is None else str(parameters["template"])
     if name is not None and "body" in parameters:
         bodies = {name: _body(parameters)}
-    elif name is not None and name not in bodies:
-        operation = parameters["operation-type"]
-        raise SpecError(f'{operation}: the track does not declare "{name}"; {suggest(name, bodies)}')
+    elif name is not None:
+        check_name(name, bodies, f'{parameters["operation-type"]}: the track does not declare "{name}"')
     requests = []
     for template in bodies if name is None else [name]:
         body = bodies[template]

@@ -25,7 +25,7 @@ from ingest_bench.documents.tracks.schedule import TaskFilter, build_schedule
 from ingest_bench.documents.tracks.templates import Templates, explain_missing, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.inputs.records import to_json
 from ingest_bench.model.load import Track, TrackFile, TrackIndex
 from ingest_bench.units import format_bytes, format_count, quote_value
@@ -70,10 +70,7 @@ def read_track(
         chosen = _choose_procedure(table, procedure, str(file))
         schedule = build_schedule(table, chosen, corpora, TaskFilter(include_tasks, exclude_tasks))
         for name in parameters:
-            if name not in templates.used_parameters:
-                raise SpecError(  # noqa: TRY301 - explained below
-                    f'{file}: the track has no parameter "{name}"; {suggest(name, templates.used_parameters)}'
-                )
+            check_name(name, templates.used_parameters, f'{file}: the track has no parameter "{name}"')
     except SpecError as error:
         raise explain_missing(error, path) from None
     dependencies = ['"dependencies" of the track is not used'] if "dependencies" in table else []
@@ -154,8 +151,7 @@ def _choose_procedure(table: Mapping[str, Any], name: str | None, where: str) ->
     if name is None:
         return next((procedure for procedure in procedures if procedure.get("default")), procedures[0])
     names = [str(procedure.get("name")) for procedure in procedures]
-    if name not in names:
-        raise SpecError(f'{where}: there is no procedure "{name}"; {suggest(name, names)}')
+    check_name(name, names, f'{where}: there is no procedure "{name}"')
     return procedures[names.index(name)]
 
 

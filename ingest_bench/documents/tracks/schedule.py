@@ -13,7 +13,7 @@ from ingest_bench.documents.tracks.declarations import OPERATIONS, encode_query,
 from ingest_bench.documents.tracks.templates import without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import BulkAction, LoadOptions, Operation, Rate, RateUnit, Step
 from ingest_bench.units import quote_value
 
@@ -57,8 +57,7 @@ class TaskFilter:
     def check_matched(self, where: str) -> None:
         """Raise SpecError for a filter that matched no task."""
         for text in self._filters:
-            if text not in self._task_keys:
-                raise SpecError(f"{where}: no task matches {quote_value(text)}; {suggest(text, self._task_keys)}")
+            check_name(text, self._task_keys, f"{where}: no task matches {quote_value(text)}")
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.inputs.names import suggest
+from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.inputs.names import check_name
 from ingest_bench.ledger.steps import Action, Step
 from ingest_bench.model.network import Impairment, Medium, Profile
 from ingest_bench.network.plan import features, netem
@@ -194,8 +194,7 @@ def parse_offload_changes(output: str, offloads: Mapping[str, bool]) -> dict[str
     """
     reply = features.parse_reply(output)
     for name in reply.unknown:
-        suggestion = suggest(name, features.known_names(reply.before))
-        raise SpecError(f'offloads: unknown feature "{name}"; {suggestion}')
+        check_name(name, features.known_names(reply.before), f'offloads: unknown feature "{name}"')
     for reason in features.find_unmet(offloads, reply.after):
         raise MissingCapability(f"offloads: on this link {reason}. Leave the key out.")
     return {name: state.wanted for name, state in reply.before.items() if reply.after[name].wanted != state.wanted}
