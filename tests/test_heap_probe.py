@@ -38,7 +38,7 @@ def ratio(log: gc_log.GcLog, growths: list[Growth], start_s: float, end_s: float
 
 def test_totals_of_threads_become_growths_between_samples() -> None:
     rows: list[list[str | int]] = [
-        ["from before", 1 * S, 1000, 2 * S, 1600, 4 * S, 1700],
+        ["from before", 4 * S, 1700, 1 * S, 1000, 2 * S, 1600],
         ["also from before", 1 * S + 90_000, 500, 2 * S + 90_000, 700],
         ["started later", 3 * S, 50],
         ["restarted", 1 * S, 900, 2 * S, 40],

@@ -143,8 +143,9 @@ public final class JfrReader {
   private final List<String> direct = new ArrayList<>();
   private final List<String> failures = new ArrayList<>();
 
-  /** Name of each thread, then moments and bytes allocated until then, where these changed. */
+  /** Name of each thread, then moments and bytes allocated until then, where these changed; in Java 11 without order. */
   private final Map<Long, StringBuilder> threads = new TreeMap<>();
+  private final Map<Long, long[]> lastSamples = new HashMap<>();
 
   private final DirectMemory directMemory = new DirectMemory();
   private final StallSpans stalls;
@@ -249,7 +250,7 @@ public final class JfrReader {
             + event.getLong("totalCapacity") + "]");
         break;
       case "jdk.ThreadAllocationStatistics":
-        threadAllocation(event.getValue("thread"), end, "," + event.getLong("allocated"));
+        threadAllocation(event.getValue("thread"), end, event.getLong("allocated"));
         break;
       case "ingestbench.DirectAllocation":
         directMemory.allocation(end, event.getLong("took"), inWindow(end));
@@ -276,13 +277,16 @@ public final class JfrReader {
     }
   }
 
-  private void threadAllocation(RecordedThread thread, long end, String allocated) {
+  private void threadAllocation(RecordedThread thread, long end, long allocated) {
     if (thread != null) {
       StringBuilder row =
           threads.computeIfAbsent(thread.getId(), key -> new StringBuilder("[" + quote(thread.getJavaName())));
-      if (row.indexOf(allocated, row.length() - allocated.length()) < 0) {
-        row.append(',').append(end).append(allocated);
+      long[] last = lastSamples.computeIfAbsent(thread.getId(), key -> new long[2]);
+      if (allocated != last[1] || end < last[0]) {
+        row.append(',').append(end).append(',').append(allocated);
       }
+      last[0] = end;
+      last[1] = allocated;
     }
   }
 

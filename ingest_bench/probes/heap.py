@@ -93,7 +93,7 @@ def parse_threads(rows: Sequence[Sequence[str | int]]) -> list[Growth]:
     growths = []
     for name, *numbers in rows:
         last = 0
-        for moment, total in zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True):
+        for moment, total in sorted(zip(map(int, numbers[::2]), map(int, numbers[1::2]), strict=True)):
             if previous[moment]:
                 growths.append(Growth(str(name), previous[moment], moment, total - last if total >= last else total))
             last = total
