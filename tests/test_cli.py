@@ -354,7 +354,7 @@ def test_run_does_not_import_drawing_statistics_and_load_libraries() -> None:
         ("quickstart --set workload=pmc --set users=3,3000", "workload pmc users 3 / 3,000 bulk"),
         ("quickstart --set users=1,2,3,4,5,6,7", "users 1 / 2 / 3 / 4 / 5 / 2 more bulk"),
         ("kafka --set bulk=1MiB", "bulk at most 1MiB"),
-        ("--url http://127.0.0.1:1 --documents good.ndjson", "documents go to ingest-bench-good-"),
+        ("--url http://127.0.0.1:1 --documents good.ndjson", "workload good.ndjson index ingest-bench-good-"),
         ("quickstart --documents 9000", "warm-up 5s measured 9,000 documents"),
         ("--url http://127.0.0.1:1", "server http://127.0.0.1:1 network unchanged workload nyc_taxis"),
         ("quickstart --set network=jumbo --set receive_predictor=32KiB --measure 9s", "1 run, about 29 s."),

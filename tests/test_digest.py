@@ -80,6 +80,7 @@ def test_errors_are_counted_with_their_share() -> None:
     quoted = dataclasses.replace(runs[1], notes=(note,))
     expected = " 4 documents refused. 1 x 400 parsing: failed to parse field [price]"
     assert digest.describe_errors([runs[0], quoted, quoted, runs[3]]).endswith(expected)
+    assert "refused" not in digest.describe_warnings([quoted])
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -20,6 +20,7 @@ from ingest_bench.cli import screen, worker
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.cli.options import OutputOptions, grouped, take_results
 from ingest_bench.cli.report import print_results
+from ingest_bench.documents import corpus
 from ingest_bench.errors import Interrupted, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
@@ -393,6 +394,8 @@ def _describe_cell(cell: Cell) -> Iterator[tuple[str, str]]:
 
 def _describe_load(load: LoadOptions) -> Iterator[tuple[str, str]]:
     workload = catalog.load_workload(load.workload)
+    if load.documents is not None and not corpus.check_corpus(Path(load.documents)).has_action_lines:
+        yield "index", f"{corpus.index_name(Path(load.documents))} (mapping: {load.mapping or 'dynamic'})"
     yield "users", f"{load.users or workload.users:,}"
     if load.bulk_bytes is not None:
         yield "bulk", f"at most {format_bytes(load.bulk_bytes)}"

@@ -224,7 +224,7 @@ def _workload_procedure(context: _Context) -> Procedure:
         indices_known = not file.has_action_lines or file.documents is not None
         if not indices_known:
             notes = (f"{file.path.name}: too large to read before the start; indices named later are not counted",)
-        notes += tuple(_notes_on_file(cell, workload, file, indices))
+        notes += _note_large_bulk(workload, options)
     elif options.mapping or options.index_settings:
         raise SpecError("load.mapping and load.index_settings require a file of documents: --documents FILE")
     prepared = context.target.prepare(cell.target, indices, mark_body("create-index", workload.mapping, context.mark))
@@ -265,17 +265,15 @@ def _workload_of_file(workload: Workload, file: Corpus, options: LoadOptions) ->
     )
 
 
-def _notes_on_file(cell: Cell, workload: Workload, file: Corpus, indices: Sequence[str]) -> Iterator[str]:
-    """Yield where the documents of a file go, and a warning if a bulk of them is larger than servers accept."""
-    mapping = cell.load.mapping or "dynamic"
-    yield f"{file.path.name}: its documents go to {', '.join(indices[:3])} (mapping: {mapping})"
-    documents = cell.load.bulk_documents or workload.bulk_documents
+def _note_large_bulk(workload: Workload, options: LoadOptions) -> tuple[str, ...]:
+    """Return a note if a bulk of a file's documents is larger than servers accept."""
+    documents = options.bulk_documents or workload.bulk_documents
     bulk_bytes = documents * workload.mean_document_bytes
-    if cell.load.bulk_bytes is None and bulk_bytes > corpus.MAX_REQUEST_BYTES:
-        yield (
-            f"{file.path.name}: {documents:,} documents have about {format_bytes(bulk_bytes)}, and servers accept "
-            f"requests of {format_bytes(corpus.MAX_REQUEST_BYTES)} by default. Send smaller ones: --set bulk=10MB"
-        )
+    if options.bulk_bytes is not None or bulk_bytes <= corpus.MAX_REQUEST_BYTES:
+        return ()
+    limit = format_bytes(corpus.MAX_REQUEST_BYTES)
+    text = f"large bulks: {documents:,} documents of {workload.name} have about {format_bytes(bulk_bytes)}"
+    return (f"{text}, and servers accept requests of {limit} by default. Send smaller ones: --set bulk=10MB",)
 
 
 def _check_queries(cell: Cell, workload: Workload, search_path: str) -> None:

@@ -90,7 +90,9 @@ def describe_warnings(summaries: Sequence[Summary]) -> str:
     """Return the kinds of notes with the number of runs that have each, and what one run per cell cannot tell."""
     measured = [run for run in summaries if run.state != "inapplicable"]
     kinds = Counter(kind for run in measured for kind in {_find_kind(note.source, note.text) for note in run.notes})
-    kinds.pop("", 0)
+    # Stalls and errors have lines of their own.
+    for kind in ("", REFUSED.removesuffix(": ")):
+        kinds.pop(kind, 0)
     texts = [f"{kind} ({count} of {len(measured)})" for kind, count in kinds.most_common()]
     groups = cells.group_by_cell(measured)
     parts = [f"Warnings: {'; '.join(texts)}."] if texts else []
