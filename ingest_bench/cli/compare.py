@@ -108,12 +108,14 @@ def show_trend(
     notes = [*skipped, *found_trend.notes]
     if csv is not None:
         screen.write_output(csv, to_csv(change_tables.trend_numbers(found_trend)))
-    if html is not None:
-        screen.write_output(html, page.render_trend(str(folder), found_trend, notes))
-    if png is not None:
+    if html is not None or png is not None:
         from ingest_bench.report import plot_history  # noqa: PLC0415 - matplotlib takes most of a second
 
-        screen.write_output(png, plot_history.draw_trend(found_trend))
+        if html is not None:
+            pictures = plot_history.draw_all(found_trend)
+            screen.write_output(html, page.render_trend(str(folder), found_trend, notes, pictures))
+        if png is not None:
+            screen.write_output(png, plot_history.draw_trend(found_trend))
     head, *rows = change_tables.trend_rows(found_trend)
     if rows:
         screen.print_table(str(folder), head, rows, numbers_from=3)

@@ -157,7 +157,7 @@ def topic_rows(topic: Topic, summaries: Sequence[Summary]) -> Rows:
         texts = [_format_ours(topic, column, row, rows) for column in columns]
         table.append([*("ours" for _ in source), *levels, *(format_runs(row) for _ in runs), *texts])
         for theirs in topic.published_rows(row, rows):
-            levels = [row.levels.get(key, "") if format_key(key) in theirs.shared_factors else "" for key in keys]
+            levels = [row.levels.get(key, "") if format_key(key) in theirs.conditions else "" for key in keys]
             texts = [_format(column, theirs.values.get(column.column)) for column in columns]
             table.append(["published", *levels, *("" for _ in runs), *texts])
     return table

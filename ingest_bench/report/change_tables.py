@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -16,7 +15,6 @@ from ingest_bench.model.results import Summary
 from ingest_bench.report.formatting import format_number
 
 NO_VERDICT = "1 run per cell: no verdict; --replicates 3"
-NO_STEP = "no step"
 EVERY_COLUMN = tuple(dict.fromkeys(columns_module.compared_column(column.name) for column in COLUMNS))
 """All columns that `gate`, `compare` and `trend` accept; of a total, its share of a GB."""
 _DISTINCT = {True: "yes", False: "no", None: "one run a side"}
@@ -192,24 +190,6 @@ def summarise_trend(trend: Trend) -> str:
     changed = len({id(history) for history, _ in changes})
     newest = f"{history.column} {format_change(change.compared)} {since}"
     return f"{changed} of {total} histories changed, the newest change: {newest}{with_it}"
-
-
-def describe_change(change: Change, since: str) -> str:
-    """Describe a change: "-12.1% (-14.0% to -10.2%) since 2026-11-22T04-00-00Z"."""
-    interval = format_interval(change.compared)
-    return f"{format_change(change.compared)}{f' ({interval})' if interval else ''} since {since}"
-
-
-def level_segments(history: History) -> list[tuple[int, int]]:
-    """Return first place, and the one after the last, of each stretch between steps."""
-    return list(itertools.pairwise([0, *(change.place for change in history.changes), len(history.values)]))
-
-
-def value_limits(history: History) -> tuple[float, float]:
-    """Return the ends of the value axis of its picture, which differ."""
-    low, high = (end(*history.values, *history.line) for end in (min, max))
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    return low - margin, high + margin
 
 
 def _relative_numbers(change: Comparison) -> tuple[object, object, object]:

@@ -122,13 +122,16 @@ def render_comparison(before: str, now: str, changes: Changes) -> str:
     return render_document(f"{before} to {now}", parts)
 
 
-def render_trend(folder: str, trend: Trend, notes: Sequence[str]) -> str:
-    """Render the page of a history of results: what changed since when, each history drawn."""
+def render_trend(folder: str, trend: Trend, notes: Sequence[str], pictures: Sequence[bytes]) -> str:
+    """Render the page of a history of results: what changed since when, and the pictures (SVG) of all histories."""
     changes = render_table(change_tables.trend_rows(trend)) if change_tables.newest_changes(trend) else ""
     parts = [
         f"<h1>{escape(change_tables.summarise_trend(trend))}</h1>",
         f'<p class="faint">Results below {escape(folder)}</p>',
-        render_section("Results over time: the median of the runs, and the level", page_charts.draw_histories(trend)),
+        *(
+            f'<p><img src="data:image/svg+xml;base64,{base64.b64encode(picture).decode()}" alt="Results over time"></p>'
+            for picture in pictures
+        ),
         render_section("Changes, the newest first", changes),
         render_section("Notes", render_list(notes)),
     ]

@@ -17,11 +17,10 @@ from ingest_bench.analysis import quantiles
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparison import Comparison
-from ingest_bench.analysis.compare.trend import History, Trend
 from ingest_bench.analysis.run import generator
 from ingest_bench.model.results import Series, Summary, percentile
 from ingest_bench.report import change_tables, stall_table
-from ingest_bench.report.formatting import format_axis_number, format_count, format_gb, format_size
+from ingest_bench.report.formatting import format_count, format_gb, format_size
 
 Point = tuple[float, float]
 # A longer series keeps the lowest and highest value of each part: a day of seconds has more points than a screen.
@@ -75,9 +74,6 @@ _INTERVAL_WIDTH, _INTERVAL_HEIGHT = 400, 26
 _MIDDLE, _HALF = _INTERVAL_WIDTH / 2, _INTERVAL_WIDTH / 2 - 14
 # A longer interval ends in an arrow: one cell with two noisy runs would press all others to a point.
 _WIDEST_SCALE, _NARROWEST_SCALE = 1.0, 0.01
-
-_HISTORY_WIDTH, _HISTORY_HEIGHT = 460, 170
-_HISTORY_LEFT, _HISTORY_RIGHT, _HISTORY_TOP, _HISTORY_BOTTOM = 72, 450, 12, 142
 
 
 def chart_data(run: Summary) -> dict[str, Any] | None:
@@ -362,10 +358,10 @@ def _hidden_wait(row: CellRuns) -> str:
     return f'<p class="hides">{escape_breakable(text)}</p>' if text else ""
 
 
-def _render_cards(cards: Sequence[tuple[str, str]], look: str = "cards") -> str:
-    """Render small pictures next to each other, as (title, HTML); "" without any."""
+def _render_cards(cards: Sequence[tuple[str, str]]) -> str:
+    """Render small pictures next to each other, as (title, HTML)."""
     parts = (f"<div>\n<h3>{escape_breakable(title)}</h3>\n{content}\n</div>\n" for title, content in cards)
-    return f'<div class="{look}">\n{"".join(parts)}</div>' if cards else ""
+    return f'<div class="cards">\n{"".join(parts)}</div>'
 
 
 def escape_breakable(name: str) -> str:
@@ -373,8 +369,8 @@ def escape_breakable(name: str) -> str:
     return re.sub(r",(?=[^0-9 ])|\+(?=[a-z])|\.\.(?=[0-9])", r"\g<0><wbr>", escape(name))
 
 
-def _svg(parts: Sequence[str], label: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+def _svg(parts: Sequence[str], label: str) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def _label(x: float, text: str) -> str:
@@ -444,50 +440,3 @@ def _draw_interval(change: Comparison, scale: float) -> str:
     elif change.relative_interval is None:
         parts.append(arrow(change.relative))
     return "".join(parts)
-
-
-def draw_histories(trend: Trend) -> str:
-    """Draw each history of a trend, those that changed first."""
-    cards = [
-        (f"{history.column}, {change_tables.format_history(history, trend)}", _draw_history(history))
-        for history in change_tables.order_histories(trend)
-    ]
-    return _render_cards(cards, "cards wide-cards")
-
-
-def _draw_history(history: History) -> str:
-    """Draw the results as points, and the level as a line that breaks at each step."""
-    low, high = change_tables.value_limits(history)
-    last = len(history.values) - 1
-
-    def x(place: float) -> float:
-        return _HISTORY_LEFT + place / last * (_HISTORY_RIGHT - _HISTORY_LEFT)
-
-    def y(value: float) -> float:
-        return _HISTORY_BOTTOM - (value - low) / (high - low) * (_HISTORY_BOTTOM - _HISTORY_TOP)
-
-    parts = [
-        f'<line class="rule" x1="{_HISTORY_LEFT}" x2="{_HISTORY_RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        f'<text x="{_HISTORY_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{format_axis_number(value)}</text>'
-        for value in (low, (low + high) / 2, high)
-    ]
-    for change in history.changes:
-        at = x(change.place - 0.5)
-        parts.append(f'<line class="zero" x1="{at:.1f}" x2="{at:.1f}" y1="{_HISTORY_TOP}" y2="{_HISTORY_BOTTOM}"/>')
-    for place, value in enumerate(history.values):
-        kind = "odd" if place in history.outliers else "bar"
-        parts.append(f'<circle class="{kind}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="3"/>')
-    for begin, end in change_tables.level_segments(history):
-        points = " ".join(f"{x(place):.1f},{y(history.line[place]):.1f}" for place in range(begin, end))
-        parts.append(f'<polyline class="line red" points="{points}"/>')
-    for place, anchor in ((0, "start"), (last, "end")):
-        text = escape(history.dates[place][:10])
-        parts.append(f'<text x="{x(place):.1f}" y="{_HISTORY_HEIGHT - 10}" text-anchor="{anchor}">{text}</text>')
-    sentences, lines = [], []
-    for change in history.changes:
-        sentences.append(change_tables.describe_change(change, change_tables.date_of(history, change)))
-        facts = f"with it: {'; '.join(change.facts)}" if change.facts else "no fact changed with it"
-        lines.append(f"{sentences[-1]}; {facts}")
-    label = "; ".join(sentences or [change_tables.NO_STEP])
-    texts = "".join(f'<p class="faint">{escape(line)}</p>' for line in lines or [change_tables.NO_STEP])
-    return _svg(parts, label, _HISTORY_WIDTH, _HISTORY_HEIGHT) + texts

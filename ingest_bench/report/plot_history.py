@@ -1,7 +1,8 @@
-"""Picture of a history of results (`trend`): a panel for each history, those that changed first."""
+"""Pictures of histories of results (`trend`): a panel for each history, those that changed first."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from matplotlib.axes import Axes
@@ -16,25 +17,33 @@ _MAX_PANELS = 12
 _ROW_IN = 2.9
 
 
-def draw_trend(trend: Trend) -> bytes:
-    """Draw each result as a point, and the level as a line that breaks where it changed."""
-    histories = change_tables.order_histories(trend)[:_MAX_PANELS]
+def draw_all(trend: Trend) -> list[bytes]:
+    """Draw every history as SVG, in as many pictures as necessary."""
+    with style.as_svg():
+        return [draw_trend(trend, first) for first in range(0, len(trend.histories), _MAX_PANELS)]
+
+
+def draw_trend(trend: Trend, first: int = 0) -> bytes:
+    """Draw each result as a point, and the level as a line that breaks where it changed; begin with history *first*."""
+    histories = change_tables.order_histories(trend)[first : first + _MAX_PANELS]
     columns = 1 if len(histories) < 2 else 2
     rows = max(1, math.ceil(len(histories) / columns))
-    more = len(trend.histories) - len(histories)
-    notes = [f"{more} more histories are not drawn: give fewer columns (--column), or use the page (--html)"]
+    more = len(trend.histories) - first - len(histories)
+    notes = [f"{more} more histories: give fewer columns (--column), or use the page (--html)"]
     conditions = "each point: the median of the runs of a result; hollow: an outlier, not counted"
     with style.figure_style():
-        title = change_tables.summarise_trend(trend)
+        title = f"Histories {first + 1} to {first + len(histories)}" if first else change_tables.summarise_trend(trend)
         figure = style.new_figure(rows * _ROW_IN, title, conditions, None, notes if more else [])
         every = figure.subplots(rows, columns, squeeze=False).flat
         for axes in every[len(histories) :]:
             axes.set_axis_off()
         for axes, history in zip(every, histories, strict=False):
-            change = change_tables.NO_STEP
+            change = "no step"
             if history.changes:
                 newest = history.changes[-1]
-                change = change_tables.describe_change(newest, change_tables.date_of(history, newest)[:10])
+                interval = change_tables.format_interval(newest.compared)
+                change = f"{change_tables.format_change(newest.compared)}{f' ({interval})' if interval else ''}"
+                change += f" since {change_tables.date_of(history, newest)[:10]}"
             lines = [f"{history.column}, {change_tables.format_history(history, trend)}", change]
             axes.set_title("\n".join(shorten(line, 120 // columns) for line in lines), fontsize=12, fontweight="normal")
             _draw_history(axes, history)
@@ -46,11 +55,13 @@ def _draw_history(axes: Axes, history: History) -> None:
     for places, face in ((counted, style.BLUE), (history.outliers, "white")):
         numbers = [history.values[place] for place in places]
         axes.scatter(places, numbers, s=26, facecolor=face, edgecolor=style.BLUE, linewidth=1.0, zorder=2)
-    for begin, end in change_tables.level_segments(history):
+    for begin, end in itertools.pairwise([0, *(change.place for change in history.changes), len(history.values)]):
         axes.plot(range(begin, end), history.line[begin:end], color=style.RED, linewidth=2.2, zorder=3)
     for change in history.changes:
         axes.axvline(change.place - 0.5, color=style.FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.set_ylim(*change_tables.value_limits(history))
+    low, high = (end(*history.values, *history.line) for end in (min, max))
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    axes.set_ylim(low - margin, high + margin)
     axes.grid(axis="y", linewidth=0.6)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_axis_number(value)))
     last = len(history.dates) - 1

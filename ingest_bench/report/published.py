@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from ingest_bench import units
-from ingest_bench.analysis.buffers import published as es23185
 from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.run.columns import per_gb_columns
 from ingest_bench.inputs.files import data_folder
 from ingest_bench.report.formatting import format_key, format_number, format_range
 
@@ -20,13 +21,33 @@ _WAITING, _BLOCKING, _ASYNCHRONOUS = "waiting", "blocking", "asynchronous"
 _PUBLISHED_CAP = 50
 
 
+# Bytes of the indexed corpora (Rally's tracks pmc and nyc_taxis).
+CORPUS_BYTES = {"pmc": 23_256_051_757, "nyc_taxis": 79_802_445_255}
+_ES23185_NUMBER = re.compile(r"([0-9][0-9.,]*) ?(bytes|kB|MB|GB|TB)?(/s)?")
+# Java Mission Control: 64,262,780 objects of 3.07 kB are its 188.15 GB only with powers of 1024.
+_ES23185_UNITS = {None: 1, "bytes": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_ES23185_COLUMNS = {
+    **{
+        f"{kind}_{name}": f"{kind}_{name}_bytes"
+        for kind in ("outside_tlab", "tlab")
+        for name in ("max", "min", "total")
+    },
+    **{f"{kind}_avg": f"{kind}_mean_bytes" for kind in ("outside_tlab", "tlab")},
+    **{f"{kind}_rate": f"{kind}_bytes_per_s" for kind in ("outside_tlab", "tlab")},
+    "outside_tlab_objects": "outside_tlab_count",
+    "tlab_count": "tlab_count",
+    "median_docs_per_s": "docs_per_s_mean",
+    "outside_tlab_network_total": "outside_tlab_network_bytes",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """A row beneath a measured one: numbers (or texts) by column name, and the factors that both rows share."""
+    """A row beneath a measured one: numbers (or texts) by column name, and the conditions that it states."""
 
     values: Mapping[str, float | str]
-    shared_factors: frozenset[str] = frozenset()
-    """As `formatting.format_key` writes them. Levels of other factors are not published."""
+    conditions: Mapping[str, object] = field(default_factory=dict)
+    """By factors as `formatting.format_key` writes them. Levels of other factors are not published."""
 
 
 @cache
@@ -68,35 +89,50 @@ def match_allocations(row: CellRuns) -> Mapping[str, float | str] | None:
 def allocation_rows(row: CellRuns, _rows: Sequence[CellRuns]) -> Iterator[PublishedRow]:
     """Yield the row of JDK-6857566 for this cell."""
     if (values := match_allocations(row)) is not None:
-        yield PublishedRow(values=values, shared_factors=frozenset({"threads", "max direct memory"}))
+        yield PublishedRow(values=values, conditions=dict.fromkeys(("threads", "max direct memory")))
 
 
 @cache
-def _load_es23185() -> tuple[es23185.PublishedRow, ...]:
-    workloads = {"es-23185-pmc": "pmc", "es-23185-nyc_taxis": "nyc_taxis", "es-23185-network": None}
-    folder = data_folder(FOLDER)
+def load_es23185() -> tuple[PublishedRow, ...]:
+    """Return the rows of the issue in our columns. Values per GB (10^9 bytes) refer to the corpus."""
     return tuple(
-        row
-        for name, workload in workloads.items()
-        for row in es23185.parse_rows((folder / f"{name}.csv").read_text(encoding="utf-8"), workload)
+        _convert_es23185({"workload": name, **row})
+        for name in ("pmc", "nyc_taxis", "network")
+        for row in _read_csv(f"es-23185-{name}")
     )
+
+
+def parse_es23185_number(text: str) -> float | None:
+    """Return the number in "13.76 kB", "1.39 GB/s" or "42890", in bytes, bytes/s or as it is; None for other text."""
+    match = _ES23185_NUMBER.fullmatch(text.strip())
+    return float(match[1].replace(",", "")) * _ES23185_UNITS[match[2]] if match else None
+
+
+def _convert_es23185(row: Mapping[str, str]) -> PublishedRow:
+    numbers = {column: parse_es23185_number(row[name]) for name, column in _ES23185_COLUMNS.items() if name in row}
+    values: dict[str, float | str] = {column: value for column, value in numbers.items() if value is not None}
+    # The table of nyc_taxis has no totals; they are count times mean.
+    for kind in ("outside_tlab", "tlab"):
+        count, mean = numbers.get(f"{kind}_count"), numbers.get(f"{kind}_mean_bytes")
+        if count is not None and mean is not None:
+            values.setdefault(f"{kind}_total_bytes", count * mean)
+    if row.get("median_docs_per_s", "").startswith("OOM"):
+        values["docs_per_s_mean"] = "OOM"
+    else:
+        shares = per_gb_columns({**values, "bytes_measured": CORPUS_BYTES[row["workload"]]})
+        values |= {name: share for name, share in shares.items() if share is not None}
+    heap = {"heap": int(row["heap_gb"]) << 30} if "heap_gb" in row else {"network": row["network"]}
+    conditions = {"workload": row["workload"], "receive predictor": int(row["receive_predictor_kb"]) << 10, **heap}
+    return PublishedRow(values=values, conditions=conditions)
 
 
 def es23185_rows(row: CellRuns, _rows: Sequence[CellRuns]) -> Iterator[PublishedRow]:
     """Yield the issue's rows for this cell: one of its heap tables, one of loopback against Ethernet."""
+    columns = {"receive predictor": "receive_predictor_bytes", "heap": "heap_bytes"}
     values = row.runs[0].values
-    workload, predictor, heap = (values.get(name) for name in ("workload", "receive_predictor_bytes", "heap_bytes"))
-    if not isinstance(predictor, int) or not isinstance(heap, int):
-        return
-    heaps = [item for item in _load_es23185() if item.network is None]
-    networks = [item for item in _load_es23185() if item.network is not None]
-    for items in (heaps, networks):
-        match = es23185.find_row(items, str(workload), predictor, heap, str(values.get("network")))
-        if match is not None:
-            named = {"heap": match.heap_bytes, "network": match.network}
-            shared = {"workload", "receive predictor", *(key for key, level in named.items() if level)}
-            oom = {"docs_per_s_mean": "OOM"} if match.ran_out_of_memory else {}
-            yield PublishedRow(values={**match.values, **oom}, shared_factors=frozenset(shared))
+    for published in load_es23185():
+        if all(values.get(columns.get(key, key)) == level for key, level in published.conditions.items()):
+            yield published
 
 
 @cache

@@ -69,8 +69,6 @@ class History:
     outliers: tuple[int, ...]
     """Indices of ignored points."""
     changes: tuple[Change, ...]
-    gaps: tuple[str, ...] = ()
-    """Results since the first point that have no number, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +87,7 @@ class _Points:
     rows: list[tuple[CellRuns, ...]] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
+    """Results since the first point that have no number, each with the reason."""
 
 
 def find_trend(results: Iterable[DatedResult], columns: Sequence[str] = comparison.DEFAULT_COLUMNS) -> Trend:
@@ -101,21 +100,21 @@ def find_trend(results: Iterable[DatedResult], columns: Sequence[str] = comparis
     minimum = level_changes.MIN_RESULTS
     long_enough = {key: points for key, points in by_history.items() if len(points.values) >= minimum}
     level = level_changes.LEVEL / max(1, len(long_enough))
-    histories = tuple(_build_history(column, key, points, level) for (column, key), points in long_enough.items())
-    too_short = [
+    notes = [
         f"{key[1]}: {column}: {format_count(len(points.values), 'result')}; at least {minimum} are required"
         for (column, key), points in by_history.items()
         if len(points.values) < minimum
     ]
     measured = {column for column, _ in by_history}
-    missing = [f"{column} was not measured" for column in columns if column not in measured]
-    gaps = [
-        f"{history.cell}: no number in {len(history.gaps)} of {len(history.gaps) + len(history.dates)} results,"
-        f" the last of them {history.gaps[-1]}"
-        for history in histories
-        if history.gaps
+    notes += [f"{column} was not measured" for column in columns if column not in measured]
+    notes += [
+        f"{key[1]}: no number in {len(points.gaps)} of {len(points.gaps) + len(points.values)} results,"
+        f" the last of them {points.gaps[-1]}"
+        for (_, key), points in long_enough.items()
+        if points.gaps
     ]
-    return Trend(histories=histories, notes=tuple(dict.fromkeys([*too_short, *missing, *gaps])))
+    histories = tuple(_build_history(column, key, points, level) for (column, key), points in long_enough.items())
+    return Trend(histories=histories, notes=tuple(dict.fromkeys(notes)))
 
 
 def merge_same_day(results: Iterable[DatedResult]) -> list[DatedResult]:
@@ -176,7 +175,6 @@ def _build_history(column: str, key: _Key, points: _Points, level: float) -> His
         line=levels.line,
         outliers=levels.outliers,
         changes=tuple(_build_change(column, key[1], points, step) for step in levels.steps),
-        gaps=tuple(points.gaps),
     )
 
 
