@@ -220,10 +220,7 @@ def without_rate(cell: Cell) -> Cell:
 def judge_step(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -> JudgedStep:
     """Return what a run says about its rate. A run that is invalid for another reason says nothing: "broken"."""
     answered = summary.values.get("requests_answered")
-    start_ns, end_ns = summary.measure_start_ns, summary.measure_end_ns
-    reached_per_s = 0.0
-    if isinstance(answered, int) and start_ns is not None and end_ns is not None and end_ns > start_ns:
-        reached_per_s = answered / ((end_ns - start_ns) / 1e9)
+    reached_per_s = answered / summary.measured_s if isinstance(answered, int) and summary.measured_s else 0.0
     outcome: Outcome = "met"
     reason = ""
     if step == "estimate":

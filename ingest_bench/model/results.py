@@ -293,3 +293,14 @@ class Summary:
     stalls: tuple[Stall, ...] = ()
     stacks: dict[str, int] = field(default_factory=dict)
     """Allocated bytes by stack, as in `Stacks`; empty without the probe."""
+
+    @property
+    def measured_s(self) -> float:
+        """Return the length of the measurement; 0 if it is unknown."""
+        start_ns, end_ns = self.measure_start_ns, self.measure_end_ns
+        return 0.0 if start_ns is None or end_ns is None else max(0, end_ns - start_ns) / 1e9
+
+    @property
+    def ending(self) -> str:
+        """Return the state with its reason: "invalid: the bytes differ"."""
+        return f"{self.state}: {self.reason}" if self.reason else self.state

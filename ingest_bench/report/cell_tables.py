@@ -238,9 +238,7 @@ def list_notes(summaries: Sequence[Summary]) -> list[str]:
 
 def describe_left_out(summaries: Sequence[Summary]) -> list[str]:
     """Return one sentence for each run whose numbers are left out of tables and pictures."""
-    return [
-        f"{run.run}: {run.state}{': ' + run.reason if run.reason else ''}" for run in cells.excluded_runs(summaries)
-    ]
+    return [f"{run.run}: {run.ending}" for run in cells.excluded_runs(summaries)]
 
 
 def _is_worth_showing(column: ShownColumn, rows: Sequence[CellRuns]) -> bool:

@@ -33,6 +33,7 @@ from ingest_bench.analysis.run import columns as columns_module
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.inputs.escaping import escape_text
 from ingest_bench.inputs.names import check_name
 from ingest_bench.model.results import Summary
 from ingest_bench.model.values import Between, Line, Share
@@ -51,8 +52,6 @@ _SIGNS: Mapping[Outcome, str] = {
 }
 HEAD = ("", "cell", "column", "measured", "allowed", "baseline", "change (95% interval)", "reason")
 _UNITS = ("bytes", "ms", "s", "ppm", "percent")
-# Characters that XML 1.0 cannot represent, not even by an escape (section 2.2, Char).
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # A check without a verdict is an error: neither a pass nor the server's failure.
 _JUNIT_ELEMENTS = {"fail": "failure", "no verdict": "error", "skipped": "skipped"}
 
@@ -226,7 +225,8 @@ def format_benchmark_json(summaries: Sequence[Summary], thresholds: Sequence[Thr
 def format_junit(verdict: Verdict, name: str) -> str:
     """Format JUnit XML: one suite of that name, one test for each check.
 
-    Elements and attributes are those of Jenkins' junit-10.xsd, in its order.
+    Elements and attributes are those of Jenkins' junit-10.xsd, in its order. XML 1.0 cannot represent control
+    characters, not even by an escape of its own (section 2.2, Char).
     """
     outcomes = Counter(check.outcome for check in verdict.checks)
     counts = {
@@ -235,7 +235,7 @@ def format_junit(verdict: Verdict, name: str) -> str:
         "errors": str(outcomes["no verdict"]),
     }
     root = ElementTree.Element("testsuites", counts)
-    attributes = {"name": _xml_text(name), **counts, "skipped": str(outcomes["skipped"])}
+    attributes = {"name": escape_text(name), **counts, "skipped": str(outcomes["skipped"])}
     suite = ElementTree.SubElement(root, "testsuite", attributes)
     names: Counter[tuple[str, str]] = Counter()
     for check in verdict.checks:
@@ -243,15 +243,17 @@ def format_junit(verdict: Verdict, name: str) -> str:
         number = names[check.cell, check.column]
         # Jenkins merges two tests of one name.
         title = check.column if number == 1 else f"{check.column} ({number})"
-        test = ElementTree.SubElement(suite, "testcase", {"name": _xml_text(title), "classname": _xml_text(check.cell)})
+        test = ElementTree.SubElement(
+            suite, "testcase", {"name": escape_text(title), "classname": escape_text(check.cell)}
+        )
         if check.outcome == "pass":
-            ElementTree.SubElement(test, "system-out").text = _xml_text(check.sentence)
+            ElementTree.SubElement(test, "system-out").text = escape_text(check.sentence)
         else:
-            attributes = {"message": _xml_text(check.sentence), "type": check.outcome}
+            attributes = {"message": escape_text(check.sentence), "type": check.outcome}
             element = ElementTree.SubElement(test, _JUNIT_ELEMENTS[check.outcome], attributes)
-            element.text = _xml_text(check.sentence)
+            element.text = escape_text(check.sentence)
     if texts := [*verdict.changed_settings, *verdict.notes]:
-        ElementTree.SubElement(suite, "system-out").text = _xml_text("\n".join(texts))
+        ElementTree.SubElement(suite, "system-out").text = escape_text("\n".join(texts))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -265,7 +267,7 @@ def _check_states(row: CellRuns, before: CellRuns | None) -> list[Check]:
     checks = []
     for run in row.runs:
         if run.state not in ("measured", "oom"):
-            reason = f"{run.run} is {run.state}{': ' + run.reason if run.reason else ''}"
+            reason = f"{run.run} is {run.ending}"
             checks.append(Check(cell=row.name, column="state", outcome="no verdict", reason=reason))
     if row.oom_runs:
         reason = f"{row.oom_runs} of {len(row.runs)} runs ended out of memory"
@@ -397,7 +399,3 @@ def _is_rate(column: str) -> bool:
 def _escape_markdown(text: str) -> str:
     """Return the text in one line, without Markdown or HTML in it."""
     return re.sub(r"([\\`*_\[\]~#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
-
-
-def _xml_text(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)

@@ -354,7 +354,7 @@ def _hidden_wait(row: CellRuns) -> str:
     worst = max(
         row.measured_or_oom.valid, key=lambda run: float(run.values.get("idle_while_waiting_s") or 0), default=None
     )
-    text = generator.describe_hidden_waiting(worst) if worst else ""
+    text = generator.describe_hidden_waiting(worst.values, worst.measured_s) if worst else ""
     return f'<p class="hides">{escape_breakable(text)}</p>' if text else ""
 
 

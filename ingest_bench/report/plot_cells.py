@@ -272,8 +272,10 @@ def _draw_direct_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
                 [low, high], [number] * 2, color=style.BLUE, linewidth=7, alpha=0.45, solid_capstyle="butt", zorder=3
             )
         axes.scatter([mean], [number], s=80, color=style.BLUE, linewidths=0, zorder=4)
-        if (theirs := published.match_allocations(row)) is not None:
-            axes.scatter([theirs[_MEAN]], [number], s=70, marker="D", facecolors="none", edgecolors=style.INK, zorder=5)
+        for theirs in published.allocation_rows(row):
+            axes.scatter(
+                [theirs.values[_MEAN]], [number], s=70, marker="D", facecolors="none", edgecolors=style.INK, zorder=5
+            )
 
 
 def _direct_memory_title(_summaries: Sequence[Summary], rows: Rows) -> str:
@@ -283,7 +285,7 @@ def _direct_memory_title(_summaries: Sequence[Summary], rows: Rows) -> str:
 
 
 def _direct_memory_names(rows: Rows) -> Paint:
-    theirs = {"◇ published mean": style.INK} if any(published.match_allocations(row) for row in rows) else {}
+    theirs = {"◇ published mean": style.INK} if any(any(published.allocation_rows(row)) for row in rows) else {}
     return {"median to p99, and mean": style.BLUE, "longest waits": style.RED, **theirs}
 
 

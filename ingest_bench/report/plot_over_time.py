@@ -55,7 +55,7 @@ def draw_timeline(run: Summary) -> bytes | None:
         if format_key(key) not in ("target", "workload") and not key.startswith("network")
     ]
     conditions = style.join_conditions([*_list_parts(run), *levels, f"replicate {run.replicate}"])
-    conditions = "\n".join(filter(None, (conditions, generator.describe_hidden_waiting(run))))
+    conditions = "\n".join(filter(None, (conditions, generator.describe_hidden_waiting(run.values, run.measured_s))))
     with style.figure_style():
         figure = style.new_figure(0.4 + len(panels) * _RUN_PANEL_IN, headline.describe_run(run), conditions)
         every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -250,7 +250,7 @@ def draw_large_allocations(summaries: Sequence[Summary]) -> bytes | None:
     labels = row_labels([row for row, _ in first], cells.varying_keys(summaries))
     runs = [run for _, run in first]
     most = max((value for run in runs for value in _measured_xy(run.series[LARGE], run)[1]), default=0.0)
-    seconds = max(map(_measured_s, runs))
+    seconds = max(run.measured_s for run in runs) or 1.0
     with style.figure_style():
         figure = style.new_figure(
             0.8 + _LARGE_ROW_IN * len(runs),
@@ -296,16 +296,10 @@ def _draw_sizes(axes: Axes, run: Summary, most: float) -> None:
         axes.text(0.5, 0.5, "none of 1 MiB or more", transform=axes.transAxes, ha="center", color=style.FAINT)
 
 
-def _measured_s(run: Summary) -> float:
-    start_ns = run.measure_start_ns or 0
-    return ((run.measure_end_ns or start_ns) - start_ns) / 1e9 or 1.0
-
-
 def _measured_xy(line: Series, run: Summary) -> tuple[list[float], list[float]]:
     """Return the points within the measurement, in seconds from its start."""
-    start_ns, end_ns = run.measure_start_ns or 0, run.measure_end_ns or 0
-    at, values = _xy(line, start_ns)
-    inside = [(x, y) for x, y in zip(at, values, strict=True) if 0 <= x <= (end_ns - start_ns) / 1e9]
+    at, values = _xy(line, run.measure_start_ns or 0)
+    inside = [(x, y) for x, y in zip(at, values, strict=True) if 0 <= x <= run.measured_s]
     return [x for x, _ in inside], [y for _, y in inside]
 
 
@@ -367,7 +361,7 @@ def draw_machine(summaries: Sequence[Summary]) -> bytes | None:
                         line, colour = lines[name][run.run], colours[_name_levels(run, others)]
                         axes.plot([at + 0.5 for at in line], list(line.values()), color=colour, linewidth=1.9)
             axes.set_ylim(0, 1.08 * max(max(line.values(), default=0.0) for line in lines[name].values()))
-        axes.set_xlim(0, max(map(_measured_s, runs)))
+        axes.set_xlim(0, max(run.measured_s for run in runs) or 1.0)
         every[-1, 0].set_xlabel(_X_LABEL, loc="left")
         return style.save_figure(figure)
 

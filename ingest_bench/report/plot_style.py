@@ -180,7 +180,7 @@ def left_out_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return a note that names the runs that are left out, by reason; empty without such runs."""
     by_reason: dict[str, list[str]] = {}
     for run in cells.excluded_runs(summaries):
-        by_reason.setdefault(f"{run.state}: {run.reason}" if run.reason else run.state, []).append(run.run)
+        by_reason.setdefault(run.ending, []).append(run.run)
     if not by_reason:
         return []
     number = sum(map(len, by_reason.values()))

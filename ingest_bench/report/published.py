@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,15 +52,12 @@ class PublishedRow:
 
 
 @cache
-def load_allocations() -> Mapping[tuple[int, int], Mapping[str, float | str]]:
-    """Return the measurements of JDK-6857566 in our columns, by threads and limit in bytes."""
-    return {
-        (int(row["threads"]), int(row["max_direct_memory_mb"]) << 20): _convert_allocations(row)
-        for row in _read_csv("jdk-6857566")
-    }
+def load_allocations() -> tuple[PublishedRow, ...]:
+    """Return the measurements of JDK-6857566 in our columns."""
+    return tuple(map(_convert_allocations, _read_csv("jdk-6857566")))
 
 
-def _convert_allocations(row: Mapping[str, str]) -> dict[str, float | str]:
+def _convert_allocations(row: Mapping[str, str]) -> PublishedRow:
     threads, seconds, allocations = (int(row[name]) for name in ("threads", "seconds", "allocations"))
     values: dict[str, float | str] = {
         "direct_allocations_per_s": allocations / seconds,
@@ -73,23 +71,20 @@ def _convert_allocations(row: Mapping[str, str]) -> dict[str, float | str]:
     if row["after_sleep_1_ms"]:
         # A thread that slept 2 ms had slept 1 ms before.
         values["sleeps"] = f"1 ms: {waits[1] + waits[2]}" + (f", 2 ms: {waits[2]}" if waits[2] else "")
-    return values
+    return PublishedRow(
+        values=values,
+        conditions={"threads": threads, "max direct memory": int(row["max_direct_memory_mb"]) << 20},
+    )
 
 
-def match_allocations(row: CellRuns) -> Mapping[str, float | str] | None:
-    """Return the measurement with the threads and the limit of *row*; None for a server that the network feeds."""
+def allocation_rows(row: CellRuns, _rows: Sequence[CellRuns] = ()) -> Iterator[PublishedRow]:
+    """Yield the row of JDK-6857566 with the threads and limit of *row*; none for a server that the network feeds."""
     levels = {format_key(key): level for key, level in row.levels.items()}
-    try:
-        threads, limit = int(levels["threads"]), units.parse_bytes(levels["max direct memory"])
-    except (KeyError, ValueError):
-        return None
-    return load_allocations().get((threads, limit)) if levels.get("mode", "alone") == "alone" else None
-
-
-def allocation_rows(row: CellRuns, _rows: Sequence[CellRuns]) -> Iterator[PublishedRow]:
-    """Yield the row of JDK-6857566 for this cell."""
-    if (values := match_allocations(row)) is not None:
-        yield PublishedRow(values=values, conditions=dict.fromkeys(("threads", "max direct memory")))
+    # The levels of another server may be missing, or no numbers.
+    with contextlib.suppress(KeyError, ValueError):
+        ours = {"threads": int(levels["threads"]), "max direct memory": units.parse_bytes(levels["max direct memory"])}
+        if levels.get("mode", "alone") == "alone":
+            yield from (published for published in load_allocations() if published.conditions == ours)
 
 
 @cache

@@ -173,7 +173,7 @@ def _describe_uncompared(match: Match, pairs: _Pairs) -> list[str]:
     for place, (side, alone) in enumerate((("first", match.only_before), ("second", match.only_now))):
         notes += [f"only the {side} has the cell {name}" for name in alone]
         notes += [
-            f"{run.run} of the {side} is {run.state}{': ' + run.reason if run.reason else ''}"
+            f"{run.run} of the {side} is {run.ending}"
             for pair in pairs
             for run in pair[place].runs
             if run.state != "measured"

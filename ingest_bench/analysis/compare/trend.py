@@ -161,7 +161,7 @@ def _describe_gap(rows: Sequence[CellRuns]) -> str:
     unmeasured = next((run for run in runs if run.state != "measured"), None)
     if unmeasured is None:
         return "the column was not measured, or workload or network differ"
-    return f"{unmeasured.run} is {unmeasured.state}{': ' + unmeasured.reason if unmeasured.reason else ''}"
+    return f"{unmeasured.run} is {unmeasured.ending}"
 
 
 def _build_history(column: str, key: _Key, points: _Points, level: float) -> History:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window, is_in_flight, iterate_batches
-from ingest_bench.model.results import ColumnValue, InvalidReason, Note, Summary, nearest_rank
+from ingest_bench.model.results import ColumnValue, InvalidReason, Note, nearest_rank
 from ingest_bench.model.samples import WorkerReport, service_times_ns
 from ingest_bench.units import format_time
 
@@ -141,31 +141,15 @@ def closed_loop_columns(
     return {"idle_while_waiting_s": waited_ns / 1e9 / len(users) if users else None}
 
 
-def note_hidden_waiting(values: Mapping[str, ColumnValue], window: Window) -> list[Note]:
-    """Return a note about the hidden waiting, with the open loop that would show it."""
-    if (idle := _idle_and_rate(values, window.length_s)) is None:
-        return []
-    idle_s, rate = idle
-    text = (
-        f"closed loop: each user sent nothing for {idle_s:.1f} of {window.length_s:.1f} s on average, because a"
-        f" response took more than {_SLOW} times the median. Requests that were not sent meanwhile are in"
-        " no percentile; an open loop counts them, at a lower rate than this if the users kept the server busy:"
-        f" --set arrivals={rate}"
-    )
-    return [Note(source="load", text=text)]
-
-
-def describe_hidden_waiting(run: Summary) -> str:
-    """Return the same in short, for display with response times; "" if it is not worth reporting."""
-    if run.measure_start_ns is None or run.measure_end_ns is None:
-        return ""
-    length_s = (run.measure_end_ns - run.measure_start_ns) / 1e9
-    if (idle := _idle_and_rate(run.values, length_s)) is None:
+def describe_hidden_waiting(values: Mapping[str, ColumnValue], length_s: float) -> str:
+    """Describe the hidden waiting, with the open loop that would show it; "" if it is not worth reporting."""
+    if not length_s or (idle := _idle_and_rate(values, length_s)) is None:
         return ""
     idle_s, rate = idle
     return (
-        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, which no percentile"
-        f" includes; an open loop does: arrivals={rate} or less"
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because a response took "
+        f"more than {_SLOW} times the median. No percentile includes the requests that were not sent; an open loop "
+        f"counts them: --set arrivals={rate}, or less if the users kept the server busy"
     )
 
 

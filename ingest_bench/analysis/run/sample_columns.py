@@ -106,6 +106,13 @@ def is_in_flight(samples: Samples, window: Window) -> Samples:
     return in_flight
 
 
+def keep_longest(samples: Samples, count: int) -> Samples:
+    """Return the *count* samples with the longest response times, in any order."""
+    if len(samples) <= count:
+        return samples
+    return samples[np.argpartition(samples["scheduled_ns"] - samples["done_ns"], count)[:count]]
+
+
 def sum_over(samples: SampleSource, value_of: Callable[[Samples], Any]) -> int:
     """Return the sum of *value_of* over all samples."""
     return sum(int(value_of(batch).sum(dtype=np.int64)) for batch, _ in iterate_batches(samples))

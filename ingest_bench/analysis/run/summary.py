@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -15,6 +14,7 @@ from ingest_bench.analysis.run.columns import COLUMNS, per_gb_columns
 from ingest_bench.analysis.run.nodes import find_stacks
 from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window
 from ingest_bench.analysis.stalls import attribution, phases, suspects
+from ingest_bench.inputs import records
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import MIN_MEASURE_NS, LoadOptions
 from ingest_bench.model.network import Profile
@@ -176,7 +176,11 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
         *_note_short_measurement(record, cell, window),
         *load.note_differing_addresses(samples, report),
         *generator.note_loop_lag(report, median_ms),
-        *generator.note_hidden_waiting(values, window),
+        *(
+            Note(source="load", text=text)
+            for text in [generator.describe_hidden_waiting(values, window.length_s)]
+            if text
+        ),
         *attribution.note_stalls(stalls, report, samples, cell),
     ]
     # Faults disturb on purpose, and other arrivals change the load: neither is expected to be steady.
@@ -233,16 +237,13 @@ def workload_name(cell: Cell) -> str:
 
 def _network_overrides(levels: Mapping[str, str]) -> list[str]:
     # A key may be written without its table ("mtu"); the target's and the load's keys take precedence.
-    network_keys = _toml_keys(Profile) - _toml_keys(TargetOptions) - _toml_keys(LoadOptions)
+    network_keys, *others = (set(records.fields_by_key(table)) for table in (Profile, TargetOptions, LoadOptions))
+    network_keys = network_keys.difference(*others)
     return [
         f"{key.removeprefix('network.')}={level}"
         for key, level in levels.items()
         if (key.startswith("network.") and key != "network.profile") or key.split(".")[0] in network_keys
     ]
-
-
-def _toml_keys(record: type) -> set[str]:
-    return {re.sub(r"_(ns|bytes|bps|ppm)$", "", item.name) for item in dataclasses.fields(record)}
 
 
 def server_count_columns(counters: Counters, ports: Sequence[int]) -> dict[str, ColumnValue]:

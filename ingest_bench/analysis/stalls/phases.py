@@ -95,10 +95,10 @@ def phase_columns(samples: SampleSource, report: WorkerReport, reads: Samples | 
         answered = batch[load.is_in_flight(batch, window) & (batch["status"] > 0)]
         total += len(answered)
         slowest = answered if not len(slowest) else np.concatenate((slowest, answered))
-        slowest = _slowest(slowest, max(_MIN_SLOWEST, -(-len(samples) // 100)))
+        slowest = load.keep_longest(slowest, max(_MIN_SLOWEST, -(-len(samples) // 100)))
     if total < _MIN_SLOWEST:
         return {f"slowest_{name}_ms": None for name in (*PHASES, "sending")}
-    slowest = _slowest(slowest, max(_MIN_SLOWEST, int(total * _SLOWEST)))
+    slowest = load.keep_longest(slowest, max(_MIN_SLOWEST, int(total * _SLOWEST)))
     times_ns = phase_times_ns(slowest, reads_by_port(reads, report.realtime_minus_monotonic_ns))
     columns: dict[str, ColumnValue] = {}
     for name, time_ns in times_ns.items():
@@ -106,9 +106,3 @@ def phase_columns(samples: SampleSource, report: WorkerReport, reads: Samples | 
         # If most times are unknown, the others are a biased part.
         columns[f"slowest_{name}_ms"] = float(np.mean(valid)) / 1e6 if len(valid) > len(time_ns) / 2 else None
     return columns
-
-
-def _slowest(samples: Samples, count: int) -> Samples:
-    if len(samples) <= count:
-        return samples
-    return samples[np.argpartition(samples["scheduled_ns"] - samples["done_ns"], count)[:count]]

@@ -99,7 +99,7 @@ def find_waiting(samples: SampleSource, window: Window, median_ms: float) -> Wai
         slow = batch[in_flight & (response_times_ns(batch) > waiting.slow_ns)]
         np.add.at(change, waiting.step(slow["scheduled_ns"]), 1)
         np.add.at(change, waiting.step(slow["done_ns"]) + 1, -1)
-        kept = [_longest(np.concatenate([*kept, slow]))]
+        kept = [load.keep_longest(np.concatenate([*kept, slow]), _MAX_KEPT)]
         answered = batch[load.is_within(batch["first_byte_ns"], window) & (batch["status"] > 0)]
         for address in np.unique(answered["address"]).tolist():
             total = waiting.answered.setdefault(address, np.zeros(steps + 1, dtype=np.int32))
@@ -111,12 +111,6 @@ def find_waiting(samples: SampleSource, window: Window, median_ms: float) -> Wai
     waiting.gap_ns = length_ns / max(requests, 1)
     waiting.slow = np.sort(kept[0], order="scheduled_ns") if kept else waiting.slow
     return waiting
-
-
-def _longest(slow: Samples) -> Samples:
-    if len(slow) <= _MAX_KEPT:
-        return slow
-    return slow[np.argpartition(slow["scheduled_ns"] - slow["done_ns"], _MAX_KEPT)[:_MAX_KEPT]]
 
 
 def find_spans(waiting: Waiting, samples: SampleSource) -> list[Span]:
