@@ -192,7 +192,7 @@ def test_timeline_says_what_its_closed_loop_hides() -> None:
         plot_over_time.draw_timeline(made.changed(run, values=values))
         plot_over_time.draw_timeline(made.changed(run, values={**values, "idle_while_waiting_s": 1.0}))
     assert "closed loop: each user sent nothing for 8.0 of 60.0 s on average" in words(saved[0]).replace("\n", " ")
-    assert "arrivals=100/s or less" in words(saved[0]).replace("\n", " ")
+    assert "arrivals=100/s, or less" in words(saved[0]).replace("\n", " ")
     assert "closed loop" not in words(saved[1])
 
 
