@@ -126,7 +126,7 @@ def test_rows_numbers_and_drawing_agree_with_the_history() -> None:
     flat = dataclasses.replace(history, experiment="other", changes=(), values=(5,) * 8, line=(5,) * 8, outliers=())
     of_two = Trend(histories=(flat, history), notes=())
     assert change_tables.trend_rows(of_two)[1:] == [
-        ["reads", "made: only", day(4), "10", "12", "+20.0%", "+17.4% to +22.6%", "4, 3", "kernel was 6.1, is 6.2"]
+        ["reads", "made: only", day(4), "10", "12", "+20.0%", "1.17 to 1.23 times", "4, 3", "kernel was 6.1, is 6.2"]
     ]
     later = dataclasses.replace(history, cell="x", changes=(dataclasses.replace(change, place=6, facts=()),))
     assert change_tables.summarise_trend(Trend(histories=(history, flat, later), notes=())) == (
