@@ -407,3 +407,28 @@ def test_net_show_names_an_unreadable_journal_and_shows_the_others(
     code, text = typed("net show")
     assert code == RunFailed.exit_code
     assert "no changes are applied" not in text
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_plan_takes_every_option_of_run_and_starts_nothing(typed: Typed) -> None:
+    line = "quickstart --find-max p99<1s --max-runs 5 --netem uml --last-frames --out elsewhere --set heap=1g"
+    code, text = typed(f"plan {line}")
+    assert (code, text.endswith("quickstart: 4 runs, about 2 min. Nothing was started.")) == (0, True), text
+    assert typed(f"run {line} --dry-run") == (0, text)
+    assert typed("plan quickstart --max-runs 5")[0] == 2
+    folder, _ = begun(typed)
+    assert "4 runs" in typed(f"plan --resume {folder}")[1]
+    assert not Path("elsewhere").exists()
+
+
+def test_plan_of_several_parts_ends_with_their_sum(typed: Typed) -> None:
+    text = typed("plan es-23185 --quiet")[1]
+    assert text.startswith("es-23185-loopback-ethernet: 24 runs, about 17 min. es-23185-heap: ")
+    assert text.endswith("es-23185: 114 runs, about 80 min. Nothing was started.")
+    assert "1 with costly probes" in typed("plan es-23185-heap")[1]
+
+
+def test_plan_as_json_is_one_document(typed: Typed) -> None:
+    (plan,) = json.loads(typed("plan quickstart --json")[1])
+    assert plan["experiment"] == "quickstart"
+    assert [run["levels"]["network"] for run in plan["runs"]].count("ethernet") == 2

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+from pathlib import Path
 
 import example_summaries as made
 import pytest
 from rich.console import Console
 
+from ingest_bench import system
 from ingest_bench.analysis.run.summary import REFUSED
-from ingest_bench.cli import screen
+from ingest_bench.cli import report, screen
+from ingest_bench.cli.options import OutputOptions
+from ingest_bench.experiment import spec
 from ingest_bench.model.results import Cause, Note, Stall, Summary
 from ingest_bench.report import digest
+from ingest_bench.results import layout
 
 FOUR = made.experiment(replicates=1, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 SHARED = Note(source="load", text="this machine is shared: other processes used 20% of the CPUs")
@@ -34,13 +40,13 @@ def with_stall(run: Summary, length_s: float, *causes: str, ruled_out: str = "ga
 
 def test_digest_has_one_column_of_factors_and_differences_to_the_first_row() -> None:
     rates = (1000.0, 1100.0, 900.0, 1000.0)
-    runs = [made.changed(run, values={"docs_per_s_mean": rate}) for run, rate in zip(FOUR, rates, strict=True)]
+    values = [{"docs_per_s_mean": rate, "allocated_bytes": None} for rate in rates]
+    runs = [made.changed(run, values=row) for run, row in zip(FOUR, values, strict=True)]
     head, *rows = digest.digest_rows(runs)
     assert head == ["network · receive predictor", "docs/s", "p50", "p99", "mean read"]
     assert [row[0] for row in rows][:2] == ["loopback · 32KiB", "loopback · 512KiB"]
     assert [" ".join(row[1].split()) for row in rows] == ["1,000", "1,100 +10%", "900 -10%", "1,000 +0%"]
-    heap = [made.changed(run, values={"allocated_bytes_per_gb": 32.3e9}) for run in runs]
-    assert [row[-1].split()[0] for row in digest.digest_rows(heap)] == ["heap/GB", *["32.3"] * 4]
+    assert digest.digest_rows(FOUR)[0][-1] == "heap/GB"
 
 
 def test_digest_of_a_failed_cell_says_so_and_has_the_cause_once() -> None:
@@ -106,3 +112,17 @@ def test_digest_fits_a_terminal_of_24_lines_without_broken_words(
     assert max(map(len, lines)) <= 80
     assert any("8 more rows: --wide" in line for line in lines)
     assert " ".join(lines[-6:]) == " ".join([sentence] * 3)
+
+
+def test_results_as_json_are_one_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(system, "run", lambda argv, **_: opened.extend(argv))
+    results = layout.create_results(tmp_path, spec.build_plan(spec.load_experiment("quickstart")), {})
+    assert report.print_results(results, FOUR, OutputOptions(as_json=True, open_page=True)) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["report"] == str(results.report / "index.html")
+    assert table["sentences"][0].startswith("Each GB ingested makes")
+    assert [run["state"] for run in table["runs"]] == ["measured"] * 4
+    assert opened == ["xdg-open", (results.report / "index.html").as_uri()]

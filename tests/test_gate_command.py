@@ -216,7 +216,7 @@ def test_benchmark_json_is_smaller_where_the_server_is_better() -> None:
 def test_gate_writes_all_files_with_any_verdict(tmp_path: Path, run_gate: Callable[..., tuple[int, str]]) -> None:
     runs = made.experiment(network=["loopback", "ethernet"])
     (tmp_path / "summary.csv").write_text(summary_files.format_summary_csv(runs))
-    files = {name: tmp_path / "new" / name for name in ("junit", "markdown", "json")}
+    files = {name: tmp_path / "new" / name for name in ("junit", "markdown", "benchmark")}
     options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     cases = (
         (10**9, "read_bytes_mean", 1, "❌ fail"),
@@ -229,7 +229,7 @@ def test_gate_writes_all_files_with_any_verdict(tmp_path: Path, run_gate: Callab
         root = ElementTree.fromstring(files["junit"].read_text())  # noqa: S314 - written by us
         assert_valid_junit(root)
         assert bool(int(root.attrib["failures"])) == (code == 1)
-        assert len(json.loads(files["json"].read_text())) == 4
+        assert len(json.loads(files["benchmark"].read_text())) == 4
         assert f"## {sign}" in files["markdown"].read_text()
 
 

@@ -14,6 +14,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from ingest_bench.cli import completion
 from ingest_bench.cli import help as help_module
 from ingest_bench.cli.app import app
 
@@ -107,3 +108,21 @@ def test_completion_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
     assert code == "2"
     assert "Traceback" not in text
     assert f"{tmp_path / 'file'}: File exists" in " ".join(text)
+
+
+def test_names_keys_and_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.toml").touch()
+    (tmp_path / "results" / "quickstart" / "2026-11-22T04-00-00Z").mkdir(parents=True)
+    assert completion.complete_experiment("quick") == ["quickstart", "quick.toml"]
+    assert completion.complete_target("opens") == ["opensearch"]
+    assert completion.complete_setting("hea") == ["heap="]
+    assert "network=loopback,ethernet" in completion.complete_setting("network=loopback,eth")
+    assert completion.complete_setting("target=cass") == ["target=cassandra"]
+    assert "gc=parallel" in completion.complete_setting("gc=")
+    assert completion.complete_setting("nonsense=") == []
+    assert completion.complete_results("qu") == ["quickstart"]
+    assert completion.complete_results("results/") == ["results/quickstart/2026-11-22T04-00-00Z"]
+    words = "ingest-bench run quickstart --set hea"
+    variables = {"_INGEST_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    assert CliRunner().invoke(app, [], env=variables, prog_name="ingest-bench").output.split() == ["heap="]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from ingest_bench.analysis.compare import changes, comparison, trend
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import Columns, ResultsFolder, check_columns, take_results
+from ingest_bench.cli.options import AsJson, Columns, ResultsFolder, check_columns, take_results
 from ingest_bench.experiment import catalog
 from ingest_bench.lab import evaluation
 from ingest_bench.report import change_tables, gate, page
@@ -31,10 +32,11 @@ def judge_results(
     markdown: Annotated[
         Path | None, typer.Option(help="Write them as Markdown, for a pull request or the summary of a CI job.")
     ] = None,
-    json: Annotated[
+    benchmark: Annotated[
         Path | None,
         typer.Option(help="Write the numbers in the format of github-action-benchmark (customSmallerIsBetter)."),
     ] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer).
 
@@ -43,16 +45,19 @@ def judge_results(
     limits = gate.parse_thresholds(catalog.read_table(thresholds), str(thresholds))
     now = evaluation.read_comparable(take_results(folder))
     verdict = gate.judge(now, limits, evaluation.read_comparable(take_results(baseline)) if baseline else None)
-    rows = [[check.outcome, *check.numbers] for check in verdict.checks]
-    screen.print_table("", gate.HEAD, rows, numbers_from=3)
-    screen.print_notes(verdict.notes)
-    _print_changed(verdict.changed_settings)
-    screen.print_text(f"verdict: {verdict.outcome} ({verdict.counts})", screen.OUTCOME_STYLES[verdict.outcome])
+    if as_json:
+        screen.print_json({"verdict": verdict.outcome, **dataclasses.asdict(verdict)})
+    else:
+        rows = [[check.outcome, *check.numbers] for check in verdict.checks]
+        screen.print_table("", gate.HEAD, rows, numbers_from=3)
+        screen.print_notes(verdict.notes)
+        _print_changed(verdict.changed_settings)
+        screen.print_text(f"verdict: {verdict.outcome} ({verdict.counts})", screen.OUTCOME_STYLES[verdict.outcome])
     name = next((run.experiment for run in now.summaries if run.experiment), str(folder))
     for file, text in (
         (junit, gate.format_junit(verdict, name)),
         (markdown, gate.format_markdown(verdict, name)),
-        (json, gate.format_benchmark_json(now.summaries, limits)),
+        (benchmark, gate.format_benchmark_json(now.summaries, limits)),
     ):
         if file is not None:
             screen.write_output(file, text)
@@ -68,6 +73,7 @@ def compare_results(
     columns: Columns = [],  # noqa: B006 - typer copies it
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file, as numbers.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the intervals drawn to this file.")] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Show what changed from one result to another: exit 0, or 3 if the results are not comparable."""
     check_columns(columns)
@@ -79,6 +85,12 @@ def compare_results(
         screen.write_output(csv, to_csv(change_tables.change_numbers(compared.comparisons)))
     if html is not None:
         screen.write_output(html, page.render_comparison(str(before), str(now), compared))
+    if as_json:
+        names, *numbers = change_tables.change_numbers(compared.comparisons)
+        rows_by_name = [dict(zip(names, row, strict=True)) for row in numbers]
+        notes = [*compared.refusals, *compared.notes, *compared.changed_settings]
+        screen.print_json({"notes": notes, "changes": rows_by_name})
+        return 0 if compared.has_interval and not compared.refusals else _NO_VERDICT
     if compared.refusals:
         screen.print_text(f"no verdict: these two results are not comparable: {'; '.join(compared.refusals)}")
         return _NO_VERDICT

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ingest_bench.cli.completion import complete_experiment, complete_setting, complete_target
 from ingest_bench.cli.options import FlowOptions
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
@@ -26,11 +27,17 @@ class ExperimentOptions:
     """Options of `run` and `plan` that say what is measured."""
 
     experiment: Annotated[
-        str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")
+        str | None,
+        typer.Argument(
+            help="An experiment by name (see `list`), or your own TOML file.", autocompletion=complete_experiment
+        ),
     ] = None
-    sets: Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")] = (
-        field(default_factory=list)
-    )
+    sets: Annotated[
+        list[str],
+        typer.Option(
+            "--set", help="A setting or a factor: heap=1g,2g or network=jumbo.", autocompletion=complete_setting
+        ),
+    ] = field(default_factory=list)
     replicates: Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)] = None
     against_itself: Annotated[
         int | None,
@@ -73,7 +80,10 @@ class ExperimentOptions:
     )
     target: Annotated[
         str | None,
-        typer.Option(help="A target by name (see `list`), or a custom target: a TOML file that says how to start it."),
+        typer.Option(
+            help="A target by name (see `list`), or a custom target: a TOML file that says how to start it.",
+            autocompletion=complete_target,
+        ),
     ] = None
     url: Annotated[
         list[str],

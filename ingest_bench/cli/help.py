@@ -15,7 +15,7 @@ app = typer.Typer()
 
 # Options of `run` by panel; a command with few options has no panels.
 PANELS = {
-    "What": "experiment sets replicates against_itself measure warm_up aborts find_max max_runs resume dry_run",
+    "What": "experiment sets replicates against_itself measure warm_up aborts find_max max_runs resume is_dry",
     "Load": "documents mapping index_settings track track_params challenge include_tasks exclude_tasks test_mode "
     "download",
     "Your server": "target url attach ca_file client_cert client_key allow_delete java_home jfr",

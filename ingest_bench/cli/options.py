@@ -15,6 +15,7 @@ import typer
 
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
+from ingest_bench.cli.completion import complete_results
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.inputs.names import check_name
@@ -24,8 +25,13 @@ from ingest_bench.results import layout
 _Result = TypeVar("_Result")
 
 ResultsFolder = Annotated[
-    Path, typer.Argument(help="Results: a folder results/<experiment>/<start>, or an experiment's name for its latest.")
+    Path,
+    typer.Argument(
+        help="Results: a folder results/<experiment>/<start>, or an experiment's name for its latest.",
+        autocompletion=complete_results,
+    ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")]
 Columns = Annotated[list[str], typer.Option("--column", help="A column of summary.csv. Repeatable.")]
 
 
@@ -93,6 +99,13 @@ class OutputOptions:
         False
     )
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results, no progress.")] = False
+    as_json: AsJson = False
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page of the report in a browser.")] = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether nothing but the results is printed."""
+        return self.quiet or self.as_json
 
 
 def take_results(path: Path) -> Path:

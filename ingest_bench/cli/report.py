@@ -16,6 +16,7 @@ from ingest_bench.cli import screen
 from ingest_bench.cli.options import OutputOptions, ResultsFolder, grouped, take_results
 from ingest_bench.errors import SpecError
 from ingest_bench.lab import buffer_advice, evaluation
+from ingest_bench.model.experiment import Plan
 from ingest_bench.model.results import Summary
 from ingest_bench.report import (
     buffer_tables,
@@ -33,6 +34,7 @@ from ingest_bench.units import format_bytes
 app = typer.Typer()
 
 _INVALID = 3
+_JSON_FIELDS = ("run", "cell", "replicate", "instrumented", "levels", "state", "reason", "values")
 _COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 
 
@@ -59,9 +61,7 @@ def rebuild_report(
 
 def print_results(results: Results, summaries: list[Summary], output: OutputOptions) -> int:
     """Print the finding, its table and the path of the page; return the exit code: 3 if a run is not valid."""
-    plan = results.plan
-    if output.wide:
-        _print_tables(results, summaries)
+    plan, page = results.plan, results.report / "index.html"
     knees = [] if plan.search is None else search.find_knees(plan, summaries)
     sentences = [
         *digest.describe_endings(summaries),
@@ -69,13 +69,27 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
         *(describe(summaries) for describe in (digest.describe_stalls, digest.describe_errors)),
         digest.describe_warnings(summaries),
     ]
+    sentences = list(filter(None, sentences))
+    if output.open_page:
+        screen.open_page(page)
+    if output.as_json:
+        runs = [{name: getattr(run, name) for name in _JSON_FIELDS} for run in summaries]
+        notes = cell_tables.list_notes(summaries)
+        screen.print_json({"report": page, "sentences": sentences, "notes": notes, "runs": runs})
+        return _exit_code(plan, summaries, knees)
+    if output.wide:
+        _print_tables(results, summaries)
     if noise := change_tables.noise_rows(summaries):
         title = "A/A: noise, and the changes that this many replicates show (95% confidence, 80% power)"
         screen.print_table(title, noise[0], noise[1:], noise[0].index("column") + 1)
-    screen.print_digest(digest.digest_rows(summaries), list(filter(None, sentences)))
+    screen.print_digest(digest.digest_rows(summaries), sentences)
     if output.verbose:
         screen.print_notes(cell_tables.list_notes(summaries))
-    screen.print_text(f"report: {results.report / 'index.html'}")
+    screen.print_text(f"report: {page}{'' if output.open_page else '   (--open)'}")
+    return _exit_code(plan, summaries, knees)
+
+
+def _exit_code(plan: Plan, summaries: Sequence[Summary], knees: Sequence[search.Knee]) -> int:
     if knees:
         return 0 if all(knee.result.is_knee for knee in knees) else _INVALID
     is_complete = len(summaries) == len(plan.runs) + len(plan.skipped_cells)

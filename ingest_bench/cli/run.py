@@ -8,15 +8,16 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ingest_bench import targets
 from ingest_bench.analysis.run import summary
 from ingest_bench.cli import screen, worker
+from ingest_bench.cli.completion import complete_results
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.cli.options import OutputOptions, grouped, take_results
 from ingest_bench.cli.report import print_results
@@ -144,23 +145,26 @@ class ExecutionOptions:
         return "; ".join(map(shlex.join, commands))
 
 
-@app.command(epilog=_EXAMPLES)
-@grouped
-def run(
-    context: typer.Context,
-    measured: ExperimentOptions,
-    execution: ExecutionOptions,
-    output: OutputOptions,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommand:
+    """All options of `run` and `plan`."""
+
+    measured: ExperimentOptions = field(default_factory=ExperimentOptions)
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
     results_folder: Annotated[
         Path | None, typer.Option("--out", help='The folder for results. Default: "results".')
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="A results folder: execute only its missing runs.")] = None,
+    ] = None
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Results, or an experiment's name: only the missing runs.", autocompletion=complete_results),
+    ] = None
     find_max: Annotated[
         str | None,
         typer.Option(
             help='Search the highest rate that meets a goal: "p99 < 500ms". Errors must stay below 0.1% by default.',
         ),
-    ] = None,
+    ] = None
     max_runs: Annotated[
         int | None,
         typer.Option(
@@ -168,40 +172,91 @@ def run(
             "--resume, a search continues up to this number.",
             min=3,
         ),
-    ] = None,
+    ] = None
+
+    def build_plans(self) -> list[Plan]:
+        """Return the plans of a new experiment; SpecError for options that conflict."""
+        if self.find_max is None:
+            if self.max_runs is not None:
+                raise SpecError(f"--max-runs {self.max_runs} requires --find-max GOAL")
+            return build_plans(self.measured)
+        if self.measured.against_itself is not None:
+            raise SpecError("--aa cannot be combined with --find-max: a search has no equal runs to compare")
+        limit = {} if self.max_runs is None else {"max_runs": self.max_runs}
+        return [
+            search_for_max.plan_search(plan, Search(goal=self.find_max, **limit)) for plan in build_plans(self.measured)
+        ]
+
+    def open_resumed(self, options: RunOptions) -> tuple[Results, Plan] | None:
+        """Return the results to resume and the plan of their missing runs; None for a new experiment."""
+        if self.max_runs is not None:
+            records.read_key(Search, ("max_runs",), self.max_runs, "--max-runs")
+        if self.resume is None:
+            return None
+        if self.measured != ExperimentOptions() or self.find_max is not None:
+            raise SpecError("--resume cannot be combined with an experiment or its settings: the folder has the plan")
+        if self.results_folder is not None:
+            raise SpecError(
+                f"--resume {self.resume} cannot be combined with --out: results go to the resumed folder; remove --out "
+                f"{self.results_folder}"
+            )
+        folder = take_results(self.resume)
+        results = layout.open_results(folder, to_write=True)
+        catalog.check_fingerprints(layout.read_fingerprints(folder), results.plan)
+        if (recorded := layout.read_facts(folder).get("jfr", options.jfr)) != options.jfr:
+            raise SpecError(
+                f"--resume {folder}: its runs were recorded with --jfr {recorded}, whose CPU cost differs: give --jfr "
+                f"{recorded}"
+            )
+        remaining = campaign.remaining_plan(results)
+        campaign.check_netem(results, remaining, options.netem)
+        if self.max_runs is not None and results.plan.search is None:
+            raise SpecError(f"--max-runs {self.max_runs} applies to searches only, and {folder} is not a search")
+        return results, remaining
+
+
+@app.command(epilog=_EXAMPLES)
+@grouped
+def run(
+    context: typer.Context,
+    command: RunCommand,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Show what would run, as `plan` does.")] = False,
 ) -> int:
     """Run an experiment: measure every cell, and write tables and pictures."""
-    options = execution.to_run_options()
+    if is_dry:
+        return _show_plans(command)
+    options = command.execution.to_run_options()
+    execution = command.execution
     remote = worker.parse_workers(context, execution.workers, execution.bind, execution.keys)
-    if max_runs is not None:
-        records.read_key(Search, ("max_runs",), max_runs, "--max-runs")
-    if resume is not None:
-        if measured != ExperimentOptions() or find_max is not None:
-            raise SpecError("--resume cannot be combined with an experiment or its settings: the folder has the plan")
-        if results_folder is not None:
-            raise SpecError(
-                f"--resume {resume} cannot be combined with --out: results go to the resumed folder; remove --out "
-                f"{results_folder}"
-            )
-        return _resume(take_results(resume), max_runs, execution, options, remote, output)
-    plans = build_plans(measured)
-    if find_max is not None:
-        if measured.against_itself is not None:
-            raise SpecError("--aa cannot be combined with --find-max: a search has no equal runs to compare")
-        rules = Search(goal=find_max) if max_runs is None else Search(goal=find_max, max_runs=max_runs)
-        plans = [search_for_max.plan_search(plan, rules) for plan in plans]
-    elif max_runs is not None:
-        raise SpecError(f"--max-runs {max_runs} requires --find-max GOAL")
-    return _start(plans, results_folder or layout.RESULTS, execution, options, remote, output)
+    if (resumed := command.open_resumed(options)) is not None:
+        return _resume(*resumed, command, options, remote)
+    return _start(command.build_plans(), command, options, remote)
 
 
 @app.command("plan")
 @grouped
-def show_plan(measured: ExperimentOptions) -> None:
-    """Show what would run, in which order, and for how long."""
-    for plan in build_plans(measured):
-        _print_plan(plan)
+def show_plan(command: RunCommand) -> int:
+    """Show what would run, in which order, and for how long. Takes all options of `run`."""
+    return _show_plans(command)
+
+
+def _show_plans(command: RunCommand) -> int:
+    resumed = command.open_resumed(command.execution.to_run_options())
+    plans = command.build_plans() if resumed is None else [resumed[1]]
+    described = [
+        (plan, campaign.check_plan(plan), [_estimate_run_s(run.cell.load) for run in plan.runs]) for plan in plans
+    ]
+    if command.output.as_json:
+        screen.print_json([_plan_json(*parts) for parts in described])
+        return 0
+    for parts in described:
+        _print_plan(*parts, is_short=command.output.quiet)
+    if len(plans) > 1:
+        screen.print_text(
+            f"{command.measured.experiment}: {_format_total([run_s for *_, seconds in described for run_s in seconds])}"
+        )
     screen.print_text("Nothing was started.")
+    return 0
 
 
 @app.command()
@@ -241,75 +296,53 @@ def calibrate(
 
 
 def _resume(
-    folder: Path,
-    max_runs: int | None,
-    execution: ExecutionOptions,
-    options: RunOptions,
-    remote: RemoteWorkers | None,
-    output: OutputOptions,
+    results: Results, remaining: Plan, command: RunCommand, options: RunOptions, remote: RemoteWorkers | None
 ) -> int:
     """Execute the missing runs of a results folder; return the exit code."""
-    results = layout.open_results(folder, to_write=True)
-    catalog.check_fingerprints(layout.read_fingerprints(folder), results.plan)
-    if (recorded := layout.read_facts(folder).get("jfr", options.jfr)) != options.jfr:
-        raise SpecError(
-            f"--resume {folder}: its runs were recorded with --jfr {recorded}, whose CPU cost differs: give --jfr "
-            f"{recorded}"
-        )
-    remaining = campaign.remaining_plan(results)
-    campaign.check_netem(results, remaining, options.netem)
-    if max_runs is not None and results.plan.search is None:
-        raise SpecError(f"--max-runs {max_runs} applies to searches only, and {folder} is not a search")
-    if execution.download:
+    if command.execution.download:
         _download([results.plan])
     worker.check_workers(remote, [results.plan])
     notes = campaign.check_machine(remaining, options)
     _fetch([remaining], options)
-    if max_runs is not None:
+    if command.max_runs is not None:
         with campaign.lock_results(results):
-            search_for_max.extend_search(results, max_runs)
-    with _open_services(execution, options, remote, output) as ready:
-        return _execute(results, ready, notes, execution.resume_commands([results]), output)
+            search_for_max.extend_search(results, command.max_runs)
+    with _open_services(command, options, remote) as ready:
+        return _execute(results, ready, notes, command.execution.resume_commands([results]), command.output)
 
 
-def _start(
-    plans: Sequence[Plan],
-    results_folder: Path,
-    execution: ExecutionOptions,
-    options: RunOptions,
-    remote: RemoteWorkers | None,
-    output: OutputOptions,
-) -> int:
+def _start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> int:
     """Execute these plans, each in a new folder; return the exit code."""
-    if execution.download:
+    folder = command.results_folder or layout.RESULTS
+    if command.execution.download:
         _download(plans)
     worker.check_workers(remote, plans)
     started = [run.cell for plan in plans for run in plan.runs if not run.cell.target.is_already_running]
-    layout.check_writable(results_folder, by_jvm=bool(started))
+    layout.check_writable(folder, by_jvm=bool(started))
     notes = [campaign.check_machine(plan, options) for plan in plans]
     _fetch(plans, options)
-    with _open_services(execution, options, remote, output) as ready:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        facts = {**collect_facts(), "jfr": options.jfr, "command": command}
+    with _open_services(command, options, remote) as ready:
+        words = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        facts = {**collect_facts(), "jfr": options.jfr, "command": words}
         folders = [
-            layout.create_results(results_folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
+            layout.create_results(folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
             for plan in plans
         ]
         # When one is interrupted, those that have not begun are to be resumed too.
         codes = [
-            _execute(results, ready, notes[number], execution.resume_commands(folders[number:]), output)
-            for number, results in enumerate(folders)
+            _execute(results, ready, notes[at], command.execution.resume_commands(folders[at:]), command.output)
+            for at, results in enumerate(folders)
         ]
     return max(codes)
 
 
 @contextlib.contextmanager
-def _open_services(
-    execution: ExecutionOptions, options: RunOptions, remote: RemoteWorkers | None, output: OutputOptions
-) -> Iterator[RunOptions]:
+def _open_services(command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> Iterator[RunOptions]:
     """Start the exporter and wait for workers; yield the options that include them."""
-    options = dataclasses.replace(options, reports_figures=screen.is_live(output) or execution.prometheus is not None)
-    with worker.open_exporter(execution.prometheus) as exporter, worker.open_fleet(remote) as fleet:
+    prometheus = command.execution.prometheus
+    is_live = screen.is_live(command.output) or prometheus is not None
+    options = dataclasses.replace(options, reports_figures=is_live)
+    with worker.open_exporter(prometheus) as exporter, worker.open_fleet(remote) as fleet:
         yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
 
 
@@ -343,20 +376,35 @@ def _execute(
         raise Interrupted(f"everything that was started is stopped. To resume: {resume_commands}") from None
 
 
-def _print_plan(plan: Plan) -> None:
-    notes = campaign.check_plan(plan)
-    seconds = [_estimate_run_s(run.cell.load) for run in plan.runs]
-    keys = [factor.key for factor in plan.factors]
-    rows = [
-        [str(number), *(run.cell.levels[key] for key in keys), str(run.replicate), _format_estimate(run_s)]
-        for number, (run, run_s) in enumerate(zip(plan.runs, seconds, strict=True), 1)
+def _print_plan(plan: Plan, notes: Sequence[str], seconds: Sequence[float], *, is_short: bool) -> None:
+    if not is_short:
+        keys = [factor.key for factor in plan.factors]
+        rows = [
+            [
+                *(str(number), *(run.cell.levels[key] for key in keys)),
+                f"{run.replicate} with costly probes" if run.instrumented else str(run.replicate),
+                _format_estimate(run_s),
+            ]
+            for number, (run, run_s) in enumerate(zip(plan.runs, seconds, strict=True), 1)
+        ]
+        screen.print_names(plan.description or plan.experiment, describe_plan(plan))
+        screen.print_table("", ["#", *keys, "replicate", "about"], rows)
+        for line in notes:
+            screen.print_text(line)
+    screen.print_text(f"{plan.experiment}: {_format_total(seconds)}")
+
+
+def _plan_json(plan: Plan, notes: Sequence[str], seconds: Sequence[float]) -> dict[str, Any]:
+    runs = [
+        {"run": run.id, "levels": run.cell.levels, "instrumented": run.instrumented, "about_s": run_s or None}
+        for run, run_s in zip(plan.runs, seconds, strict=True)
     ]
-    screen.print_names(plan.description or plan.experiment, describe_plan(plan))
-    screen.print_table("", ["#", *keys, "replicate", "about"], rows)
-    for line in notes:
-        screen.print_text(line)
+    return {"experiment": plan.experiment, "settings": dict(describe_plan(plan)), "notes": list(notes), "runs": runs}
+
+
+def _format_total(seconds: Sequence[float]) -> str:
     total = f"about {_format_estimate(sum(seconds))}" if all(seconds) else "as long as their documents take"
-    screen.print_text(f"{format_count(len(rows), 'run')}, {total}.")
+    return f"{format_count(len(seconds), 'run')}, {total}."
 
 
 def describe_plan(plan: Plan) -> list[tuple[str, str]]:

@@ -7,6 +7,8 @@ everything printed goes through `_to_text`, which escapes it.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import sys
 import textwrap
@@ -29,7 +31,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ingest_bench.errors import SpecError
+from ingest_bench import system
+from ingest_bench.errors import IngestBenchError, SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.escaping import escape_line, escape_text
 from ingest_bench.results import safe_files
@@ -78,6 +81,19 @@ def print_capability(present: bool, name: str, detail: str) -> None:
 def print_to_stderr(text: str) -> None:
     """Print lines to stderr, where stdout belongs to another program."""
     _STDERR.print(_to_text(text), soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON. An infinite number is printed as Python's JSON does."""
+    print_text(json.dumps(value, indent=1, default=str))
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the user's browser; print why if that fails."""
+    try:
+        system.run(("xdg-open", page.absolute().as_uri()), env=os.environ)
+    except IngestBenchError as error:
+        print_to_stderr(f"--open: {error}")
 
 
 def print_error(word: str, text: str) -> None:
@@ -196,6 +212,7 @@ class RunProgress:
 
     def __init__(self, runs: int, run_s: float | None, output: OutputOptions) -> None:
         self._runs, self._expected_s, self._output = runs, run_s, output
+        self._is_verbose = output.verbose and not output.is_silent
         self._live = Live(self, console=_STDOUT, transient=True)
         self._number = self._name = self._phase = ""
         self._load: LoadProgress | None = None
@@ -214,12 +231,12 @@ class RunProgress:
         """Show that a run begins, the first of those that remain."""
         self._began, self._remaining = time.monotonic(), remaining
         self._number, self._name, self._phase, self._load = f"run {number}/{self._runs}", name, "", None
-        if self._output.verbose:
+        if self._is_verbose:
             print_text(f"{self._number} {name}{self._estimate()}")
 
     def begin_phase(self, name: str) -> None:
         """Show that a phase of the run begins."""
-        if self._output.verbose and name != self._phase:
+        if self._is_verbose and name != self._phase:
             print_text(f"  {time.monotonic() - self._began:.0f} s: {name}")
         self._phase, self._first = name, None
 
@@ -235,8 +252,8 @@ class RunProgress:
         self._ended += 1
         self._ended_s += time.monotonic() - self._began
         self._load, self._phase = None, ""
-        if not self._output.quiet:
-            print_text(f"  {outcome}" if self._output.verbose else f"{self._number} {self._name}: {outcome}")
+        if not self._output.is_silent:
+            print_text(f"  {outcome}" if self._is_verbose else f"{self._number} {self._name}: {outcome}")
 
     def _run_s(self) -> float | None:
         return self._ended_s / self._ended if self._ended else self._expected_s
@@ -272,7 +289,7 @@ class RunProgress:
 
 def is_live(output: OutputOptions) -> bool:
     """Return whether the progress of runs is a block that shows live figures."""
-    return _STDOUT.is_terminal and not output.quiet
+    return _STDOUT.is_terminal and not output.is_silent
 
 
 @contextlib.contextmanager
