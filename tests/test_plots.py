@@ -173,7 +173,7 @@ def test_invalid_run_is_left_out_and_named() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_mean": 9e8})
     with figures() as saved:
         draw_reads([bad, *FOUR[1:]])
-    assert "Left out: 1 of 8 runs. invalid: bytes differ" in words(saved[0])
+    assert f"Left out: 1 of 8 runs. {bad.run}: invalid: bytes differ" in words(saved[0])
     assert "450,0" not in words(saved[0])
 
 

@@ -51,6 +51,7 @@ _SIGNS: Mapping[Outcome, str] = {
     "pass": "✅ pass",
 }
 HEAD = ("", "cell", "column", "measured", "allowed", "baseline", "change (95% interval)", "reason")
+_UNMEASURED = "no valid run measured it"
 _UNITS = ("bytes", "ms", "s", "ppm", "percent")
 # A check without a verdict is an error: neither a pass nor the server's failure.
 _JUNIT_ELEMENTS = {"fail": "failure", "no verdict": "error", "skipped": "skipped"}
@@ -85,7 +86,7 @@ class Check:
 
     cell: str
     column: str
-    outcome: Outcome
+    outcome: Outcome = "no verdict"
     measured: str = ""
     allowed: str = ""
     baseline: str = ""
@@ -162,7 +163,7 @@ def judge(now: Results, thresholds: Iterable[Threshold], baseline: Results | Non
     before = {second.name: first for first, second in match.pairs} if match else {}
     checks = [check for row in rows for check in _check_states(row, before.get(row.name))]
     if match:
-        checks += [Check(cell="*", column="facts", outcome="no verdict", reason=text) for text in match.conflicts]
+        checks += [Check(cell="*", column="facts", reason=text) for text in match.conflicts]
     checks += [check for item in thresholds for check in _judge_threshold(item, rows, match, before)]
     source = [f"the baseline is {baseline.source}"] if baseline and baseline.source else []
     return Verdict(
@@ -268,7 +269,7 @@ def _check_states(row: CellRuns, before: CellRuns | None) -> list[Check]:
     for run in row.runs:
         if run.state not in ("measured", "oom"):
             reason = f"{run.run} is {run.ending}"
-            checks.append(Check(cell=row.name, column="state", outcome="no verdict", reason=reason))
+            checks.append(Check(cell=row.name, column="state", reason=reason))
     if row.oom_runs:
         reason = f"{row.oom_runs} of {len(row.runs)} runs ended out of memory"
         outcome: Outcome = "fail"
@@ -287,7 +288,7 @@ def _judge_threshold(
     selected = select_cells(rows, item)
     if not selected:
         reason = f'no cell matches "{item.cells}"'
-        yield Check(cell=item.cells, column=item.column, outcome="no verdict", reason=reason)
+        yield Check(cell=item.cells, column=item.column, reason=reason)
     for row in selected:
         unknown = ", ".join(row.runs_without(item.column))
         relative = [_judge_relative(row, item, before.get(row.name), match)] if item.is_relative else []
@@ -301,14 +302,14 @@ def _judge_threshold(
     for name in match.only_before if match and item.is_relative else ():
         if fnmatchcase(name, item.cells):
             reason = "the baseline has this cell, and these results do not"
-            yield Check(cell=name, column=item.column, outcome="no verdict", reason=reason)
+            yield Check(cell=name, column=item.column, reason=reason)
 
 
 def _judge_absolute(row: CellRuns, item: Threshold) -> Iterator[Check]:
     value = row.median(item.column)
     for limit, words, is_within in ((item.at_least, "at least", operator.ge), (item.at_most, "at most", operator.le)):
         if limit is not None:
-            check = _no_verdict(row, item.column, "no valid run measured it", allowed=f"{words} {limit:,.6g}")
+            check = Check(cell=row.name, column=item.column, allowed=f"{words} {limit:,.6g}", reason=_UNMEASURED)
             if value is not None:
                 outcome: Outcome = "pass" if is_within(value, limit) else "fail"
                 check = replace(check, outcome=outcome, measured=f"{value:,.6g}", reason="")
@@ -319,7 +320,7 @@ def _judge_relative(row: CellRuns, item: Threshold, before: CellRuns | None, mat
     column = columns_module.compared_column(item.column)
     limits = (("fall", item.may_fall_ppm), ("rise", item.may_rise_ppm))
     allowed = ", ".join(f"may {verb} {format_ppm(ppm)}" for verb, ppm in limits if ppm is not None)
-    check = _no_verdict(row, column, "no valid run measured it", allowed=allowed)
+    check = Check(cell=row.name, column=column, allowed=allowed, reason=_UNMEASURED)
     numbers = row.numbers(column)
     if not numbers:
         return check
@@ -364,10 +365,6 @@ def _judge_near_zero(item: Threshold, check: Check, before: Sequence[float], now
     return replace(
         check, outcome="fail" if is_in_all else "no verdict", reason=f"in {'all' if is_in_all else 'some'} runs"
     )
-
-
-def _no_verdict(row: CellRuns, column: str, reason: str, allowed: str) -> Check:
-    return Check(cell=row.name, column=column, outcome="no verdict", allowed=allowed, reason=reason)
 
 
 def _benchmark_entry(row: CellRuns, column: str) -> dict[str, str | float] | None:

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.model.results import Summary
+from ingest_bench.report.cell_tables import describe_left_out
 from ingest_bench.report.formatting import format_key, shorten
 
 # Okabe and Ito, "Color Universal Design" (2008), without yellow (too light on white) and with black last.
@@ -177,12 +178,7 @@ def describe_conditions(summaries: Sequence[Summary]) -> str:
 
 
 def left_out_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return a note that names the runs that are left out, by reason; empty without such runs."""
-    by_reason: dict[str, list[str]] = {}
-    for run in cells.excluded_runs(summaries):
-        by_reason.setdefault(run.ending, []).append(run.run)
-    if not by_reason:
-        return []
-    number = sum(map(len, by_reason.values()))
-    reasons = "; ".join(f"{reason} ({', '.join(runs)})" for reason, runs in by_reason.items())
-    return [textwrap.shorten(f"Left out: {number} of {len(summaries)} runs. {reasons}", 420, placeholder=" …")]
+    """Return a note that names the runs that are left out, each with its reason; empty without such runs."""
+    endings = describe_left_out(summaries)
+    text = f"Left out: {len(endings)} of {len(summaries)} runs. {'; '.join(endings)}"
+    return [textwrap.shorten(text, 420, placeholder=" …")] if endings else []

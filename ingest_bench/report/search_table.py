@@ -9,13 +9,11 @@ from ingest_bench.model.results import Summary
 from ingest_bench.report.formatting import format_integer, format_number
 from ingest_bench.report.summary_files import to_csv, to_markdown
 
-HEAD = ("cell", "step", "requests/s", "answered/s", "docs/s", "response p99, ms", "errors", "goal")
-_OUTCOMES = {"met": "met", "missed": "missed", "generator": "generator-bound", "broken": "broken"}
-
 
 def step_rows(knees: Sequence[Knee]) -> list[list[str]]:
     """Return a head and a row for each step, in the order in which they were decided."""
-    return [list(HEAD), *(_step_row(knee, step, summary) for knee in knees for step, summary in knee.steps)]
+    head = ["cell", "step", "requests/s", "answered/s", "docs/s", "response p99, ms", "errors", "goal"]
+    return [head, *(_step_row(knee, step, summary) for knee in knees for step, summary in knee.steps)]
 
 
 def describe_knees(knees: Sequence[Knee]) -> list[str]:
@@ -56,5 +54,5 @@ def _step_row(knee: Knee, step: JudgedStep, summary: Summary) -> list[str]:
         "" if docs is None else format_integer(docs),
         "" if p99 is None else format_number(p99),
         f"{failed / requests:.2%}" if requests and failed is not None else "",
-        "" if step.step == "estimate" else _OUTCOMES[step.outcome],
+        "" if step.step == "estimate" else "generator-bound" if step.outcome == "generator" else step.outcome,
     ]
