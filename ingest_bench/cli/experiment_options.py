@@ -162,6 +162,8 @@ class ExperimentOptions:
         if not re.fullmatch("[0-9]+", documents):
             # Absolute, as the track's: --resume may be called from another folder.
             path = catalog.absolute_path(documents)
+            if Path(path).is_dir():
+                raise SpecError(f"--documents {documents}: is a folder. For a track: --track DIR.")
             if not Path(path).exists():
                 raise SpecError(f"--documents {documents}: does not exist; a number is written like 5000000")
             return {"documents": path}

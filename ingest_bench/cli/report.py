@@ -127,7 +127,8 @@ def list_results(
         except SpecError as error:
             rows.append([path.parent.name, str(path), str(error).partition(": ")[2]])
     if not rows:
-        raise SpecError(f"{folder}: there are no results below it. Make some: ingest-bench run quickstart")
+        problem = "there are no results below it" if layout.find_experiment(folder).is_dir() else "does not exist"
+        raise SpecError(f"{folder}: {problem}. Make some: ingest-bench run quickstart")
     screen.print_table("", ["experiment", "results", "runs"], rows, 3)
 
 

@@ -301,8 +301,8 @@ def _apply_overrides(
     sources = dict(options)
     factors = list(experiment.factors)
     for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not value:
+        key, _, value = text.partition("=")
+        if not key or not value:
             raise SpecError(f'--set {quote_name(text)}: write it like "heap=1g,2g"')
         path = key_paths.resolve_key(key)
         if path in sources:
