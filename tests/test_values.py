@@ -262,7 +262,7 @@ REFUSED = {
     # It would consume the option of the recording as its value, and nothing would be recorded.
     "jvm=-cp": "is not an option of the JVM: one line that begins with -, its value behind = or :",
     "setting.a b=1": "is not a setting's name",
-    f"jvm=-X{'x' * 600}": "characters; at most 200 are allowed. Write constant values",
+    f"jvm=-X{'x' * 600},-Xint": "characters; at most 200 are allowed. Write constant values",
     f"workload={'x' * 600}.toml": "is not a file's path",
     f"workload={'é' * 200}.toml": "file not found",
     f"network={'é' * 200}.toml": "file not found",
