@@ -24,6 +24,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from ingest_bench import errors, units
 from ingest_bench import probes as probes_package
 from ingest_bench.analysis.run.columns import COLUMNS, HISTOGRAMS, SERIES
+from ingest_bench.cli import screen
+from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
+from ingest_bench.cli.run import estimate_run_s
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files, records
 from ingest_bench.model.experiment import Experiment, Fault, HostSettings
@@ -327,14 +330,21 @@ def exit_codes() -> str:
 
 def findings() -> str:
     """Return each finding as a command and a sentence with the measured numbers."""
-    rows = [
-        ["`ingest-bench run es-23185`", _es_23185()],
-        ["`ingest-bench run cassandra-2463`", _cassandra()],
-        ["`ingest-bench run direct-buffers`", _direct_buffers()],
-        ["`ingest-bench run peer-forwarding`", _peer_forwarding()],
-        ["`ingest-bench run huge-pages`", _huge_pages()],
-    ]
-    return table(("command", "finding"), rows)
+    sentences = {
+        "es-23185": _es_23185(),
+        "cassandra-2463": _cassandra(),
+        "direct-buffers": _direct_buffers(),
+        "peer-forwarding": _peer_forwarding(),
+        "huge-pages": _huge_pages(),
+    }
+    rows = [[f"`ingest-bench run {name}`", _estimate(name), sentence] for name, sentence in sentences.items()]
+    return table(("command", "duration", "finding"), rows)
+
+
+def _estimate(experiment: str) -> str:
+    """Return how long an experiment takes, as `ingest-bench plan` prints it."""
+    runs = [item for plan in build_plans(ExperimentOptions(experiment=experiment)) for item in plan.runs]
+    return screen.format_duration(sum(estimate_run_s(item.cell.load) for item in runs))
 
 
 def reference(experiment: str, name: str) -> list[dict[str, str]]:

@@ -53,6 +53,8 @@ def test_digest_of_a_failed_cell_says_so_and_has_the_cause_once() -> None:
     failed = [dataclasses.replace(run, state="failed", reason="no  disk\nleft", values={}) for run in FOUR[1:]]
     assert [row[1] for row in digest.digest_rows([FOUR[0], *failed])][2:] == ["failed"] * 3
     assert digest.describe_endings([FOUR[0], *failed]) == ["failed in 3 runs: no disk left"]
+    log = dataclasses.replace(failed[0], reason=f"/out/made/{failed[0].run}/server.log ends: no heap")
+    assert digest.describe_endings([log], "/out/made/") == [f"failed: {log.run}: server.log ends: no heap"]
     assert digest.describe_endings(failed[:1]) == [f"failed: {failed[0].run}: no disk left"]
 
 

@@ -10,7 +10,7 @@ from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import server_environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
-from ingest_bench.targets import TARGETS, find_target
+from ingest_bench.targets import TARGETS, find_target, http
 from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.builtin import sink
 from ingest_bench.targets.elastic import index, node_options
@@ -265,3 +265,11 @@ def test_a_server_inherits_no_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
     plan = LaunchPlan(argv=("java",), env={"ES_TMPDIR": "/home/tmp"}, cwd=HOME, writable=())
     assert set(server_environment(plan)) == {"PATH", "LANG", "HOME", "ES_TMPDIR"}
+
+
+def test_excerpt_of_an_error_is_its_innermost_reason() -> None:
+    error = {"reason": "outer", "caused_by": {"reason": "middle", "caused_by": {"reason": "the\n cause"}}}
+    assert http.Response(400, json.dumps({"error": error}).encode()).excerpt() == "the cause"
+    for body in (b'{"error": "text"}', b"not JSON", b'{"error": {"caused_by": {}}}'):
+        assert http.Response(400, body).excerpt() == body.decode()
+    assert http.Response(400, b"").excerpt() == "nothing"

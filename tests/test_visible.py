@@ -151,7 +151,7 @@ def test_texts_of_experiments_and_profiles_are_escaped(typed: Typed, tmp_path: P
 
 
 def test_report_escapes_the_reason_of_a_failed_run(typed: Typed, tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("")
+    (tmp_path / "x.toml").write_text('description = "one cell"\n')
     results = layout.create_results(
         tmp_path / "results", spec.build_plan(spec.load_experiment(str(tmp_path / "x.toml"))), {}
     )

@@ -64,7 +64,7 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
     plan, page = results.plan, results.report / "index.html"
     knees = [] if plan.search is None else search.find_knees(plan, summaries)
     sentences = [
-        *digest.describe_endings(summaries),
+        *digest.describe_endings(summaries, f"{results.path.absolute()}/"),
         *(search_table.describe_knees(knees) or [headline.describe_finding(summaries)]),
         *(describe(summaries) for describe in (digest.describe_stalls, digest.describe_errors)),
         digest.describe_warnings(summaries),

@@ -244,7 +244,7 @@ def _show_plans(command: RunCommand) -> int:
     resumed = command.open_resumed(command.execution.to_run_options())
     plans = command.build_plans() if resumed is None else [resumed[1]]
     described = [
-        (plan, campaign.check_plan(plan), [_estimate_run_s(run.cell.load) for run in plan.runs]) for plan in plans
+        (plan, campaign.check_plan(plan), [estimate_run_s(run.cell.load) for run in plan.runs]) for plan in plans
     ]
     if command.output.as_json:
         screen.print_json([_plan_json(*parts) for parts in described])
@@ -462,11 +462,11 @@ def _format_estimate(seconds: float) -> str:
 
 def _mean_run_s(plan: Plan) -> float | None:
     """Estimate the mean duration of a run; None where it, or the number of runs, is unknown."""
-    seconds = [_estimate_run_s(run.cell.load) for run in plan.runs]
+    seconds = [estimate_run_s(run.cell.load) for run in plan.runs]
     return statistics.fmean(seconds) if all(seconds) and plan.search is None else None
 
 
-def _estimate_run_s(load: LoadOptions) -> float:
+def estimate_run_s(load: LoadOptions) -> float:
     """Estimate the duration of a run; 0 where it is unknown: a track and a number of documents are sent once."""
     if load.track or load.measure_documents:
         return 0

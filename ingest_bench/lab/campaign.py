@@ -274,7 +274,7 @@ def run_once(results: Results, planned: Run, options: runner.RunOptions, listene
 def _describe_result(record: RunRecord, summary: Summary) -> str:
     if summary.state != "measured":
         # The complete reason is printed at the end, with all others.
-        return "\n".join(f"{summary.state}: {summary.reason}".splitlines()[:1])
+        return f"{summary.state}: {summary.reason}".partition("\n")[0].partition(". ")[0]
     rate, mean, pauses = (summary.values.get(name) for name in ("docs_per_s_mean", "read_bytes_mean", "gc_pauses"))
     parts = [f"{rate:,.0f} docs/s"] if isinstance(rate, (int, float)) else []
     parts += [f"{mean:,.0f} bytes per read"] if isinstance(mean, (int, float)) else []

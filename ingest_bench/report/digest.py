@@ -116,15 +116,23 @@ def describe_errors(summaries: Sequence[Summary]) -> str:
     return f"{text} {shorten(reason, _MAX_REASON)}" if reason else text
 
 
-def describe_endings(summaries: Sequence[Summary]) -> list[str]:
-    """Return a line for each cause that ended runs without a result: the cause once, with the runs that it ended."""
+def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str]:
+    """Return a line for each cause that ended runs without a result: the cause once, with the runs that it ended.
+
+    Paths in *folder*, which are absolute in a reason, are relative to it, and without that of the run.
+    """
     ended: dict[tuple[str, str], list[str]] = {}
     for run in cells.excluded_runs(summaries):
-        ended.setdefault((run.state, shorten(" ".join(run.reason.split()), _MAX_REASON)), []).append(run.run)
+        ended.setdefault((run.state, _shorten_reason(run.reason, folder, run.run)), []).append(run.run)
     return [
         f"{state}: {runs[0]}: {reason}" if len(runs) == 1 else f"{state} in {len(runs)} runs: {reason}"
         for (state, reason), runs in ended.items()
     ]
+
+
+def _shorten_reason(reason: str, folder: str, run: str) -> str:
+    text = " ".join(reason.split())
+    return shorten(text.replace(folder, "").replace(f"{run}/", "") if folder else text, _MAX_REASON)
 
 
 def _name_causes(stall: Stall) -> set[str]:

@@ -88,6 +88,8 @@ def build_pictures(summaries: Sequence[Summary]) -> Files:
         "machine": partial(plot_over_time.draw_machine),
         "large-allocations": partial(plot_over_time.draw_large_allocations),
     }
+    if not any(run.state in ("measured", "oom") for run in summaries):
+        return {}
     drawn = {f"{name}.png": function(summaries) for name, function in functions.items()}
     files = {name: content for name, content in drawn.items() if content is not None}
     for cell in cells.group_by_cell(summaries):

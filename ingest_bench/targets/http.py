@@ -52,7 +52,12 @@ class Response:
             raise ValueError("it is nested too deeply") from None
 
     def excerpt(self) -> str:
-        """Return the beginning of the body in one line, for an error."""
+        """Return the innermost reason of an error of Elasticsearch, or the beginning of the body, in one line."""
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            cause = self.json()["error"]
+            while "caused_by" in cause:
+                cause = cause["caused_by"]
+            return " ".join(cause["reason"].split())
         return " ".join(self.body[:_MAX_EXCERPT_BYTES].decode("utf-8", "replace").split()) or "nothing"
 
 

@@ -283,7 +283,7 @@ def _remove(server: RunningServer, writes: WriteSet, absent: tuple[ServerObject,
                 continue
             response = http.request("DELETE", thing.path, timeout_s=120)
             if response.status not in (200, 404):
-                raise RunFailed(f"{http.origin}: cannot delete {thing} of this run: {_excerpt(response.body)}")
+                raise RunFailed(f"{http.origin}: cannot delete {thing} of this run: {response.excerpt()}")
 
 
 def _index_bodies(http: Http, name: str) -> list[Any]:
@@ -311,7 +311,7 @@ def _fetch(
     if response.status in missing:
         return None
     if response.status != 200:
-        reason = f"({method} {path}, {response.status}): {_excerpt(response.body)}"
+        reason = f"({method} {path}, {response.status}): {response.excerpt()}"
         raise SpecError(f"{http.origin}: cannot read {subject} {reason}")
     return response.body
 
@@ -342,10 +342,6 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SpecError(f"a response of the server is not a JSON object: {quote_value(body)}; its safety is unknown")
     return value
-
-
-def _excerpt(body: bytes) -> str:
-    return body[:300].decode(errors="replace")
 
 
 # --- Names in request bodies (pure)
