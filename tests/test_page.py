@@ -136,6 +136,33 @@ def draw_responses(**values: float | None) -> str:
     return curve
 
 
+def test_missing_percentile_interrupts_the_line() -> None:
+    values = {"response_ms_p50": 10, "response_ms_p99": 100, "response_ms_p999": None, "response_ms_max": 1000}
+    (path,) = re.findall('class="line first" d="([^"]*)"', draw_responses(**values))
+    assert [part[0] for part in path.split(" ")] == ["M", "L", "M"]
+
+
+def test_main_table_has_few_columns_with_errors_and_says_what_is_worse() -> None:
+    failed = {"requests": 4000, "requests_failed": 8, "errors": "timeout 8"}
+    runs = [made.changed(FOUR[0], values={"docs_per_s_mean": 20_000.0, "requests": 4000, "requests_failed": 0})]
+    runs += [made.changed(FOUR[-1], values={"docs_per_s_mean": 15_000.0, "read_bytes_mean": 98_304.0, **failed})]
+    table = page.render_results(runs, {}).partition("<table")[2].partition("</table>")[0].replace("&nbsp;", " ")
+    heads = re.findall("<th[^>]*>(.*?)</th>", table)
+    assert len(heads) == 7
+    assert re.sub("<[^>]*>", "", " ".join(heads)).endswith("errors")
+    # The first column is that of the factors; every other head has its definition.
+    assert all(head.startswith("<abbr title=") for head in heads[1:])
+    assert '15,000 <span class="worse">-25% worse</span>' in table
+    assert ">0.2% timeout 8</td>" in table
+
+
+def test_receive_buffer_is_marked_and_the_first_factor_has_colours() -> None:
+    cards = page_charts.draw_read_sizes(cells.group_by_cell(FOUR))
+    assert re.findall('<div class="(level-[0-9])">', cards) == ["level-0"] * 2 + ["level-1"] * 2
+    assert cards.count('<line class="buffer"') == 4
+    assert "dashed: buffer, 512 KiB" in cards
+
+
 def test_histograms_of_all_cells_share_an_axis() -> None:
     cards = page_charts.draw_read_sizes(cells.group_by_cell(FOUR)).split("<h3>")[1:]
     # The right edge of the tallest bar is the buffer size on loopback: 32 and 512 KiB.
@@ -226,7 +253,10 @@ def test_change_beyond_the_scale_is_an_arrow_without_an_interval() -> None:
 def test_stall_is_in_the_table_and_on_the_chart_but_not_in_the_notes() -> None:
     run = made.with_series(FOUR[0], fault=True)
     text = page.render_results([run, *FOUR[1:]], {})
-    row = text.partition("Stalls: when requests waited")[2].partition("</table>")[0].replace("&nbsp;", " ")
+    section = text.partition("Stalls: when requests waited")[2].partition("</section>")[0].replace("&nbsp;", " ")
+    total, row = section.split("</table>")[:2]
+    assert '>packets lost on the network</td><td class="number" data-head="stalls">1</td>' in total
+    assert "<summary>All 1 stalls</summary>" in row
     for expected in ("20.00 to 31.00", "packets lost on the network 11.000 s", "meanwhile"):
         assert expected in row
     chart = page_charts.chart_data(run)

@@ -149,6 +149,14 @@ def test_drop_in_throughput_is_a_stall_without_slow_requests() -> None:
     assert not find(load([]), {"quota": [(8, 11)]})
 
 
+def test_rate_that_was_never_higher_is_no_stall() -> None:
+    slow_start = [made.sample(n / 20, n / 20 + 0.02) for n in range(400) if n >= 60 or n % 5 == 0]
+    assert not find(made.samples(slow_start))
+    warm_up = [made.sample(n / 20, n / 20 + 0.02) for n in range(-100, 0)]
+    (stall,) = find(made.samples(warm_up + slow_start))
+    assert ends_s(stall) == pytest.approx([0, 3], abs=0.11)
+
+
 def test_random_stalls_have_no_wrong_cause_and_19_of_20_have_one() -> None:
     """One or two causes that may overlap, with timing errors of 100 ms, among unrelated spans."""
     rng = random.Random(14)  # noqa: S311 - synthetic runs

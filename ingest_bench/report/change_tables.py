@@ -188,8 +188,15 @@ def summarise_trend(trend: Trend) -> str:
     since = f"since {date_of(history, change)} ({format_history(history, trend)})"
     with_it = f", with it: {'; '.join(change.facts)}" if change.facts else ", and no fact changed with it"
     changed = len({id(history) for history, _ in changes})
-    newest = f"{history.column} {format_change(change.compared)} {since}"
+    newest = f"{history.column} {describe_direction(change.compared)} {since}"
     return f"{changed} of {total} histories changed, the newest change: {newest}{with_it}"
+
+
+def describe_direction(change: Comparison) -> str:
+    """Return the change with "faster" or "slower" where the column is a rate or a time."""
+    is_rate, is_time = "_per_s" in change.column, "_ms" in change.column
+    word = f" {'faster' if (change.difference > 0) == is_rate else 'slower'}" if is_rate or is_time else ""
+    return f"{format_change(change)}{word if change.difference else ''}"
 
 
 def _relative_numbers(change: Comparison) -> tuple[object, object, object]:

@@ -23,7 +23,7 @@ from ingest_bench.report.formatting import (
 from ingest_bench.units import format_count
 
 # Column of summary.csv, head, format, and whether a difference to the first row follows.
-_COLUMNS: Sequence[tuple[str, str, Callable[[float], str], bool]] = (
+COLUMNS: Sequence[tuple[str, str, Callable[[float], str], bool]] = (
     ("docs_per_s_mean", "docs/s", format_integer, True),
     ("response_ms_p50", "p50", lambda value: f"{format_number(value)} ms", False),
     ("response_ms_p99", "p99", lambda value: f"{format_number(value)} ms", False),
@@ -48,9 +48,9 @@ def digest_rows(summaries: Sequence[Summary]) -> Rows:
     A column without any number is left out. A cell without numbers says how its runs ended.
     """
     rows, keys = cells.group_by_cell(summaries), cells.varying_keys(summaries)
-    medians = [[row.measured_or_oom.median(column) for column, *_ in _COLUMNS] for row in rows]
+    medians = [[row.measured_or_oom.median(column) for column, *_ in COLUMNS] for row in rows]
     shown = [at for at, numbers in enumerate(zip(*medians, strict=True)) if any(value is not None for value in numbers)]
-    table = [[" · ".join(map(format_key, keys)) or "cell", *(_COLUMNS[at][1] for at in shown)]]
+    table = [[" · ".join(map(format_key, keys)) or "cell", *(COLUMNS[at][1] for at in shown)]]
     for row, numbers in zip(rows, medians, strict=True):
         name = " · ".join(row.levels.get(key, "") for key in keys) or row.name
         texts = [_format_cell(numbers[at], None if row is rows[0] else medians[0][at], at) for at in shown]
@@ -63,7 +63,7 @@ def digest_rows(summaries: Sequence[Summary]) -> Rows:
 
 def _format_cell(value: float | None, first: float | None, at: int) -> str:
     """Format a median, with its difference to that of the first row in columns that compare it."""
-    _, _, text, is_compared = _COLUMNS[at]
+    _, _, text, is_compared = COLUMNS[at]
     if value is None:
         return ""
     return f"{text(value)} {value / first - 1:+5.0%}" if is_compared and first else text(value)

@@ -79,10 +79,14 @@ class _Pair:
 
     def describe(self, column: str) -> str:
         """Return both values with their levels, the smaller first."""
-        return " and ".join(
+        return " and ".join(self.list_values(column)[:: 1 if self.factor(column) > 1 else -1])
+
+    def list_values(self, column: str) -> list[str]:
+        """Return both values with their levels."""
+        return [
             f"{_format(column, row.median(column) or 0.0)} {describe_level(self.key, row.levels[self.key])}"
-            for row in sorted(self.rows, key=lambda row: row.median(column) or 0.0)
-        )
+            for row in self.rows
+        ]
 
     def factor(self, column: str) -> float:
         """Return the second value as a multiple of the first; 0 if that is 0 or either is unknown."""
@@ -167,7 +171,7 @@ def _build_tile(
     factor, change = pair.factor(column), pair.compare(summaries, column)
     answer = f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:.2g} times"
     verdict = {None: ", no verdict", False: ", no change seen"}.get(change.is_distinct, "")
-    text = f"{name}: {', '.join((pair.describe(column), *pair.conditions))}"
+    text = f"{name}: {', '.join((' → '.join(pair.list_values(column)), *pair.conditions))}"
     interval = change_tables.format_interval(change) or change_tables.NO_VERDICT
     return Tile(title, f"{answer}{verdict}", text, interval)
 

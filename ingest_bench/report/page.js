@@ -18,6 +18,12 @@
       : value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M`
         : value >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
 
+  const size = (bytes) => {
+    const power = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), 4);
+    return `${+(bytes / 1024 ** power).toPrecision(3)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+  };
+  const format = (value, line) => line.bytes ? size(value) : short(value);
+
   // A round step of the axis: 1, 2 or 5 times a power of ten, at most `most` of them.
   const step = (span, most) => {
     const power = 10 ** Math.floor(Math.log10(span / most));
@@ -94,7 +100,7 @@
       const nearby = this.run.panels.flatMap((panel) => panel.lines.map((line) => [line, nearest(line.points, at, reach)]));
       const faults = this.run.faults.filter((fault) => fault.from <= at && at <= fault.to).map((fault) => fault.kind);
       const stalls = this.run.stalls.filter((stall) => stall.from <= at && at <= stall.to).map((stall) => `stall: ${stall.cause}`);
-      const values = nearby.filter(([, point]) => point).map(([line, point]) => `${line.name} ${short(point[1])}`);
+      const values = nearby.filter(([, point]) => point).map(([line, point]) => `${line.name} ${format(point[1], line)}`);
       this.readout.textContent = [`${short(at)} s`, ...values, ...faults, ...stalls].join(" · ");
       if (this.pressed === undefined) return;
       const [left, right] = [this.x(this.pressed), this.x(at)].sort((a, b) => a - b);
@@ -109,10 +115,11 @@
       this.svg.setAttribute("viewBox", `0 0 ${this.width + LEFT + RIGHT} ${height}`);
       this.svg.style.height = `${height}px`;
       element(this.svg, "title", {}, this.run.title);
-      const name = `clip-${data.runs.indexOf(this.run)}`;
-      const clip = element(this.svg, "clipPath", { id: name });
-      element(clip, "rect", { x: LEFT, y: 0, width: this.width, height });
-      this.run.panels.forEach((panel, number) => this.panel(panel, number * panelHeight + TOP, name, number === 0));
+      this.run.panels.forEach((panel, number) => {
+        const name = `clip-${data.runs.indexOf(this.run)}-${number}`, y = number * panelHeight + TOP;
+        element(element(this.svg, "clipPath", { id: name }), "rect", { x: LEFT, y, width: this.width, height: HEIGHT - 8 });
+        this.panel(panel, y, name, number === 0);
+      });
       const size = step(this.span[1] - this.span[0], Math.max(2, this.width / 90));
       for (let at = Math.ceil(this.span[0] / size) * size; at <= this.span[1] + size / 1e6; at += size) {
         element(this.svg, "text", { x: this.x(at), y: height - 5, "text-anchor": "middle" }, `${+at.toPrecision(6)} s`);
@@ -159,10 +166,10 @@
         const free = this.run.faults.every((fault) => this.x(fault.from) > LEFT + 60 || fault.to < this.span[0]);
         if (first && free && end > LEFT) element(this.svg, "text", { x: LEFT + 3, y: top + 12 }, "warm-up");
       }
-      const size = step(most, 3);
-      for (let value = 0; value <= most; value += size) {
+      const distance = panel.lines[0].bytes ? 2 ** Math.ceil(Math.log2(most / 3)) : step(most, 3);
+      for (let value = 0; value <= most; value += distance) {
         element(this.svg, "line", { class: "rule", x1: LEFT, x2: LEFT + this.width, y1: y(value), y2: y(value) });
-        element(this.svg, "text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value));
+        element(this.svg, "text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, format(value, panel.lines[0]));
       }
       element(this.svg, "text", { class: "head", x: LEFT, y: top - 7 }, panel.title);
       for (const line of panel.lines) {
@@ -277,7 +284,6 @@
     }
   }
 
-  const size = (bytes) => `${short(bytes)}${/[GMk]$/.test(short(bytes)) ? "B" : " B"}`;
   const share = (part) => `${+(part * 100).toPrecision(3)}%`;
 
   // The name in at most that many letters: complete, without its package, or its beginning.

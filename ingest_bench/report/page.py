@@ -16,10 +16,11 @@ from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.changes import Changes
 from ingest_bench.analysis.compare.trend import Trend
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import Summary
-from ingest_bench.report import cell_tables, change_tables, headline, page_charts, stall_table
+from ingest_bench.report import cell_tables, change_tables, digest, headline, page_charts, stall_table
 from ingest_bench.report.formatting import format_key, format_size
 from ingest_bench.report.headline import Tile
 from ingest_bench.report.page_charts import IcicleData, escape_breakable
@@ -29,6 +30,8 @@ _FOLDER = Path(__file__).parent
 _MAX_NORMAL_COLUMNS = 12
 # The space between a number and its unit, which must not break.
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]i?)?B\b|ms\b|s\b)")
+# A difference to the first row, in the main table; below this many percent it is called neither better nor worse.
+_CHANGE, _LEAST_PERCENT, _HIGHER_IS_BETTER = re.compile(r" +([+-][0-9]+)%$"), 5, ("docs/s",)
 # Attached files: a mail of 25 MB is refused by many servers, and pictures need some of it.
 _MAX_ATTACHED_BYTES = 4_000_000
 # Different servers, heaps or collectors that are named in the line of facts.
@@ -37,7 +40,10 @@ DRAWN_BY_PAGE = ("reads.png", "time-", "large-allocations.png")
 """Beginnings of the names of pictures whose content the page draws itself."""
 
 
+# Pictures that are shown first for a headline, although the page draws their content for each run.
+_MAIN_PICTURES = {"largest_allocation_bytes": "large-allocations.png"}
 _CAPTIONS = {
+    "large-allocations.png": "heap over time, and objects of 1 MiB and more",
     "direct-memory.png": "for each cell: time for each direct buffer",
     "forwarding.png": "documents forwarded and delivered",
     "nodes.png": "for each cell: rate, response time, and the node that was waited for",
@@ -70,28 +76,32 @@ def render_results(
     changes = [
         replace(change, first=titles[change.first], second=titles[change.second])
         for change in comparison.compare_pairs(summaries, comparison.DEFAULT_COLUMNS)
+        if change.interval is not None
     ]
     # Notes on stalls are in the table of stalls.
     others = [replace(run, notes=tuple(note for note in run.notes if note.source != STALL_SOURCE)) for run in summaries]
     stalls = stall_table.stall_page_rows(summaries)
-    links = {column: [f"#{anchor}" for anchor in anchors] for column in range(len(varying) or 1)}
+    main = _MAIN_PICTURES.get(summaries[0].headline if summaries else "", "")
     images = [
         f'<p><img src="{_embed(name, content)}" alt="{_CAPTIONS.get(name, name)}"></p>'
-        for name, content in pictures.items()
-        if not name.startswith(DRAWN_BY_PAGE)
+        for name, content in sorted(pictures.items(), key=lambda item: item[0] != main)
+        if name == main or not name.startswith(DRAWN_BY_PAGE)
     ]
     parts = [
         f"<h1>{escape(headline.describe_finding(summaries))}</h1>",
         f'<p class="facts">{_describe_facts(experiment, summaries, facts or {})}</p>',
         render_list(cell_tables.describe_left_out(summaries), "problems"),
         _render_tiles(headline.build_tiles(summaries)),
-        *images[:1],
-        render_section("Cells: median over the runs (min..max)", render_table(cell_tables.cell_rows(summaries), links)),
-        render_section("Sizes of socket reads (bytes, logarithmic)", page_charts.draw_read_sizes(rows)),
+        *(images[:1] or [page_charts.draw_read_sizes(rows)]),
+        _render_cells(summaries, anchors),
+        page_charts.draw_read_sizes(rows) if images else "",
         render_section("Response times by percentile", page_charts.draw_response_times(rows)),
         render_section(
             "Stalls: when requests waited far longer than usual, and why",
-            render_table(stalls, stacked=True) if len(stalls) > 1 else "",
+            render_table(stall_table.stall_summary_rows(summaries), stacked=True)
+            + _fold(f"All {len(stalls) - 1} stalls", render_table(stalls, stacked=True))
+            if len(stalls) > 1
+            else "",
         ),
         render_section("Changes from cell to cell, each with its 95% interval", page_charts.draw_intervals(changes)),
         *(render_section(title, content) for title, content in more),
@@ -156,7 +166,7 @@ def _describe_facts(experiment: str, summaries: Sequence[Summary], facts: Mappin
     """Describe servers, machine, date and command in one line."""
 
     def join(column: str, text: Callable[[Any], str] = str) -> str:
-        values = list(dict.fromkeys(text(value) for run in summaries if (value := run.values.get(column)) is not None))
+        values = list(dict.fromkeys(text(value) for run in summaries if (value := run.values.get(column))))
         return " / ".join(values[:_MAX_LISTED]) + (" …" if len(values) > _MAX_LISTED else "")
 
     start_ns = min((run.measure_start_ns for run in summaries if run.measure_start_ns), default=None)
@@ -170,6 +180,45 @@ def _describe_facts(experiment: str, summaries: Sequence[Summary], facts: Mappin
     ]
     command = f" · <code>{escape(escape_line(str(facts['command'])))}</code>" if "command" in facts else ""
     return escape(escape_line(" · ".join(filter(None, parts)))) + command
+
+
+def _render_cells(summaries: Sequence[Summary], anchors: Sequence[str]) -> str:
+    """Render the table of the main numbers, with differences to its first row, and the one of all columns, folded."""
+    head, *body = digest.digest_rows(summaries)
+    if len(head) == 1:
+        return ""  # no cell has a number; the reasons are listed above
+    groups = cells.group_by_cell(summaries)
+    rows = [[*head, "errors"], *([*row, _count_errors(cell)] for row, cell in zip(body, groups, strict=True))]
+    complete = cell_tables.cell_rows(summaries)
+    named = {column.name: column.meaning for column in COLUMNS}
+    meanings = {title: named[column] for column, title, *_ in digest.COLUMNS} | {"errors": named["errors"]}
+    addresses = {0: [f"#{anchor}" for anchor in anchors]}
+    all_meanings = {column.head: named[column.column] for column in cell_tables.CELL_COLUMNS}
+    return render_table(rows, addresses, stacked=True, meanings=meanings) + _fold(
+        f"All {len(complete[0])} columns: median over the runs (min..max)",
+        render_table(complete, meanings=all_meanings),
+    )
+
+
+def _count_errors(row: CellRuns) -> str:
+    """Return the share of failed requests of all runs with their kinds; of a cell without a result how it ended."""
+    runs = row.measured_or_oom.valid
+    failed, requests = (sum(int(run.values.get(name) or 0) for run in runs) for name in ("requests_failed", "requests"))
+    kinds = ", ".join(dict.fromkeys(str(run.values["errors"]) for run in runs if run.values.get("errors")))
+    return f"{100 * failed / requests:.2g}% {kinds}".strip() if requests and failed else "0" if requests else ""
+
+
+def _fold(title: str, content: str) -> str:
+    return f"<details>\n<summary>{escape(title)}</summary>\n{content}\n</details>"
+
+
+def _mark_change(head: str, text: str) -> str:
+    """Say in a word and a colour whether a difference is better; a small one is neither."""
+    match = _CHANGE.search(text)
+    if match is None or abs(float(match[1])) < _LEAST_PERCENT:
+        return text
+    word = "better" if (float(match[1]) > 0) == (head in _HIGHER_IS_BETTER) else "worse"
+    return f'{text[: match.start()]} <span class="{word}">{match[1]}% {word}</span>'
 
 
 def _render_tiles(tiles: Sequence[Tile]) -> str:
@@ -223,12 +272,16 @@ def render_section(title: str, content: str, anchor: str = "") -> str:
 
 
 def render_table(
-    rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | None = None, *, stacked: bool = False
+    rows: Sequence[Sequence[str]],
+    links: Mapping[int, Sequence[str]] | None = None,
+    *,
+    stacked: bool = False,
+    meanings: Mapping[str, str] | None = None,
 ) -> str:
     """Render rows as a table, the first as its head; columns with numbers are right-aligned.
 
     `links` maps the index of a column to an address for each row. In a narrow window the cells of a row of a `stacked`
-    table stand below each other, each with its head: use it for sentences.
+    table stand below each other, each with its head: use it for sentences. `meanings` defines heads.
     """
     head, *body = rows
     is_numeric = [any(row[place][:1].isdigit() for row in body) for place in range(len(head))]
@@ -239,11 +292,12 @@ def render_table(
 
     def add_links(number: int, row: Sequence[str]) -> list[str]:
         texts = [_UNIT.sub("&nbsp;", escape_breakable(cell)) for cell in row]
+        texts = [_mark_change(title, text) for title, text in zip(head, texts, strict=True)] if meanings else texts
         for place, addresses in (links or {}).items():
             texts[place] = f'<a href="{escape(addresses[number])}">{texts[place] or "(no name)"}</a>'
         return texts
 
-    heads = render_row([escape(cell) for cell in head], "th")
+    heads = render_row([_define(cell, meanings or {}) for cell in head], "th")
     if stacked:
         marks = [f'{mark} data-head="{escape(cell)}"' for mark, cell in zip(marks, head, strict=True)]
     content = "".join(f"<tr>{render_row(add_links(number, row), 'td')}</tr>\n" for number, row in enumerate(body))
@@ -251,6 +305,11 @@ def render_table(
     # The tab index lets keys scroll what is cut off.
     begin = f'<div class="wide" tabindex="0"><table{look}>\n<thead><tr>{heads}</tr></thead>'
     return f"{begin}\n<tbody>{content}</tbody></table></div>"
+
+
+def _define(head: str, meanings: Mapping[str, str]) -> str:
+    meaning = meanings.get(head)
+    return f'<abbr title="{escape(meaning)}">{escape(head)}</abbr>' if meaning else escape(head)
 
 
 def render_list(texts: Sequence[str], look: str = "") -> str:

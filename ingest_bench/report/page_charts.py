@@ -38,8 +38,8 @@ _PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
         ),
     ),
     ("GC pauses, ms", (("gc_pause_ms", "GC pause, ms", "red", "bars"),)),
-    ("Heap in use, bytes", (("heap_bytes", "heap, bytes", "green", "line"),)),
-    ("Objects of 1 MiB and more, bytes", (("large_allocation_bytes", "object, bytes", "pink", "bars"),)),
+    ("Heap in use", (("heap_bytes", "heap", "green", "line"),)),
+    ("Objects of 1 MiB and more", (("large_allocation_bytes", "object", "blue", "bars"),)),
 )
 _CHART_HINT = (
     "Drag to zoom, double-click for everything. With the keyboard focus: + and - zoom, arrows move, 0 shows everything."
@@ -84,7 +84,7 @@ def chart_data(run: Summary) -> dict[str, Any] | None:
     panels = []
     for title, lines in _PANELS:
         drawn = [
-            {"name": name, "colour": colour, "kind": kind, "points": points}
+            {"name": name, "colour": colour, "kind": kind, "points": points, "bytes": series.endswith("_bytes")}
             for series, name, colour, kind in lines
             if series in run.series and (points := _points(run.series[series], start_ns))
         ]
@@ -277,7 +277,7 @@ def draw_read_sizes(rows: Sequence[CellRuns]) -> str:
     # A bar below 0.5% is too low to see: rare small reads would only squeeze the others.
     low = min(log2(percentile(counts, 0.5) or 1) for _, counts in measured) - 0.5
     high = max(max(log2(max(counts)) for _, counts in measured) + 0.3, low + 4)
-    return _render_cards([(row.name, _draw_histogram(row, counts, low, high)) for row, counts in measured])
+    return _render_cards([(row.name, _draw_histogram(row, counts, low, high)) for row, counts in measured], rows=rows)
 
 
 def draw_response_times(rows: Sequence[CellRuns]) -> str:
@@ -291,7 +291,8 @@ def draw_response_times(rows: Sequence[CellRuns]) -> str:
     low = floor(log10(min(value for _, times in measured for _, value in times)))
     high = ceil(log10(max(value for _, times in measured for _, value in times)))
     return _render_cards(
-        [(row.name, _draw_curve(times, low, max(high, low + 1)) + _hidden_wait(row)) for row, times in measured]
+        [(row.name, _draw_curve(times, low, max(high, low + 1)) + _hidden_wait(row)) for row, times in measured],
+        rows=rows,
     )
 
 
@@ -316,6 +317,11 @@ def _draw_histogram(row: CellRuns, counts: dict[int, int], low: float, high: flo
     base = f'<line class="rule" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>'
     mean = row.median("read_bytes_mean")
     text = f"{format_count(sum(counts.values()))} reads" + (f", {format_size(mean)} on average" if mean else "")
+    text += f"; highest bar: {most / sum(counts.values()):.0%}"
+    if (buffer_bytes := row.median("receive_predictor_bytes")) is not None:
+        at = x(log2(buffer_bytes))
+        ticks.append(f'<line class="buffer" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
+        text += f"; dashed: buffer, {format_size(buffer_bytes)}"
     return _svg([*bars, base, *ticks], text) + f'<p class="faint">{text}</p>'
 
 
@@ -341,11 +347,15 @@ def _draw_curve(times: Sequence[tuple[int, float]], low: int, high: int) -> str:
         f"{f'{ms / 1000:g} s' if ms >= 1000 else f'{ms:g} ms'}</text>"
         for ms, at in heights
     ]
-    path = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in times)
+    # A percentile without a value interrupts the line.
+    path = " ".join(
+        f"{'L' if number and times[number - 1][0] == place - 1 else 'M'}{x(place):.1f},{y(value):.1f}"
+        for number, (place, value) in enumerate(times)
+    )
     points = [f'<circle class="bar" cx="{x(place):.1f}" cy="{y(value):.1f}" r="4"/>' for place, value in times]
     ticks = [_label(x(place), text) for place, (_, text) in enumerate(_RESPONSE_COLUMNS)]
     text = ", ".join(f"{_RESPONSE_COLUMNS[place][1]} within {format_count(value)} ms" for place, value in times)
-    parts = [*rules, f'<polyline class="line blue" points="{path}"/>', *points, *ticks]
+    parts = [*rules, f'<path class="line first" d="{path}"/>', *points, *ticks]
     return _svg(parts, text) + f'<p class="faint">{text}</p>'
 
 
@@ -358,9 +368,18 @@ def _hidden_wait(row: CellRuns) -> str:
     return f'<p class="hides">{escape_breakable(text)}</p>' if text else ""
 
 
-def _render_cards(cards: Sequence[tuple[str, str]]) -> str:
-    """Render small pictures next to each other, as (title, HTML)."""
-    parts = (f"<div>\n<h3>{escape_breakable(title)}</h3>\n{content}\n</div>\n" for title, content in cards)
+def _render_cards(cards: Sequence[tuple[str, str]], rows: Sequence[CellRuns] = ()) -> str:
+    """Render small pictures next to each other, as (title, HTML).
+
+    With *rows* each level of the first factor that varies among them has its colour, as in the pictures.
+    """
+    varying = cells.varying_keys(run for row in rows for run in row.runs)[:1]
+    levels = list(dict.fromkeys(row.levels.get(key, "") for row in rows for key in varying))
+    kinds = {row.name: f"level-{levels.index(row.levels.get(key, ''))}" for row in rows for key in varying}
+    parts = (
+        f'<div class="{kinds.get(title, "level-0")}">\n<h3>{escape_breakable(title)}</h3>\n{content}\n</div>\n'
+        for title, content in cards
+    )
     return f'<div class="cards">\n{"".join(parts)}</div>'
 
 

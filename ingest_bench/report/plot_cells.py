@@ -199,10 +199,13 @@ def _sizes(name: str, title: str) -> Panel:
         # Even powers of two are the rounder sizes: 1, 4, 16, 64, 256 KiB.
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 8, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: format_size(2**power)))
-        axes.set_xlabel(f"bytes per {'read' if name == 'read_bytes' else 'frame'} (log)")
+        axes.set_xlabel("bytes per read (log);\ndashed: buffer" if name == "read_bytes" else "bytes per frame (log)")
         for number, row in enumerate(rows):
             if counts := row.counts(name):
                 _draw_histogram(axes, number, counts, paint[row.name])
+                if name == "read_bytes" and (buffer_bytes := row.median("receive_predictor_bytes")) is not None:
+                    ends = [number + _ROW_FRACTION / 2, number - _ROW_FRACTION / 2]
+                    axes.plot([log2(buffer_bytes)] * 2, ends, color=style.FAINT, linestyle="--", linewidth=1.2)
             else:
                 _draw_missing(axes, number, row)
 
@@ -373,6 +376,12 @@ def _forwarding_title(_summaries: Sequence[Summary], rows: Rows) -> str:
 
 
 _WIRE_PANELS = (_sizes("wire_bytes", "Wire frames"), _numbers("wire_bytes_p50", "median", format_exact_bytes))
+_READ_PANELS = (_sizes("read_bytes", "Socket reads"), _numbers("read_bytes_mean", "mean", format_size))
+_PAUSES = "gc_pause_ms_total_per_gb"
+_HEAP_PANELS = (
+    (ALLOCATED[0], Panel("Heap allocated\nper GB", _draw_heap)),
+    (_PAUSES, _numbers(_PAUSES, "GC pauses,\nms/GB", format_number)),
+)
 CELL_PICTURES: Mapping[str, CellPicture] = {
     "direct-memory": CellPicture(
         applies=lambda row: bool(row.measured_or_oom.numbers(_MEAN)),
@@ -411,11 +420,9 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         title=lambda summaries, _rows: headline.describe_finding(summaries),
         panels=lambda rows: (
             *(_WIRE_PANELS if any(row.counts("wire_bytes") for row in rows) else ()),
-            _sizes("read_bytes", "Socket reads"),
-            _numbers("read_bytes_mean", "mean", format_size),
+            *(_READ_PANELS if any(row.counts("read_bytes") for row in rows) else ()),
             _points("docs_per_s_mean", "Documents/s"),
-            Panel("Heap allocated\nper GB", _draw_heap),
-            _numbers("gc_pause_ms_total_per_gb", "GC pauses,\nms/GB", format_number),
+            *(panel for column, panel in _HEAP_PANELS if any(row.numbers(column) for row in rows)),
         ),
         has_level_colours=True,
     ),

@@ -30,7 +30,7 @@ def draw_trend(trend: Trend, first: int = 0) -> bytes:
     rows = max(1, math.ceil(len(histories) / columns))
     more = len(trend.histories) - first - len(histories)
     notes = [f"{more} more histories: give fewer columns (--column), or use the page (--html)"]
-    conditions = "each point: the median of the runs of a result; hollow: an outlier, not counted"
+    conditions = "each point: the median of the runs of a result; hollow: an outlier with its value, not counted"
     with style.figure_style():
         title = f"Histories {first + 1} to {first + len(histories)}" if first else change_tables.summarise_trend(trend)
         figure = style.new_figure(rows * _ROW_IN, title, conditions, None, notes if more else [])
@@ -42,7 +42,7 @@ def draw_trend(trend: Trend, first: int = 0) -> bytes:
             if history.changes:
                 newest = history.changes[-1]
                 interval = change_tables.format_interval(newest.compared)
-                change = f"{change_tables.format_change(newest.compared)}{f' ({interval})' if interval else ''}"
+                change = f"{change_tables.describe_direction(newest.compared)}{f' ({interval})' if interval else ''}"
                 change += f" since {change_tables.date_of(history, newest)[:10]}"
             lines = [f"{history.column}, {change_tables.format_history(history, trend)}", change]
             axes.set_title("\n".join(shorten(line, 120 // columns) for line in lines), fontsize=12, fontweight="normal")
@@ -52,16 +52,22 @@ def draw_trend(trend: Trend, first: int = 0) -> bytes:
 
 def _draw_history(axes: Axes, history: History) -> None:
     counted = [place for place in range(len(history.values)) if place not in history.outliers]
+    # Outliers do not stretch the axis: they are at its ends, with their values.
+    low, high = (end(*(history.values[place] for place in counted), *history.line) for end in (min, max))
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    low, high = low - margin, high + margin
     for places, face in ((counted, style.BLUE), (history.outliers, "white")):
-        numbers = [history.values[place] for place in places]
-        axes.scatter(places, numbers, s=26, facecolor=face, edgecolor=style.BLUE, linewidth=1.0, zorder=2)
+        numbers = [min(max(history.values[place], low), high) for place in places]
+        axes.scatter(places, numbers, s=26, facecolor=face, edgecolor=style.BLUE, linewidth=1, zorder=2, clip_on=False)
+    for place in history.outliers:
+        at = (place, min(max(history.values[place], low), high))
+        text = format_axis_number(history.values[place])
+        axes.annotate(text, at, xytext=(5, 3), textcoords="offset points", fontsize=10)
     for begin, end in itertools.pairwise([0, *(change.place for change in history.changes), len(history.values)]):
         axes.plot(range(begin, end), history.line[begin:end], color=style.RED, linewidth=2.2, zorder=3)
     for change in history.changes:
         axes.axvline(change.place - 0.5, color=style.FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
-    low, high = (end(*history.values, *history.line) for end in (min, max))
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    axes.set_ylim(low - margin, high + margin)
+    axes.set_ylim(low, high)
     axes.grid(axis="y", linewidth=0.6)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_axis_number(value)))
     last = len(history.dates) - 1

@@ -41,6 +41,17 @@ def stall_rows(summaries: Sequence[Summary]) -> list[list[object]]:
     return rows
 
 
+def stall_summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Return a head and a row for each cause of each cell: stalls, their total and the longest."""
+    lengths: dict[tuple[str, str], list[float]] = {}
+    for run in summaries:
+        for stall in run.stalls:
+            length_s = (stall.end_ns - stall.start_ns) / 1e9
+            lengths.setdefault((run.cell, format_causes([stall])), []).append(length_s)
+    rows = [[*names, str(len(all_s)), f"{sum(all_s):.1f}", f"{max(all_s):.1f}"] for names, all_s in lengths.items()]
+    return [["cell", "cause", "stalls", "in all, s", "longest, s"], *rows]
+
+
 def stall_page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """Return the same in few columns for people, without columns that are empty."""
     rows = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out"]]

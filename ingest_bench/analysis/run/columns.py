@@ -43,7 +43,7 @@ def _read_columns() -> Iterator[Column]:
             rule: NodeRule = row["nodes"]  # type: ignore[assignment]
             yield Column(row["column"], row["meaning"], rule, row["count_column"], is_total)
             if is_total:
-                yield Column(f"{row['column']}_per_gb", "per GB (10^9 bytes) of bytes_measured")
+                yield Column(f"{row['column']}_per_gb", f"{row['meaning']}; per GB (10^9 bytes) of bytes_measured")
 
 
 COLUMNS = tuple(_read_columns())

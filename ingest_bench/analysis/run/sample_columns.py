@@ -180,6 +180,7 @@ def load_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnVa
     ranks = {percent: nearest_rank(percent, len(acked)) for percent in (10, 90)}
     percents = {kind: {"p50": 50, "p99": 99, "p999": 99.9, "max": 100} for kind in ("response", "response_ok")}
     bytes_measured = counts.pop("bytes")
+    errors = {name: counts.pop(name) for name in OUTCOMES}
     return {
         "docs_per_s_mean": documents / window.length_s if window.length_s else None,
         **{f"docs_per_s_p{percent}": None if rank is None else float(acked[rank]) for percent, rank in ranks.items()},
@@ -187,6 +188,7 @@ def load_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnVa
         "bytes_measured": bytes_measured,
         **_time_percentiles(samples, window, {**percents, "service": {"p50": 50, "p99": 99}}),
         **counts,
+        "errors": ", ".join(f"{name} {count:,}" for name, count in errors.items() if count and name != "ok") or None,
         "zero_throughput_s": int((acked == 0).sum()) if window.seconds else None,
     }
 
@@ -206,7 +208,7 @@ def query_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnV
 
 def _count_requests(samples: SampleSource, window: Window) -> dict[str, int]:
     names = ("bytes", "requests", "requests_answered", "requests_failed", "requests_ok", "requests_sent", "attempts")
-    counts = dict.fromkeys(names, 0)
+    counts = dict.fromkeys((*names, *OUTCOMES), 0)
     for batch, _ in iterate_batches(samples):
         in_flight, is_ok = is_in_flight(batch, window), has_outcome(batch, "ok")
         answered = is_within(batch["done_ns"], window) & ~has_outcome(batch, *_UNKNOWN)
@@ -216,6 +218,8 @@ def _count_requests(samples: SampleSource, window: Window) -> dict[str, int]:
         counts["requests_failed"] += int((in_flight & ~is_ok).sum())
         counts["requests_ok"] += int((in_flight & is_ok).sum())
         counts["requests_sent"] += int((in_flight & (batch["bytes_sent"] > 0)).sum())
+        for name in OUTCOMES:
+            counts[name] += int((in_flight & has_outcome(batch, name)).sum())
         counts["attempts"] += int(batch["attempts"][in_flight].sum())
     return counts
 

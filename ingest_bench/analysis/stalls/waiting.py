@@ -151,7 +151,12 @@ def _low_throughput(samples: SampleSource, window: Window) -> list[tuple[int, in
     half = _AROUND // 2
     padded = np.pad(rate, half, mode="reflect" if seconds > half else "edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
-    begins, ends = _runs(rate < _LOW * around)
+    is_slow = rate < _LOW * around
+    # A rate that was never higher has not fallen: the load or the server is still ramping up.
+    before = load.spread_acked(samples, window.start_ns - _AROUND * SECOND_NS, _AROUND, SECOND_NS)
+    if before.max() < _LOW * around[0]:
+        is_slow[: int(np.argmin(is_slow))] = False
+    begins, ends = _runs(is_slow)
     if not len(begins):
         return []
     parts = SECOND_NS // _CLOSE_NS
