@@ -253,5 +253,5 @@ def test_live_block_has_the_figures_of_the_present_phase(monkeypatch: pytest.Mon
     now_s -= 2
     first, second = (str(line) for line in list(progress.__rich__().renderables)[:2])
     assert first == "run 2/4: measure 7 s, about 56 s left  ethernet"
-    low, high = (f"{EDGES_NS[step - 1] / 1e6:,.0f} ms" for step in (20, 40))
+    low, high = (f"{EDGES_NS[step - 1] / 1e6:,.1f} ms" for step in (20, 40))
     assert second == f"40,000 docs/s   p50 {low}   p99 {high}   3 errors"

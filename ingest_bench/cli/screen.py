@@ -238,7 +238,7 @@ class RunProgress:
         """Show that a phase of the run begins."""
         if self._is_verbose and name != self._phase:
             print_text(f"  {time.monotonic() - self._began:.0f} s: {name}")
-        self._phase, self._first = name, None
+        self._phase, self._first, self._load = name, None, None
 
     def update(self, progress: LoadProgress) -> None:
         """Show the progress of the load."""
@@ -282,7 +282,7 @@ class RunProgress:
         parts = [f"{documents / seconds:,.0f} docs/s" if seconds > 1 else f"{load.documents:,} documents"]
         if load.figures is not None and first.figures is not None:
             bulks = load.figures.bulks - first.figures.bulks
-            parts += [f"{name} {bulks.quantile_ns(share) / 1e6:,.0f} ms" for name, share in _QUANTILES.items()]
+            parts += [f"{name} {bulks.quantile_ns(share) / 1e6:,.1f} ms" for name, share in _QUANTILES.items()]
             parts.append(f"{bulks.requests - bulks.outcomes.get('ok', 0):,} errors")
         return "   ".join(parts)
 
