@@ -173,20 +173,20 @@ def test_icicle_is_drawn_and_zoomed_by_keys_and_click(tmp_path: Path) -> None:
     run = made.changed(made.summary({"network": "ethernet"}), stacks=stacks)
     observed = observe(tmp_path, page.render_results([run], {}), 1280, script=ICICLE)
     width = observed["width"]
-    assert observed["all"]["all\n10 kB, 100% of all"] == pytest.approx(width, abs=1)
-    assert observed["all"]["new TLABs\n6000 B, 60% of all"] == pytest.approx(width * 0.6, abs=1)
+    assert observed["all"]["all\n9.77 KiB, 100% of all"] == pytest.approx(width, abs=1)
+    assert observed["all"]["new TLABs\n5.86 KiB, 60% of all"] == pytest.approx(width * 0.6, abs=1)
     assert observed["all"]["int[]\n1000 B, 10% of all"] == pytest.approx(width * 0.1, abs=1)
     assert {"frame jdk", "frame netty", "frame other", "frame class"} <= set(observed["kinds"])
     assert "Thread.run" in " ".join(observed["texts"])
-    assert observed["down"] == "new TLABs: 6000 B, 60% of all"
-    assert observed["right"] == "outside TLABs: 4000 B, 40% of all"
-    assert observed["deeper"] == f"io.netty.Buffers.{HOSTILE}: 3000 B, 30% of all"
+    assert observed["down"] == "new TLABs: 5.86 KiB, 60% of all"
+    assert observed["right"] == "outside TLABs: 3.91 KiB, 40% of all"
+    assert observed["deeper"] == f"io.netty.Buffers.{HOSTILE}: 2.93 KiB, 30% of all"
     assert observed["zoomed"] == observed["deeper"]
     # Its callers stay above it with the same width; its siblings are gone.
-    assert observed["parts"]["outside TLABs\n4000 B, 40% of all"] == pytest.approx(width, abs=1)
+    assert observed["parts"]["outside TLABs\n3.91 KiB, 40% of all"] == pytest.approx(width, abs=1)
     assert "int[]\n1000 B, 10% of all" not in observed["parts"]
-    assert observed["up"] == "java.lang.Thread.run: 4000 B, 40% of all"
+    assert observed["up"] == "java.lang.Thread.run: 3.91 KiB, 40% of all"
     assert observed["again"] == observed["all"]
-    assert observed["clicked"]["new TLABs\n6000 B, 60% of all"] == pytest.approx(width, abs=1)
+    assert observed["clicked"]["new TLABs\n5.86 KiB, 60% of all"] == pytest.approx(width, abs=1)
     assert observed["bold"] == 0
     assert observed["wide"] <= 0

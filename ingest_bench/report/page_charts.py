@@ -20,7 +20,7 @@ from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run import generator
 from ingest_bench.model.results import Series, Summary, percentile
 from ingest_bench.report import change_tables, stall_table
-from ingest_bench.report.formatting import format_count, format_gb, format_size
+from ingest_bench.report.formatting import format_count, format_size
 
 Point = tuple[float, float]
 # A longer series keeps the lowest and highest value of each part: a day of seconds has more points than a screen.
@@ -213,7 +213,7 @@ def icicle_figure(run: Summary, icicles: IcicleData, *, is_open: bool) -> str:
     graph = icicles.graphs[place]
     total, merged = graph["nodes"][0][2], graph["merged"]
     text = (
-        f"{format_gb(total)} in all. The width of a frame is what it and the frames below it allocated; the last frame "
+        f"{format_size(total)} in all. A frame is as wide as what it and the frames below it allocated; the last frame "
         "is the class. A TLAB counts in full for the thread that requested it."
     )
     if merged:
