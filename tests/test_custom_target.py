@@ -374,3 +374,12 @@ def test_a_text_in_the_log_means_ready(tmp_path: Path) -> None:
         with log.open("r+b") as file:
             file.truncate(2 << 40)
         assert target.is_ready(0, (http,))
+
+
+@pytest.mark.processes
+def test_credentials_that_a_server_quotes_are_not_in_its_response() -> None:
+    with (
+        canned_server({"/": (403, b"no access for Basic bWU6c2VjcmV0 (me:secret)")}) as address,
+        open_http(tuple, address, headers={"authorization": "Basic bWU6c2VjcmV0"}) as http,
+    ):
+        assert http.request("GET", "/").body == b"no access for Basic *** (***)"

@@ -850,3 +850,21 @@ def test_a_path_or_header_with_a_line_feed_is_refused(path: str, headers: dict[s
     address = resolve_upstream(ServerAddress(endpoint=Endpoint("127.0.0.1", 9200))).next_address()
     with pytest.raises(RunFailed, match="invalid path or headers"):
         build_request_head(path, address, headers, "POST")
+
+
+@pytest.mark.parametrize("text", ["QUxBRERJTjpvcGVuIHNlc2FtZQ==", "ALADDIN:open sesame"])
+def test_credentials_that_a_server_quotes_are_in_no_result(clock: Clock, text: str) -> None:  # noqa: ARG001
+    error = {"type": f"refused {text}", "reason": f"not allowed: {text}"}
+    item = {"index": {"status": 403, "error": error}}
+    content = json.dumps({"errors": True, "items": [item] * BULK.documents}).encode()
+    for reply in (answer(content), answer(json.dumps({"error": error}).encode(), "403 Forbidden")):
+        with bulk_server(lambda _body, _number, reply=reply: reply) as server:
+            address = ServerAddress(endpoint=server.address)
+            headers = {"authorization": "Basic QUxBRERJTjpvcGVuIHNlc2FtZQ=="}
+            user, _ = started(server.address, upstream=resolve_upstream(address, headers=headers))
+            send(user)
+        user.upstream.deadlines.close()
+        state = user.state
+        results = f"{state.item_failures} {state.item_reasons} {state.errors()} {state.failure_reason}"
+        assert "refused ***" in results
+        assert text not in results

@@ -33,6 +33,20 @@ def read_authorization(environment: Mapping[str, str]) -> dict[str, str]:
     return {"authorization": f"Basic {base64.b64encode(user_and_password).decode()}"}
 
 
+def list_secrets(headers: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Return the texts of the authorization header that no result may repeat: its token, and what this encodes."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    decoded = base64.b64decode(token) if scheme == "Basic" else b""
+    return tuple(filter(None, (token.encode(), decoded)))
+
+
+def redact(body: bytes, secrets: tuple[bytes, ...]) -> bytes:
+    """Return the body of a response without *secrets*: some servers quote the request."""
+    for secret in secrets:
+        body = body.replace(secret, b"***")
+    return body
+
+
 def _encode_utf8(name: str, value: str) -> bytes:
     """Return the bytes of a value; SpecError if it was not UTF-8: Python keeps it as lone surrogates (PEP 383)."""
     try:

@@ -20,6 +20,7 @@ from gevent import Greenlet, getcurrent
 from gevent.hub import Waiter, get_hub
 from gevent.monkey import get_original
 
+from ingest_bench.inputs.credentials import redact
 from ingest_bench.protocols.response import INVALID_RESPONSE, ConnectionBrokenError, InvalidResponseError, Response
 from ingest_bench.protocols.upstream import resolve_host
 
@@ -362,6 +363,9 @@ class Connection:
         head = reader.head
         assert head is not None  # noqa: S101 - the response is complete
         response = Response(head.status, reader.buffer, reader.start, reader.end, head.retry_after_s)
+        if secrets := self._upstream.secrets:
+            body = redact(response.body, secrets)
+            response = Response(head.status, body, 0, len(body), head.retry_after_s)
         if head.close:
             self.close()
         elif reader.comparable_bytes is not None:

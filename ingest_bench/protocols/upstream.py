@@ -112,6 +112,8 @@ class Upstream:
     addresses: tuple[Address, ...]
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Additional headers of each request, with credentials."""
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    """The texts of the headers that no result may repeat."""
     traffic: Traffic = field(default_factory=Traffic)
     deadlines: Deadlines = field(default_factory=Deadlines)
     _turns: Iterator[int] = field(default_factory=itertools.count)
@@ -136,6 +138,7 @@ def resolve_upstream(
     return Upstream(
         addresses=tuple(_resolve_address(index, address) for index, address in enumerate(addresses)),
         headers=headers or {},
+        secrets=credentials.list_secrets(headers or {}),
         traffic=traffic or Traffic(),
         _turns=itertools.count(first),
     )

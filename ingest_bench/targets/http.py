@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import credentials
 from ingest_bench.model.target import Endpoint
 from ingest_bench.targets import counting
 
@@ -120,7 +121,8 @@ class Http:
         if "error" in reply:
             # A server that does not speak HTTP is quoted, and its text may have line ends.
             raise NoResponse(f"server: no response to {name} ({' '.join(reply['error'].split())})")
-        return Response(reply["status"], base64.b64decode(reply["body"]))
+        body = credentials.redact(base64.b64decode(reply["body"]), credentials.list_secrets(self.headers))
+        return Response(reply["status"], body)
 
     def connect(self, timeout_s: float = 5) -> None:
         """Open and close a TCP connection; NoResponse if the port refuses it."""
