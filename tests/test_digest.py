@@ -83,7 +83,8 @@ def test_warnings_are_kinds_of_notes_with_their_number_of_runs() -> None:
 def test_errors_are_counted_with_their_share() -> None:
     assert digest.describe_errors(FOUR) == ""
     runs = [made.changed(run, values={"requests_failed": 3, "requests": 300, "documents_failed": 1}) for run in FOUR]
-    assert digest.describe_errors(runs) == "Errors: 12 of 1,200 requests failed (1.00%), 4 documents refused."
+    text = "Errors: 12 of 1,200 requests (1.00%) failed or were refused in part, 4 documents refused."
+    assert digest.describe_errors(runs) == text
     note = Note(source="load", text=f"{REFUSED}1 x 400 parsing: failed to parse field [price]")
     quoted = dataclasses.replace(runs[1], notes=(note,))
     expected = " 4 documents refused. 1 x 400 parsing: failed to parse field [price]"

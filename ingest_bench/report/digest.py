@@ -110,7 +110,8 @@ def describe_errors(summaries: Sequence[Summary]) -> str:
     if not failed and not documents:
         return ""
     share = f" ({failed / requests:.2%})" if requests else ""
-    text = f"Errors: {failed:,} of {requests:,} requests failed{share}, {format_count(documents, 'document')} refused."
+    text = f"Errors: {failed:,} of {requests:,} requests{share} failed or were refused in part"
+    text += f", {format_count(documents, 'document')} refused."
     notes = (note.text for run in summaries for note in run.notes if note.text.startswith(REFUSED))
     reason = next(notes, "").removeprefix(REFUSED)
     return f"{text} {shorten(reason, _MAX_REASON)}" if reason else text
