@@ -32,7 +32,7 @@ def test_plan_of_a_track_names_skipped_tasks(capsys: pytest.CaptureFixture[str])
         (("run", "--track", TRACK, "--challenge", "apend"), 'no procedure "apend"; did you mean "append"?'),
         (("run", "--track", TRACK, "--track-params", "bulk_sise:5"), 'no parameter "bulk_sise"; did you mean'),
         (("run", "--track", TRACK, "--track-params", "bulk_size"), "'bulk_size' is not NAME:VALUE"),
-        (("run", "--track", TRACK, "--documents", TRACK), "load.documents conflicts with a track"),
+        (("run", "--track", TRACK, "--documents", TRACK), "is a folder. For a track: --track DIR"),
         (("run", "--track", TRACK, "--measure", "5s"), "load.measure conflicts with a track"),
         (("run", "--track", TRACK, "--set", "users=5"), "load.users conflicts with a track"),
         (("run", "quickstart", "--challenge", "append"), "require --track DIR"),

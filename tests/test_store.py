@@ -224,4 +224,4 @@ def test_past_results_are_listed(
         text = capsys.readouterr().out
         assert [text.count(part) for part in ("results/x/", "1 failed of 2", "damaged")] == [2, 1, 1]
     assert app.run(["results", "nowhere"]) == 2
-    assert "no results below it" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
