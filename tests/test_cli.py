@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from ingest_bench import targets
-from ingest_bench.cli import app
+from ingest_bench.cli import app, screen
 from ingest_bench.cli.app import run
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.experiment import catalog, spec
@@ -432,3 +433,8 @@ def test_plan_as_json_is_one_document(typed: Typed) -> None:
     (plan,) = json.loads(typed("plan quickstart --json")[1])
     assert plan["experiment"] == "quickstart"
     assert [run["levels"]["network"] for run in plan["runs"]].count("ethernet") == 2
+
+
+def test_an_infinite_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.print_json({"interval": (0.5, math.inf)})
+    assert json.loads(capsys.readouterr().out) == {"interval": [0.5, None]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import textwrap
@@ -59,7 +58,7 @@ def list_parts(
     measured = dict(re.findall(r"^\| (\S+) \| (.+?) \|", probes.__doc__ or "", re.MULTILINE))
     parts["probes"] = {name: measured.get(name, "") for name in probes.PROBES}
     if as_json:
-        screen.print_text(json.dumps(parts, indent=1))
+        screen.print_json(parts)
         return
     for title, rows in parts.items():
         screen.print_names(title, list(rows.items()))

@@ -84,8 +84,9 @@ def print_to_stderr(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON. An infinite number is printed as Python's JSON does."""
-    print_text(json.dumps(value, indent=1, default=str))
+    """Print a value as JSON. An infinite number is null: JSON has none."""
+    finite = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+    print_text(json.dumps(finite, indent=1))
 
 
 def open_page(page: Path) -> None:
