@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import example_runs as attributes
 import gevent
@@ -858,7 +858,8 @@ def test_credentials_that_a_server_quotes_are_in_no_result(clock: Clock, text: s
     item = {"index": {"status": 403, "error": error}}
     content = json.dumps({"errors": True, "items": [item] * BULK.documents}).encode()
     for reply in (answer(content), answer(json.dumps({"error": error}).encode(), "403 Forbidden")):
-        with bulk_server(lambda _body, _number, reply=reply: reply) as server:
+        always = cast(Reply, lambda _body, _number, reply=reply: reply)
+        with bulk_server(always) as server:
             address = ServerAddress(endpoint=server.address)
             headers = {"authorization": "Basic QUxBRERJTjpvcGVuIHNlc2FtZQ=="}
             user, _ = started(server.address, upstream=resolve_upstream(address, headers=headers))
