@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import inside_uml
 import pytest
@@ -23,6 +25,7 @@ from ingest_bench.host import cgroups, node_resources, volume
 from ingest_bench.host.cgroups import Cgroup, IoThrottle
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.host.volume import Volume
+from ingest_bench.ledger.watchdog import open_session
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.target import TargetOptions
 
@@ -82,6 +85,8 @@ print(time.monotonic() - start)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from ingest_bench import system
 from ingest_bench.host.node_resources import create_resources
 home = Path(sys.argv[1])
@@ -272,22 +277,20 @@ def test_limit_of_another_program_for_the_device_is_restored(tmp_path: Path, mon
         pytest.skip("in version 2 other programs have no limits in our cgroup")
     monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
     (tmp_path / "home").mkdir()
-    # The next free device, unless another test takes it now.
-    name = subprocess.run(("losetup", "-f"), capture_output=True, text=True, check=True).stdout.strip()
-    number = Path(name).stat().st_rdev
-    free = f"{os.major(number)}:{os.minor(number)}"
-    file.write_text(f"{free} 123456789")
-    try:
-        with node_resources.create_resources(NEEDS, [tmp_path / "home"]) as (resources,):
-            device = throttle_of(resources).device
-            if device != free:
-                pytest.skip(f"{name} was taken meanwhile")
-            assert not list_limits(device)
-            throttle_of(resources).limit({"bytes": 1250})
-            assert list_limits(device) == [f"{device} 1250"] * 2
-        assert list_limits(device) == [f"{free} 123456789"]
-    finally:
-        file.write_text(f"{free} 0")
+    # The device of a volume is not taken by another test meanwhile.
+    with node_resources.create_resources(NEEDS, [tmp_path / "home"]) as (resources,):
+        device = throttle_of(resources).device
+        file.write_text(f"{device} 123456789")
+        try:
+            with open_session("throttle", "a second throttle of the device", time_limit_s=60) as session:
+                second: Any = SimpleNamespace(device=device, session=session)
+                throttle = cgroups.create_io_throttle(second, None)
+                assert not list_limits(device)
+                throttle.limit({"bytes": 1250})
+                assert list_limits(device) == [f"{device} 1250"] * 2
+            assert list_limits(device) == [f"{device} 123456789"]
+        finally:
+            file.write_text(f"{device} 0")
 
 
 @pytest.mark.netns
