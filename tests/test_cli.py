@@ -308,17 +308,29 @@ def test_search_is_resumed_with_more_runs(typed: Typed) -> None:
     assert results.plan.search == Search(goal="p99<1s, errors < 0.1%", max_runs=30)
 
 
-def test_full_disk_is_one_message_with_a_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_path: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    ("number", "file", "exit_code", "message"),
+    [
+        (
+            errno.ENOSPC,
+            None,
+            3,
+            (
+                "No space left on device. Make room in the folder of results (--out) and in the temporary folder; "
+                "`run --resume` continues"
+            ),
+        ),
+        (errno.EACCES, "/x", 2, "/x: Permission denied. Give this user access to it, or use another path"),
+    ],
+)
+def test_error_of_a_disk_or_path_is_one_message_with_a_remedy(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, number: int, file: str | None, exit_code: int, message: str
+) -> None:
+    def fail(_path: Path) -> None:
+        raise OSError(number, os.strerror(number), file)
 
-    monkeypatch.setattr("ingest_bench.experiment.catalog.read_table", full)
-    code, text = typed("plan quickstart")
-    assert code == 3
-    assert text == (
-        "error: No space left on device. Make room in the folder of results (--out) and in the temporary folder; "
-        "`run --resume` continues"
-    )
+    monkeypatch.setattr("ingest_bench.experiment.catalog.read_table", fail)
+    assert typed("plan quickstart") == (exit_code, f"error: {message}")
 
 
 def test_list_as_json_has_every_kind_of_part(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,9 @@ from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecEr
 # What a shell returns when a program ends by SIGPIPE. Not 0: remaining work was not done.
 _READER_GONE = 141
 # Errors of paths that the user gave and that no file can have.
-_BAD_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+_BAD_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_DISK = {*_FULL, errno.EROFS, errno.EACCES, errno.EPERM}
+_DISK = {*_FULL, errno.EROFS, errno.EPERM}
 
 # The module of each command, in the order of the help.
 _MODULES = {
@@ -151,7 +151,8 @@ def _fail_os(error: OSError) -> int:
         return _fail("the current folder was deleted; change to another one", 2)
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in _BAD_PATH:
-        return _fail(f"{where}{error.strerror}", SpecError.exit_code)
+        remedy = ". Give this user access to it, or use another path" if error.errno == errno.EACCES else ""
+        return _fail(f"{where}{error.strerror}{remedy}", SpecError.exit_code)
     if error.errno not in _DISK:
         raise error
     remedy = ". Make room in the folder of results (--out) and in the temporary folder; `run --resume` continues"

@@ -252,7 +252,7 @@ class RunProgress:
         """Show the outcome of the run."""
         self._ended += 1
         self._ended_s += time.monotonic() - self._began
-        self._load, self._phase = None, ""
+        self._load, self._phase = None, "analysis"
         if not self._output.is_silent:
             print_text(f"  {outcome}" if self._is_verbose else f"{self._number} {self._name}: {outcome}")
 
