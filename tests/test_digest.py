@@ -49,6 +49,14 @@ def test_digest_has_one_column_of_factors_and_differences_to_the_first_row() -> 
     assert digest.digest_rows(FOUR)[0][-1] == "heap/GB"
 
 
+def test_next_question_needs_reads_into_a_known_buffer() -> None:
+    run = made.changed(FOUR[0], values={"reads": 7, "receive_predictor_bytes": 32768})
+    command = "next: ingest-bench recommend results/x   (which receive buffer to use)"
+    assert digest.suggest_next([run], "results/x") == command
+    assert not digest.suggest_next([made.changed(run, values={"reads": 0})], "results/x")
+    assert not digest.suggest_next([made.changed(run, values={"receive_predictor_bytes": None})], "results/x")
+
+
 def test_digest_of_a_failed_cell_says_so_and_has_the_cause_once() -> None:
     failed = [dataclasses.replace(run, state="failed", reason="no  disk\nleft", values={}) for run in FOUR[1:]]
     assert [row[1] for row in digest.digest_rows([FOUR[0], *failed])][2:] == ["failed"] * 3

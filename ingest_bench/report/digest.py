@@ -117,6 +117,12 @@ def describe_errors(summaries: Sequence[Summary]) -> str:
     return f"{text} {shorten(reason, _MAX_REASON)}" if reason else text
 
 
+def suggest_next(summaries: Sequence[Summary], folder: str) -> str:
+    """Return the command for the next question: which receive buffer to use; "" if no run recorded reads into one."""
+    has_reads = any(run.values.get("reads") and run.values.get("receive_predictor_bytes") for run in summaries)
+    return f"next: ingest-bench recommend {folder}   (which receive buffer to use)" if has_reads else ""
+
+
 def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str]:
     """Return a line for each cause that ended runs without a result: the cause once, with the runs that it ended.
 
