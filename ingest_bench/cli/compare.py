@@ -11,7 +11,7 @@ import typer
 
 from ingest_bench.analysis.compare import changes, comparison, trend
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import AsJson, Columns, ResultsFolder, check_columns, take_results
+from ingest_bench.cli.options import Columns, ResultsFolder, check_columns, grouped, take_results
 from ingest_bench.experiment import catalog
 from ingest_bench.lab import evaluation
 from ingest_bench.report import change_tables, gate, page
@@ -24,6 +24,7 @@ _NO_VERDICT = 3
 
 
 @app.command("gate")
+@grouped
 def judge_results(
     folder: ResultsFolder,
     thresholds: Annotated[Path, typer.Option(help="A TOML file of [[threshold]]: see docs/nightly-ci.md.")],
@@ -36,7 +37,7 @@ def judge_results(
         Path | None,
         typer.Option(help="Write the numbers in the format of github-action-benchmark (customSmallerIsBetter)."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: bool = False,
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer).
 
@@ -65,6 +66,7 @@ def judge_results(
 
 
 @app.command("compare")
+@grouped
 def compare_results(
     before: Annotated[
         Path, typer.Argument(metavar="A", help="A results folder, a summary.csv, or an experiment's name.")
@@ -73,7 +75,7 @@ def compare_results(
     columns: Columns = [],  # noqa: B006 - typer copies it
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file, as numbers.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the intervals drawn to this file.")] = None,
-    as_json: AsJson = False,
+    as_json: bool = False,
 ) -> int:
     """Show what changed from one result to another: exit 0, or 3 if the results are not comparable."""
     check_columns(columns)

@@ -32,90 +32,29 @@ class ExperimentOptions:
             help="An experiment by name (see `list`), or your own TOML file.", autocompletion=complete_experiment
         ),
     ] = None
-    sets: Annotated[
-        list[str],
-        typer.Option(
-            "--set", help="A setting or a factor: heap=1g,2g or network=jumbo.", autocompletion=complete_setting
-        ),
-    ] = field(default_factory=list)
-    replicates: Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)] = None
-    against_itself: Annotated[
-        int | None,
-        typer.Option(
-            "--aa",
-            metavar="N",
-            help="A/A test: run each cell N times on two equal sides. Shows how much of a change is noise.",
-            min=3,
-        ),
-    ] = None
-    measure: Annotated[str | None, typer.Option(help='Duration of each measurement, such as "20s".')] = None
-    warm_up: Annotated[str | None, typer.Option(help='Duration of the warm-up before it: "5s", or "auto".')] = None
-    documents: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|FILE",
-            help="Measure until N documents are indexed; or send the documents of this file (NDJSON, also compressed).",
-        ),
-    ] = None
-    mapping: Annotated[
-        Path | None, typer.Option(help="Mapping of the file's documents (JSON). Default: dynamic, by the server.")
-    ] = None
-    index_settings: Annotated[
-        Path | None, typer.Option(help="Settings of the index of the file's documents (JSON).")
-    ] = None
-    track: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Rally track or OpenSearch Benchmark workload: its folder, or a self-contained .json file."
-        ),
-    ] = None
-    track_params: Annotated[
-        str, typer.Option(help="Parameters of the track: NAME:VALUE,…, a JSON object, or a JSON file.")
-    ] = ""
-    challenge: Annotated[str | None, typer.Option(help="Challenge (test procedure) of the track.")] = None
-    include_tasks: Annotated[str, typer.Option(help="Run only these tasks: NAME, type:bulk, tag:setup.")] = ""
-    exclude_tasks: Annotated[str, typer.Option(help="Run all tasks except these.")] = ""
-    test_mode: Annotated[bool, typer.Option("--test-mode", help="Send 1,000 documents of each file of the track.")] = (
-        False
-    )
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="A target by name (see `list`), or a custom target: a TOML file that says how to start it.",
-            autocompletion=complete_target,
-        ),
-    ] = None
-    url: Annotated[
-        list[str],
-        typer.Option(
-            "--url", help="Measure the server that runs at URL. Repeatable: one for each address of a cluster."
-        ),
-    ] = field(default_factory=list)
-    attach: Annotated[list[int], typer.Option(help="Watch the server of this JVM (a pid) with all probes.")] = field(
-        default_factory=list
-    )
-    interface: Annotated[
-        str | None,
-        typer.Option(help="The real interface that leads to --url: shape it with the network profile. Needs root."),
-    ] = None
+    sets: Annotated[list[str], {"autocompletion": complete_setting}] = field(default_factory=list)
+    replicates: int | None = None
+    against_itself: int | None = None
+    measure: str | None = None
+    warm_up: str | None = None
+    documents: str | None = None
+    mapping: Path | None = None
+    index_settings: Path | None = None
+    track: Path | None = None
+    track_params: str = ""
+    challenge: str | None = None
+    include_tasks: str = ""
+    exclude_tasks: str = ""
+    test_mode: bool = False
+    target: Annotated[str | None, {"autocompletion": complete_target}] = None
+    url: list[str] = field(default_factory=list)
+    attach: list[int] = field(default_factory=list)
+    interface: str | None = None
     flows: FlowOptions = field(default_factory=FlowOptions)
-    ca_file: Annotated[Path | None, typer.Option(help="CA certificate (PEM) of the server at --url.")] = None
-    client_cert: Annotated[
-        Path | None,
-        typer.Option(help="Client certificate (PEM), if the server requires one. Or INGEST_BENCH_CLIENT_CERT."),
-    ] = None
-    client_key: Annotated[
-        Path | None,
-        typer.Option(help="Key of the client certificate, without a passphrase. Or INGEST_BENCH_CLIENT_KEY."),
-    ] = None
-    aborts: Annotated[
-        list[str],
-        typer.Option(
-            "--abort",
-            metavar="CONDITION",
-            help='Abort a hopeless load: "errors > 5% for 10s", "p99 > 2s for 30s". Repeatable.',
-        ),
-    ] = field(default_factory=list)
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    aborts: list[str] = field(default_factory=list)
 
     @property
     def track_options(self) -> TrackOptions | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,16 +14,8 @@ from ingest_bench.cli import screen
 
 app = typer.Typer()
 
-# Options of `run` by panel; a command with few options has no panels.
-PANELS = {
-    "What": "experiment sets replicates against_itself measure warm_up aborts find_max max_runs resume is_dry",
-    "Load": "documents mapping index_settings track track_params challenge include_tasks exclude_tasks test_mode "
-    "download",
-    "Your server": "target url attach ca_file client_cert client_key allow_delete java_home jfr",
-    "Network": "netem interface to port allow_default_route interface_mtu shared_settings ssh_limit last_frames",
-    "Many machines": "workers bind keys locust_web prometheus",
-    "Output": "results_folder wide verbose quiet as_json open_page help",
-}
+PANELS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+"""Options of `run` by panel; a command with few options has no panels."""
 _MAX_PLAIN_OPTIONS = 20
 
 
@@ -52,7 +45,7 @@ def print_help(*, obj: Any, ctx: Any, markup_mode: object) -> None:  # noqa: ARG
         screen.print_text(textwrap.fill(" ".join(paragraph.split()), width) + "\n")
     if obj.epilog:
         screen.print_text(f"{obj.epilog}\n")
-    names = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    names = {name: panel for panel, names in PANELS.items() for name in names}
     shown = [parameter for parameter in obj.get_params(ctx) if not getattr(parameter, "hidden", False)]
     if len(shown) > _MAX_PLAIN_OPTIONS:
         shown.sort(key=lambda parameter: [*names, parameter.name].index(parameter.name))

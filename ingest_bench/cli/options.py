@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
 
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
 from ingest_bench.cli.completion import complete_results
+from ingest_bench.cli.help import PANELS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.inputs.names import check_name
@@ -31,7 +32,6 @@ ResultsFolder = Annotated[
         autocompletion=complete_results,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")]
 Columns = Annotated[list[str], typer.Option("--column", help="A column of summary.csv. Repeatable.")]
 
 
@@ -39,41 +39,12 @@ Columns = Annotated[list[str], typer.Option("--column", help="A column of summar
 class FlowOptions:
     """Which connections of a real interface are shaped: options of `net apply`, `run` and `plan`."""
 
-    to: Annotated[
-        list[str],
-        typer.Option(
-            "--to",
-            metavar="HOST[/BITS]:PORTS",
-            help="Connections to this host or network and these TCP ports (9200,9300-9310). Repeatable: all share the "
-            "shaped queues.",
-        ),
-    ] = field(default_factory=list)
-    port: Annotated[
-        str | None,
-        typer.Option(
-            "--port",
-            metavar="PORTS",
-            help="On the server's machine: connections to these local ports, from any host or each --to HOST[/BITS].",
-        ),
-    ] = None
-    allow_default_route: Annotated[
-        bool, typer.Option("--allow-default-route", help="Also shape flows on the default route's interface.")
-    ] = False
-    interface_mtu: Annotated[
-        bool, typer.Option("--interface-mtu", help="Set the MTU of the interface, not of the route.")
-    ] = False
-    shared_settings: Annotated[
-        bool,
-        typer.Option(
-            "--shared-settings", help="Also set what affects other traffic: offloads, GSO sizes, TCP buffers."
-        ),
-    ] = False
-    ssh_limit: Annotated[
-        str | None,
-        typer.Option(
-            help="Longest duration if your SSH connection, which is not shaped, uses the interface. Default: 10min."
-        ),
-    ] = None
+    to: list[str] = field(default_factory=list)
+    port: str | None = None
+    allow_default_route: bool = False
+    interface_mtu: bool = False
+    shared_settings: bool = False
+    ssh_limit: str | None = None
 
     def to_table(self, interface: str | None) -> dict[str, Any]:
         """Return the given options by key; raise SpecError for an impossible interface, host or port."""
@@ -94,13 +65,11 @@ class FlowOptions:
 class OutputOptions:
     """Options for printed results of `run` and `report`."""
 
-    wide: Annotated[bool, typer.Option("--wide", help="Print all columns and all tables.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print all notes, and each stage of a run.")] = (
-        False
-    )
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results, no progress.")] = False
-    as_json: AsJson = False
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page of the report in a browser.")] = False
+    wide: bool = False
+    verbose: bool = False
+    quiet: bool = False
+    as_json: bool = False
+    open_page: bool = False
 
     @property
     def is_silent(self) -> bool:
@@ -124,47 +93,54 @@ def check_columns(names: list[str]) -> None:
 
 
 def grouped(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Return the command for typer, with the fields of each dataclass parameter as options."""
-    groups: dict[str, Any] = {}
-    options: list[Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if dataclasses.is_dataclass(parameter.annotation):
-            groups[parameter.name] = parameter.annotation
-            options += _list_options(parameter.annotation)
-        else:
-            options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    """Return the command for typer, with the fields of each dataclass parameter as options.
+
+    Their names, help texts and limits are in `options.toml`.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    options = _list_options(
+        (parameter.name, hints[parameter.name], parameter.default)
+        for parameter in inspect.signature(command).parameters.values()
+    )
 
     @functools.wraps(command)
     def call(**values: Any) -> _Result:
-        instances = {name: _build_group(group, values) for name, group in groups.items()}
-        return command(**instances, **{option.name: values[option.name] for option in options if option.name in values})
+        return command(**{name: _take_value(name, hint, values) for name, hint in hints.items() if name != "return"})
 
     call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return call
 
 
-def _list_options(group: Any) -> list[Parameter]:
+def _list_options(fields: Iterable[tuple[str, Any, Any]]) -> list[Parameter]:
+    """Return a parameter for each field, given as its name, type and default, and for each field of a dataclass."""
     options: list[Parameter] = []
-    hints = get_type_hints(group, include_extras=True)
-    for item in dataclasses.fields(group):
-        hint = hints[item.name]
-        if dataclasses.is_dataclass(hint):
-            options += _list_options(hint)
-            continue
-        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-        empty = Parameter.empty if default is dataclasses.MISSING else default
-        options.append(Parameter(item.name, Parameter.KEYWORD_ONLY, default=empty, annotation=hint))
+    for name, hint, default in fields:
+        if _is_group(hint):
+            hints, defaults = get_type_hints(hint, include_extras=True), hint()
+            options += _list_options((item, below, getattr(defaults, item)) for item, below in hints.items())
+        else:
+            options.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=_annotate(name, hint)))
     return options
 
 
-def _build_group(group: Any, values: dict[str, Any]) -> Any:
-    """Build the dataclass from its own values, which are removed from `values`."""
-    hints: Mapping[str, Any] = get_type_hints(group)
-    return group(
-        **{
-            item.name: _build_group(hints[item.name], values)
-            if dataclasses.is_dataclass(hints[item.name])
-            else values.pop(item.name)
-            for item in dataclasses.fields(group)
-        }
-    )
+def _annotate(name: str, hint: Any) -> Any:
+    """Return the type of a parameter with its entry in `options.toml`; as it is if it has a description of typer."""
+    kind, extra = (hint.__origin__, hint.__metadata__[0]) if get_origin(hint) is Annotated else (hint, {})
+    entry = next((options[name] for options in PANELS.values() if name in options), None)
+    if entry is None or not isinstance(extra, dict):
+        return hint
+    arguments: dict[str, Any] = {"help": entry} if isinstance(entry, str) else {**entry}
+    # Without a name typer adds --no-NAME to a switch.
+    names = arguments.pop("names", [f"--{name.replace('_', '-')}"] if kind is bool else [])
+    return Annotated[kind, typer.Option(*names, **(arguments | extra))]
+
+
+def _take_value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
+    """Return the value of a parameter, or a dataclass with the values of its fields."""
+    if not _is_group(hint):
+        return values[name]
+    return hint(**{item: _take_value(item, below, values) for item, below in get_type_hints(hint).items()})
+
+
+def _is_group(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint)

@@ -86,8 +86,8 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
     if output.verbose:
         screen.print_notes(cell_tables.list_notes(summaries))
     screen.print_text(f"report: {page}{'' if output.open_page else '   (--open)'}")
-    experiment = results.path.parent
-    if suggestion := digest.suggest_next(summaries, f"{experiment if experiment.name == plan.experiment else results.path}"):
+    folder = results.path.parent if results.path.parent.name == plan.experiment else results.path
+    if suggestion := digest.suggest_next(summaries, str(folder)):
         screen.print_text(suggestion)
     return _exit_code(plan, summaries, knees)
 

@@ -60,64 +60,19 @@ Examples:
 class ExecutionOptions:
     """Options of `run` that say how runs are executed."""
 
-    netem: Annotated[NetemBackend, typer.Option(help="Netem in this kernel, or in a User-Mode Linux router.")] = "auto"
-    java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None
-    download: Annotated[
-        bool,
-        typer.Option(
-            "--download",
-            help="Download missing corpora of the track into the cache. Resumes an interrupted download.",
-        ),
-    ] = False
-    allow_delete: Annotated[
-        bool, typer.Option("--allow-delete", help="Let a track delete its own indices on the server at --url.")
-    ] = False
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of remote `ingest-bench worker` processes that send the load. Requires --url.", min=1
-        ),
-    ] = None
+    netem: NetemBackend = "auto"
+    java_home: Path | None = None
+    download: bool = False
+    allow_delete: bool = False
+    workers: int | None = None
     bind: Annotated[
-        str | None,
-        typer.Option(help=f"Address on which workers join: HOST or HOST:PORT. Default: 127.0.0.1:{PORT}."),
+        str | None, {"help": f"Address on which workers join: HOST or HOST:PORT. Default: 127.0.0.1:{PORT}."}
     ] = None
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys",
-            envvar=worker.KEYS_VARIABLE,
-            help="Keys of the workers that may join: run.key of `worker --new-keys DIR`.",
-        ),
-    ] = None
-    locust_web: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Show Locust's web page while loads run. Default host: 127.0.0.1. Read-only."
-        ),
-    ] = None
-    prometheus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            help="Serve live figures for Prometheus at /metrics while loads run. Default host: 127.0.0.1.",
-        ),
-    ] = None
-    last_frames: Annotated[
-        bool,
-        typer.Option(
-            "--last-frames",
-            help="Keep the headers of the last frames of each run that fails, is aborted or is invalid.",
-        ),
-    ] = False
-    jfr: Annotated[
-        JfrSettings,
-        typer.Option(
-            "--jfr",
-            help="Events of the flight recorder: those of the probes, or also the JDK's profile settings, for JDK "
-            "Mission Control.",
-        ),
-    ] = "default"
+    keys: Annotated[Path | None, {"envvar": worker.KEYS_VARIABLE}] = None
+    locust_web: str | None = None
+    prometheus: str | None = None
+    last_frames: bool = False
+    jfr: JfrSettings = "default"
 
     def to_run_options(self) -> RunOptions:
         """Return the options of each run, without fleet and exporter; SpecError for an unusable option."""
@@ -152,26 +107,15 @@ class RunCommand:
     measured: ExperimentOptions = field(default_factory=ExperimentOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
-    results_folder: Annotated[
-        Path | None, typer.Option("--out", help='The folder for results. Default: "results".')
-    ] = None
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Results, or an experiment's name: only the missing runs.", autocompletion=complete_results),
-    ] = None
-    find_max: Annotated[
-        str | None,
-        typer.Option(
-            help='Search the highest rate that meets a goal: "p99 < 500ms". Errors must stay below 0.1% by default.',
-        ),
-    ] = None
+    results_folder: Path | None = None
+    resume: Annotated[Path | None, {"autocompletion": complete_results}] = None
+    find_max: str | None = None
     max_runs: Annotated[
         int | None,
-        typer.Option(
-            help=f"Maximum number of runs of --find-max in each cell. Default: {Search(goal='').max_runs}. With "
-            "--resume, a search continues up to this number.",
-            min=3,
-        ),
+        {
+            "help": f"Maximum number of runs of --find-max in each cell. Default: {Search(goal='').max_runs}. With "
+            "--resume, a search continues up to this number."
+        },
     ] = None
 
     def build_plans(self) -> list[Plan]:
@@ -217,11 +161,7 @@ class RunCommand:
 
 @app.command(epilog=_EXAMPLES)
 @grouped
-def run(
-    context: typer.Context,
-    command: RunCommand,
-    is_dry: Annotated[bool, typer.Option("--dry-run", help="Show what would run, as `plan` does.")] = False,
-) -> int:
+def run(context: typer.Context, command: RunCommand, is_dry: bool = False) -> int:
     """Run an experiment: measure every cell, and write tables and pictures."""
     if is_dry:
         return _show_plans(command)
