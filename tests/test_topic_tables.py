@@ -100,7 +100,6 @@ def test_experiment_without_a_topic_has_no_table_and_no_picture() -> None:
     for report in ("direct-memory", "forwarding", "machine", "acknowledged"):
         assert REPORTS[report](PLAIN) == {}
         assert f"report/{report}.png" not in pictures
-    assert cell_tables.rows_with_published(PLAIN[:1]) == {}
 
 
 def test_published_direct_allocations_are_converted_to_our_columns() -> None:
@@ -130,11 +129,10 @@ def test_published_allocations_match_threads_limit_and_mode(
     assert matches == ([allocations / 60] if allocations else [])
 
 
-def test_terminal_shows_a_topic_only_with_a_published_row() -> None:
-    rows = cell_tables.rows_with_published([direct(), direct("16")])["compared with JDK-6857566"]
+def test_published_row_is_beneath_the_cell_that_it_matches() -> None:
+    rows = table("direct-memory", [direct(), direct("16")])
     assert [row[0] for row in rows] == ["", "ours", "published", "ours"]
     assert cell(rows, 2, "allocations/s") == "8,081"
-    assert cell_tables.rows_with_published([direct("16")]) == {}
 
 
 def test_picture_of_direct_memory_is_first_and_has_a_row_for_oom() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +51,7 @@ def judge_results(
         rows = [[check.outcome, *check.numbers] for check in verdict.checks]
         screen.print_table("", gate.HEAD, rows, numbers_from=3)
         screen.print_notes(verdict.notes)
-        _print_changed(verdict.changed_settings)
+        screen.print_notes(verdict.changed_settings, "changed")
         screen.print_text(f"verdict: {verdict.outcome} ({verdict.counts})", screen.OUTCOME_STYLES[verdict.outcome])
     name = next((run.experiment for run in now.summaries if run.experiment), str(folder))
     for file, text in (
@@ -99,7 +98,7 @@ def compare_results(
     head, *rows = change_tables.change_rows(compared)
     screen.print_table(f"{before} to {now}", head, rows, numbers_from=2)
     screen.print_notes(compared.notes)
-    _print_changed(compared.changed_settings)
+    screen.print_notes(compared.changed_settings, "changed")
     screen.print_text(change_tables.summarise_changes(compared.comparisons))
     return 0 if compared.has_interval else _NO_VERDICT
 
@@ -136,9 +135,3 @@ def show_trend(
     screen.print_notes(notes)
     screen.print_text(change_tables.summarise_trend(found_trend))
     return 0 if found_trend.histories else _NO_VERDICT
-
-
-def _print_changed(settings: Sequence[str]) -> None:
-    """Print the changed settings next to the verdict."""
-    for text in settings:
-        screen.print_text(f"changed: {text}")

@@ -18,11 +18,6 @@ def complete_experiment(incomplete: str) -> list[str]:
     return _select([*files.data_files(catalog.EXPERIMENTS), *map(str, Path().glob("*.toml"))], incomplete)
 
 
-def complete_network(incomplete: str) -> list[str]:
-    """Return network profiles."""
-    return _select(files.data_files(catalog.NETWORKS), incomplete)
-
-
 def complete_target(incomplete: str) -> list[str]:
     """Return the targets that ingest-bench can start."""
     return _select(targets.TARGETS, incomplete)

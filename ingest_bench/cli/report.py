@@ -11,7 +11,6 @@ import typer
 
 from ingest_bench.analysis import search
 from ingest_bench.analysis.buffers.receive_buffers import Limits
-from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import screen
 from ingest_bench.cli.options import OutputOptions, ResultsFolder, grouped, take_results
 from ingest_bench.errors import SpecError
@@ -78,7 +77,8 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
         screen.print_json({"report": page, "sentences": sentences, "notes": notes, "runs": runs})
         return _exit_code(plan, summaries, knees)
     if output.wide:
-        _print_tables(results, summaries)
+        head, *rows = cell_tables.cell_rows(summaries)
+        screen.print_table(plan.description, head, rows)
     if noise := change_tables.noise_rows(summaries):
         title = "A/A: noise, and the changes that this many replicates show (95% confidence, 80% power)"
         screen.print_table(title, noise[0], noise[1:], noise[0].index("column") + 1)
@@ -97,21 +97,6 @@ def _exit_code(plan: Plan, summaries: Sequence[Summary], knees: Sequence[search.
         return 0 if all(knee.result.is_knee for knee in knees) else _INVALID
     is_complete = len(summaries) == len(plan.runs) + len(plan.skipped_cells)
     return 0 if is_complete and all(run.state in _COMPLETE for run in summaries) else _INVALID
-
-
-def _print_tables(results: Results, summaries: list[Summary]) -> None:
-    """Print all tables with all columns, and the steps of a search."""
-    head, *rows = cell_tables.cell_rows(summaries)
-    screen.print_table(results.plan.description, head, rows)
-    keys = len(cells.varying_keys(summaries)) or len(summaries[0].levels)
-    for title, (head, *rows) in cell_tables.rows_with_published(summaries).items():
-        screen.print_table(title, head, rows, keys + 1)
-    if predictions := evaluation.prediction_table(results, summaries):
-        screen.print_table("receive buffers: predicted and measured", predictions[0], predictions[1:], 3)
-    if results.plan.search is not None:
-        searched = search.find_knees(results.plan, summaries)
-        head, *rows = search_table.step_rows(searched)
-        screen.print_table(f"steps, goal: {searched[0].goal.text}", head, rows)
 
 
 @app.command("results")

@@ -207,7 +207,8 @@ def calibrate(
     """Measure how much load this machine can send to a cheap server; later runs warn if they request more."""
     plan, options = spec.build_plan(spec.load_experiment(calibration.EXPERIMENT, sets)), RunOptions()
     campaign.check_machine(plan, options)
-    _fetch([plan], options)
+    with screen.download_progress() as on_progress:
+        campaign.fetch_servers(plan, options, on_progress)
     results = layout.create_results(results_folder, plan, collect_facts())
     with campaign.lock_results(results), screen.RunProgress(len(plan.runs), None, OutputOptions()).show() as progress:
         summaries = campaign.run_missing(results, options, progress)
@@ -239,11 +240,7 @@ def _resume(
     results: Results, remaining: Plan, command: RunCommand, options: RunOptions, remote: RemoteWorkers | None
 ) -> int:
     """Execute the missing runs of a results folder; return the exit code."""
-    if command.execution.download:
-        _download([results.plan])
-    worker.check_workers(remote, [results.plan])
-    notes = campaign.check_machine(remaining, options)
-    _fetch([remaining], options)
+    (notes,) = _prepare([remaining], [results.plan], command, options, remote)
     if command.max_runs is not None:
         with campaign.lock_results(results):
             search_for_max.extend_search(results, command.max_runs)
@@ -254,13 +251,9 @@ def _resume(
 def _start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> int:
     """Execute these plans, each in a new folder; return the exit code."""
     folder = command.results_folder or layout.RESULTS
-    if command.execution.download:
-        _download(plans)
-    worker.check_workers(remote, plans)
     started = [run.cell for plan in plans for run in plan.runs if not run.cell.target.is_already_running]
     layout.check_writable(folder, by_jvm=bool(started))
-    notes = [campaign.check_machine(plan, options) for plan in plans]
-    _fetch(plans, options)
+    notes = _prepare(plans, plans, command, options, remote)
     with _open_services(command, options, remote) as ready:
         words = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         facts = {**collect_facts(), "jfr": options.jfr, "command": words}
@@ -276,6 +269,24 @@ def _start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remo
     return max(codes)
 
 
+def _prepare(
+    remaining: Sequence[Plan],
+    plans: Sequence[Plan],
+    command: RunCommand,
+    options: RunOptions,
+    remote: RemoteWorkers | None,
+) -> Sequence[Sequence[str]]:
+    """Download what the runs need and check the machine; return the notes on each plan."""
+    with screen.download_progress() as on_progress:
+        if command.execution.download:
+            campaign.download_corpora(plans, screen.print_text, on_progress)
+        worker.check_workers(remote, plans)
+        notes = [campaign.check_machine(plan, options) for plan in remaining]
+        for plan in remaining:
+            campaign.fetch_servers(plan, options, on_progress)
+    return notes
+
+
 @contextlib.contextmanager
 def _open_services(command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> Iterator[RunOptions]:
     """Start the exporter and wait for workers; yield the options that include them."""
@@ -284,17 +295,6 @@ def _open_services(command: RunCommand, options: RunOptions, remote: RemoteWorke
     options = dataclasses.replace(options, reports_figures=is_live)
     with worker.open_exporter(prometheus) as exporter, worker.open_fleet(remote) as fleet:
         yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
-
-
-def _download(plans: Sequence[Plan]) -> None:
-    with screen.download_progress() as on_progress:
-        campaign.download_corpora(plans, screen.print_text, on_progress)
-
-
-def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
-    with screen.download_progress() as on_progress:
-        for plan in plans:
-            campaign.fetch_servers(plan, options, on_progress)
 
 
 def _execute(

@@ -61,10 +61,10 @@ def print_text(text: str, style: str = "") -> None:
         _STDOUT.print(Text("\n".join(_wrap(line)) or "", style), soft_wrap=True)
 
 
-def print_notes(notes: Iterable[str]) -> None:
-    """Print each note on a line of its own."""
+def print_notes(notes: Iterable[str], word: str = "note") -> None:
+    """Print each note on a line of its own, after a word such as "note"."""
     for note in notes:
-        print_text(f"note: {note}")
+        print_text(f"{word}: {note}")
 
 
 def print_heading(text: str) -> None:

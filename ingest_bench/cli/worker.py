@@ -14,14 +14,14 @@ import typer
 from ingest_bench.cli import screen
 from ingest_bench.cli.options import grouped
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import credentials, records, urls
+from ingest_bench.inputs import credentials, records
 from ingest_bench.lab import planning
 from ingest_bench.load import exporter
 from ingest_bench.load.exporter import Exporter
 from ingest_bench.load.fleet import join, keys, roster
 from ingest_bench.load.fleet.roster import PORT, Fleet, RemoteWorkers
 from ingest_bench.model.experiment import Plan
-from ingest_bench.model.target import Endpoint, Url
+from ingest_bench.model.target import Endpoint, TargetOptions, Url
 
 app = typer.Typer()
 
@@ -79,7 +79,9 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
         raise SpecError("--count requires --new-keys DIR")
     if options.connect is None:
         raise SpecError("give --connect HOST[:PORT], the address of `run --workers`; or --new-keys DIR to create keys")
-    server = None if options.credentials_to is None else _parse_url(options.credentials_to)
+    server: Url | None = None
+    if options.credentials_to is not None:
+        server = records.read_key(TargetOptions, ("url",), options.credentials_to, "--credentials-to")
     if options.ca_file is not None and (server is None or server.scheme != "https"):
         raise SpecError("--ca-file requires --credentials-to https://HOST:PORT, the server that it vouches for")
     joining = join.JoinOptions(
@@ -93,13 +95,8 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
 
 
 def _create_keys(context: typer.Context, folder: Path, count: int) -> None:
-    conflicts = {
-        "connect": "--connect",
-        "key_file": "--keys",
-        "credentials_to": "--credentials-to",
-        "ca_file": "--ca-file",
-    }
-    if typed := ", ".join(option for name, option in conflicts.items() if _is_on_command_line(context, name)):
+    conflicts = [param for param in context.command.params if param.name not in ("new_keys", "count")]
+    if typed := ", ".join(param.opts[0] for param in conflicts if _is_on_command_line(context, param.name or "")):
         raise SpecError(f"--new-keys cannot be combined with {typed}")
     run_key, *workers = keys.write_new(folder, count)
     screen.print_text(f"{run_key}: for `ingest-bench run --workers N --keys`; keep it on this machine")
@@ -185,12 +182,3 @@ def _is_on_command_line(context: typer.Context, name: str) -> bool:
     """Return True if that option was typed: the environment may set it for other commands."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _parse_url(text: str) -> Url:
-    try:
-        url = urls.parse_url(text)
-    except ValueError as error:
-        raise SpecError(f"--credentials-to: {error}") from None
-    records.check(url, "--credentials-to")
-    return url

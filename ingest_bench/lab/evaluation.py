@@ -214,7 +214,7 @@ def write_report(
     ordered = cells.in_factor_order(summaries, results.plan.factors)
     extra = reports.build_parquet(ordered) if parquet else {}
     files = {name: content for build in reports.REPORTS.values() for name, content in build(ordered).items()}
-    predictions = prediction_table(results, ordered)
+    predictions = buffer_tables.prediction_rows(buffer_advice.predict_costs(results, ordered))
     if predictions:
         files["report/predicted.md"] = summary_files.to_markdown(predictions, 3).encode()
         files["report/predicted.csv"] = summary_files.to_csv(predictions).encode()
@@ -227,11 +227,6 @@ def write_report(
         )
     results.write_files(files | extra)
     return tuple(results.path / name for name in files if name.endswith(".png"))
-
-
-def prediction_table(results: Results, summaries: list[Summary]) -> list[list[str]]:
-    """Return predicted next to measured costs of receive buffers; empty if the server does not count them."""
-    return buffer_tables.prediction_rows(buffer_advice.predict_costs(results, summaries))
 
 
 def _read_probes(

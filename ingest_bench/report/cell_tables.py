@@ -67,9 +67,11 @@ class Topic:
     """Medians without the spread and the number of runs, and a CSV of plain numbers."""
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {
+FORMATS: Mapping[str, Callable[[float], str]] = {
     "integer": format_integer,
     "number": format_number,
+    "ms": lambda value: f"{format_number(value)} ms",
+    "s": lambda value: f"{format_number(value)} s",
     "bytes": units.format_bytes,
     "exact bytes": format_exact_bytes,
     "size": format_size,
@@ -93,13 +95,13 @@ _COMPUTED: Mapping[str, Callable[[CellRuns, Sequence[CellRuns]], float | str | N
 
 def _load_columns(rows: Sequence[Sequence[str]]) -> tuple[ShownColumn, ...]:
     return tuple(
-        ShownColumn(column, head, _FORMATS[name], "".join(only_if), _COMPUTED.get(column))
+        ShownColumn(column, head, FORMATS[name], "".join(only_if), _COMPUTED.get(column))
         for column, head, name, *only_if in rows
     )
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
-CELL_COLUMNS = _load_columns(_TABLES["cells"])
+TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+CELL_COLUMNS = _load_columns(TABLES["cells"])
 
 
 _PUBLISHED_ROWS = {
@@ -113,7 +115,7 @@ TOPICS: Mapping[str, Topic] = {
         published_rows=_PUBLISHED_ROWS.get(name, lambda _row, _rows: ()),
         **{**table, "columns": _load_columns(table["columns"])},
     )
-    for name, table in _TABLES["topics"].items()
+    for name, table in TABLES["topics"].items()
 }
 
 
@@ -176,16 +178,6 @@ def topic_csv_rows(topic: Topic, summaries: Sequence[Summary]) -> Sequence[Seque
             for theirs in topic.published_rows(row, rows)
         ]
     return table
-
-
-def rows_with_published(summaries: Sequence[Summary]) -> dict[str, Rows]:
-    """Return the tables that have published rows beneath ours, by their titles for the terminal."""
-    tables = {
-        f"compared with {topic.publication}": topic_rows(topic, summaries)
-        for topic in TOPICS.values()
-        if topic.publication
-    }
-    return {title: rows for title, rows in tables.items() if any(row[0] == "published" for row in rows)}
 
 
 def acknowledged_rows(summaries: Sequence[Summary]) -> Rows:

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.run.summary import REFUSED
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Stall, Summary
-from ingest_bench.report.cell_tables import Rows
-from ingest_bench.report.formatting import (
-    format_gb,
-    format_integer,
-    format_key,
-    format_number,
-    format_range,
-    format_size,
-    shorten,
-)
+from ingest_bench.report.cell_tables import FORMATS, TABLES, Rows
+from ingest_bench.report.formatting import format_key, format_number, format_range, shorten
 from ingest_bench.units import format_count
 
-# Column of summary.csv, head, format, and whether a difference to the first row follows.
-COLUMNS: Sequence[tuple[str, str, Callable[[float], str], bool]] = (
-    ("docs_per_s_mean", "docs/s", format_integer, True),
-    ("response_ms_p50", "p50", lambda value: f"{format_number(value)} ms", False),
-    ("response_ms_p99", "p99", lambda value: f"{format_number(value)} ms", False),
-    ("read_bytes_mean", "mean read", format_size, False),
-    ("allocated_bytes_per_gb", "heap/GB", format_gb, True),
-)
+COLUMNS: Sequence[tuple[str, str, str, bool]] = TABLES["digest"]
+"""Column of summary.csv, head, format, and whether a difference to the first row follows."""
 # Causes that a reader suspects first, with short names.
 _USUAL_SUSPECTS = {
     "garbage collection": "GC",
@@ -63,10 +49,11 @@ def digest_rows(summaries: Sequence[Summary]) -> Rows:
 
 def _format_cell(value: float | None, first: float | None, at: int) -> str:
     """Format a median, with its difference to that of the first row in columns that compare it."""
-    _, _, text, is_compared = COLUMNS[at]
+    _, _, name, is_compared = COLUMNS[at]
     if value is None:
         return ""
-    return f"{text(value)} {value / first - 1:+5.0%}" if is_compared and first else text(value)
+    text = FORMATS[name](value)
+    return f"{text} {value / first - 1:+5.0%}" if is_compared and first else text
 
 
 def describe_stalls(summaries: Sequence[Summary]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,38 +18,16 @@ from ingest_bench.analysis.run import integrity
 from ingest_bench.model.experiment import HEADLINE
 from ingest_bench.model.results import Summary
 from ingest_bench.report import change_tables, digest
-from ingest_bench.report.formatting import (
-    describe_level,
-    format_gb,
-    format_integer,
-    format_key,
-    format_number,
-    format_range,
-    format_size,
-)
+from ingest_bench.report.cell_tables import FORMATS, TABLES
+from ingest_bench.report.formatting import describe_level, format_integer, format_key, format_number, format_range
 
 LEAST_RATIO = 1.1
 """Below this ratio two cells count as equal: replicates of one cell differ by a few percent."""
 NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
 """What the network layer allocated outside TLABs for each GB accepted."""
 _READS, _RATE, _PAUSES = "read_bytes_mean", "docs_per_s_mean", "gc_pause_ms_total_per_gb"
-# By column: sentence, format and unit. A column without one is named as in summary.csv.
-_SENTENCES: Mapping[str, tuple[str, Callable[[float], str], str]] = {
-    HEADLINE: ("Each GB ingested makes the server allocate {}", format_gb, ""),
-    "allocated_network_bytes_per_gb": ("Each GB ingested makes network threads allocate {}", format_gb, ""),
-    NETWORK_COLUMN: ("Outside TLABs the network layer allocates, for each GB accepted, {}", format_gb, ""),
-    _PAUSES: ("Each GB ingested costs GC pauses of {}", format_number, " ms"),
-    _READS: ("A socket read carries {}", format_size, ""),
-    _RATE: ("Documents/s accepted: {}", format_integer, ""),
-    "docs_per_s_p10": ("Documents/s in all but the worst tenth of seconds: {}", format_integer, ""),
-    "delivered_per_s": ("Documents/s delivered: {}", format_integer, ""),
-    "lost_documents": ("Acknowledged documents that were lost: {}", format_integer, ""),
-    "largest_allocation_bytes": ("The largest object has {}", format_size, ""),
-    "direct_allocation_ms_mean": ("The mean time to allocate a direct buffer is {}", format_number, " ms"),
-    "response_ms_max": ("The slowest request takes {}", format_number, " ms"),
-    "response_ms_p99": ("99% of requests take at most {}", format_number, " ms"),
-    "zero_throughput_s": ("Time without an acknowledged document: {}", format_number, " s"),
-}
+# By column: sentence and format.
+_SENTENCES: Mapping[str, tuple[str, str]] = TABLES["sentences"]
 # The first of these that was measured is in the tile "Heap".
 _HEAP_COLUMNS = {HEADLINE: "allocated per GB", _PAUSES: "GC pauses per GB"}
 
@@ -108,7 +86,7 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
         return "Every run ended out of memory" if is_all_oom else "No valid run"
     column = column or _find_measured(rows, (summaries[0].headline, HEADLINE, _READS, _RATE))
     measured = [row for row in rows if row.median(column) is not None]
-    sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}",))
+    sentence, _ = _SENTENCES.get(column, (f"{column}: {{}}", ""))
     if not measured:
         return sentence.format("not measured")
     pair = _find_pair(summaries, measured, column)
@@ -182,8 +160,8 @@ def _find_measured(rows: Sequence[CellRuns], columns: Sequence[str]) -> str:
 
 
 def _format(column: str, value: float) -> str:
-    _, text, unit = _SENTENCES.get(column, ("", format_number, ""))
-    return f"{text(value)}{unit}"
+    _, name = _SENTENCES.get(column, ("", "number"))
+    return FORMATS[name](value)
 
 
 def _format_ratio(ratio: float) -> str:
