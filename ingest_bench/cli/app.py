@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,40 +29,35 @@ _DISK = {*_FULL, errno.EROFS, errno.EPERM}
 
 # The module of each command, in the order of the help.
 _MODULES = {
-    "run": "run",
-    "plan": "run",
-    "report": "report",
-    "results": "report",
-    "recommend": "report",
-    "gate": "compare",
-    "compare": "compare",
-    "trend": "compare",
-    "list": "inventory",
-    "show": "inventory",
-    "init": "inventory",
-    "fetch": "inventory",
-    "doctor": "inventory",
-    "calibrate": "run",
-    "worker": "worker",
-    "net": "net",
-    "workload": "inventory",
-    "help": "help",
-    "version": "help",
+    name: module
+    for module, names in (
+        ("run", "run plan"),
+        ("report", "report results recommend"),
+        ("compare", "gate compare trend"),
+        ("inventory", "list show init fetch doctor"),
+        ("run", "calibrate"),
+        ("worker", "worker"),
+        ("net", "net"),
+        ("inventory", "workload"),
+        ("help", "help version"),
+    )
+    for name in names.split()
 }
+
+
+@functools.cache
+def _load_command(name: str) -> Any:
+    group = get_group(import_module(f"ingest_bench.cli.{_MODULES[name]}").app)
+    command = group.commands.get(name, group)
+    command.name = name
+    return command
 
 
 class _Commands(Mapping[str, Any]):
     """The commands by name. Each is imported when it is used: importing all takes a second."""
 
-    def __init__(self) -> None:
-        self._built: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._built:
-            group = get_group(import_module(f"ingest_bench.cli.{_MODULES[name]}").app)
-            self._built[name] = group.commands.get(name, group)
-            self._built[name].name = name
-        return self._built[name]
+        return _load_command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_MODULES)
@@ -70,18 +66,11 @@ class _Commands(Mapping[str, Any]):
         return len(_MODULES)
 
 
-_COMMANDS = _Commands()
-
-
 class _Group(TyperGroup):
     """The main command with its lazily imported commands."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "commands": _COMMANDS})
-
-    def list_commands(self, _ctx: Any) -> list[str]:
-        """Return the names in the order of the help."""
-        return list(self.commands)
+        super().__init__(**{**options, "commands": _Commands()})
 
 
 app = typer.Typer(

@@ -26,16 +26,11 @@ _NO_VERDICT = 3
 @grouped
 def judge_results(
     folder: ResultsFolder,
-    thresholds: Annotated[Path, typer.Option(help="A TOML file of [[threshold]]: see docs/nightly-ci.md.")],
-    baseline: Annotated[Path | None, typer.Option(help="A results folder or summary.csv to compare with.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write the checks to this file as JUnit XML.")] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write them as Markdown, for a pull request or the summary of a CI job.")
-    ] = None,
-    benchmark: Annotated[
-        Path | None,
-        typer.Option(help="Write the numbers in the format of github-action-benchmark (customSmallerIsBetter)."),
-    ] = None,
+    thresholds: Path,
+    baseline: Path | None = None,
+    junit: Path | None = None,
+    markdown: Path | None = None,
+    benchmark: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer).

@@ -15,7 +15,7 @@ from ingest_bench.cli import screen
 app = typer.Typer()
 
 PANELS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
-"""Options of `run` by panel; a command with few options has no panels."""
+"""Options by the panels of `run`; the help of a command with few options has no panels."""
 _MAX_PLAIN_OPTIONS = 20
 
 

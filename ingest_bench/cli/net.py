@@ -46,18 +46,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the exact command
 
 
 @app.command("exec")
+@grouped
 def execute(
     profile: ProfileName,
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after `--`.")],
-    server: Annotated[
-        str | None, typer.Option(help="A command for the server's side. It is stopped when COMMAND ends.")
-    ] = None,
-    server_port: Annotated[
-        int | None, typer.Option(help="Wait until the server's side listens on this port.", min=1, max=65535)
-    ] = None,
-    capture_file: Annotated[
-        Path | None, typer.Option("--capture", help="Keep the headers of the first 64 MB as pcap, and print a summary.")
-    ] = None,
+    server: str | None = None,
+    server_port: int | None = None,
+    capture_file: Path | None = None,
     netem: Backend = "auto",
     sets: Sets = [],  # noqa: B006 - typer copies it
     dry_run: DryRun = False,

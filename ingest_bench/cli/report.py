@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,15 +39,7 @@ _COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 
 @app.command("report")
 @grouped
-def rebuild_report(
-    folder: ResultsFolder,
-    output: OutputOptions,
-    svg: Annotated[bool, typer.Option("--svg", help="Also write each picture as SVG.")] = False,
-    parquet: Annotated[
-        bool,
-        typer.Option("--parquet", help="Also write summary.parquet: summary.csv with types. Requires pyarrow."),
-    ] = False,
-) -> int:
+def rebuild_report(folder: ResultsFolder, output: OutputOptions, svg: bool = False, parquet: bool = False) -> int:
     """Rebuild the tables and pictures of a results folder from its raw files."""
     results = layout.open_results(take_results(folder), to_write=True)
     if parquet:
@@ -154,18 +146,16 @@ def _print_advice(advice: buffer_advice.Advice) -> None:
     screen.print_text(f"recommended: {advice.recommendation.reason}\n")
 
 
-def _describe_limits(limits: Limits) -> list[str]:
-    lines = []
-    if limits.tlab_bytes is not None:
-        lines.append(f"a TLAB of the network's threads held {format_bytes(limits.tlab_bytes)} on average")
+def _describe_limits(limits: Limits) -> Iterator[str]:
+    if limits.tlab_bytes is None:
+        yield "TLAB sizes of the network's threads are unknown: record them with the probe allocations"
     else:
-        lines.append("TLAB sizes of the network's threads are unknown: record them with the probe allocations")
-    if limits.region_bytes is not None:
+        yield f"a TLAB of the network's threads held {format_bytes(limits.tlab_bytes)} on average"
+    if limits.region_bytes is None:
+        yield "the size of heap regions is unknown: record it with the probe gc and G1"
+    else:
         region = format_bytes(limits.region_bytes)
-        lines.append(f"a heap region has {region}: a buffer larger than half of that is a humongous object")
-    else:
-        lines.append("the size of heap regions is unknown: record it with the probe gc and G1")
-    return lines
+        yield f"a heap region has {region}: a buffer larger than half of that is a humongous object"
 
 
 def describe_errors(errors: Sequence[float]) -> str:

@@ -26,7 +26,6 @@ from ingest_bench.model.target import Endpoint, TargetOptions, Url
 app = typer.Typer()
 
 KEYS_VARIABLE = "INGEST_BENCH_KEYS"
-_CREDENTIALS_TO = "INGEST_BENCH_CREDENTIALS_TO"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,30 +33,16 @@ class WorkerOptions:
     """Options of `worker`."""
 
     connect: Annotated[
-        str | None,
-        typer.Option(help=f"Address of `run --workers`: HOST or HOST:PORT. Default port: {PORT}."),
+        str | None, {"help": f"Address of `run --workers`: HOST or HOST:PORT. Default port: {PORT}."}
     ] = None
-    key_file: Annotated[
-        Path | None,
-        typer.Option("--keys", envvar=KEYS_VARIABLE, help="This worker's key: a file such as worker-1.key."),
-    ] = None
-    credentials_to: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_CREDENTIALS_TO,
-            metavar="URL",
-            help="The only server to which this machine sends the credentials in its environment.",
-        ),
-    ] = None
+    key_file: Annotated[Path | None, {"envvar": KEYS_VARIABLE}] = None
+    credentials_to: Annotated[str | None, {"envvar": "INGEST_BENCH_CREDENTIALS_TO"}] = None
     ca_file: Annotated[
         Path | None,
         typer.Option(help="CA certificate (PEM) of that server. Default: the certificates of this machine."),
     ] = None
-    new_keys: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Create new keys in this folder: run.key, and one for each worker."),
-    ] = None
-    count: Annotated[int, typer.Option(help="Number of workers for which --new-keys creates keys.", min=1)] = 8
+    new_keys: Path | None = None
+    count: int = 8
 
 
 @app.command()
