@@ -17,7 +17,16 @@ import pytest
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Note, Series
-from ingest_bench.report import headline, page, page_charts, plot_cells, plot_over_time, reports, summary_files
+from ingest_bench.report import (
+    cell_tables,
+    headline,
+    page,
+    page_charts,
+    plot_cells,
+    plot_over_time,
+    reports,
+    summary_files,
+)
 from ingest_bench.report.reports import REPORTS
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -158,6 +167,16 @@ def test_main_table_has_few_columns_with_errors_and_says_what_is_worse() -> None
     assert all(head.startswith("<abbr title=") for head in heads[1:])
     assert '15,000 <span class="worse">-25% worse</span>' in table
     assert ">0.2% timeout 8</td>" in table
+
+
+def test_each_head_of_a_topic_has_its_own_definition() -> None:
+    for topic in cell_tables.TOPICS.values():
+        assert len({column.head for column in topic.columns}) == len(topic.columns)
+        assert all(column.meaning for column in topic.columns)
+    run = made.changed(FOUR[0], values={"outside_tlab_count": 5, "outside_tlab_max_bytes": 4096})
+    text = reports.build_page([run], {}, {})["report/index.html"].decode()
+    table = text.partition("The table of Elasticsearch issue 23185")[2].partition("</thead>")[0]
+    assert len(re.findall('<abbr title="[^"]+">', table)) == len(cell_tables.TOPICS["es-23185"].columns)
 
 
 def test_receive_buffer_is_marked_and_the_first_factor_has_colours() -> None:

@@ -49,6 +49,8 @@ CHARTS = """
   };
   for (const key of ["+", "+", "ArrowRight"]) svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
   observed.zoomed = numbers(svg);
+  for (let number = 0; number < 9; number++) svg.dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+  observed.deep = texts(svg);
   svg.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
   observed.again = numbers(svg);
 """
@@ -122,6 +124,8 @@ def test_runs_are_drawn_and_zoomed_by_keys_and_names_are_escaped(tmp_path: Path)
     shown = [float(text.removesuffix(" s")) for text in observed["zoomed"]]
     assert min(shown) >= -5 + 65 * 3 / 8 + 65 / 16
     assert max(shown) <= -5 + 65 * 5 / 8 + 65 / 16
+    # Between two points of a line its panel still has the line's scale.
+    assert any(text.endswith(" k") for text in observed["deep"])
     assert observed["again"] == observed["axis"]
     assert observed["bold"] == 0
     assert observed["wide"] <= 0

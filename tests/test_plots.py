@@ -454,3 +454,50 @@ def test_picture_of_settings_requires_valid_watched_runs() -> None:
         [made.changed(run, state="invalid", reason="a check failed") for run in HOST],
     ):
         assert plot_over_time.draw_machine(runs) is None
+
+
+def test_peak_far_above_the_others_is_cut_off_and_marked() -> None:
+    first, *others = HOST
+    counter = "server_page_faults_per_s"
+    high = host_series(counter, lambda at: 30_000.0 if 20 <= at < 21 else 300.0)
+    figure = machine_figure([made.changed(first, series={**first.series, counter: high}), *others])
+    assert_readable(figure)
+    # Waits for compaction are not marked: their only peak is the usual one.
+    assert re.findall("▲ up to [0-9.,]+", words(figure)) == ["▲ up to 1.4", "▲ up to 30,000"]
+    assert max(axes.get_ylim()[1] for axes in figure.axes[9:12]) < 500
+
+
+def test_picture_of_reads_has_the_sentence_about_reads() -> None:
+    with figures() as saved:
+        draw_reads(FOUR)
+        draw_reads(EXPERIMENTS["without reads"])
+    titles = [saved_figure.texts[0].get_text().replace("\n", " ").replace("\u00a0", " ") for saved_figure in saved]
+    assert titles == [headline.describe_finding(FOUR, READS), headline.describe_finding(EXPERIMENTS["without reads"])]
+
+
+@pytest.mark.parametrize(
+    ("rates", "waits", "title"),
+    [
+        (
+            (500.0, 300.0),
+            (5.0, 400.0),
+            "The others waited 400 ms on average for node 2, 300 of 500 documents/s (fault slow)",
+        ),
+        ((500.0, 499.0), (5.0, 60.0), "The others waited 60 ms on average for node 2 (fault slow)"),
+        ((500.0, 499.0), (5.0, 5.0), "99% of requests take at most"),
+    ],
+)
+def test_title_of_nodes_names_the_node_that_was_waited_for(
+    rates: tuple[float, ...], waits: tuple[float, ...], title: str
+) -> None:
+    runs = [
+        made.changed(
+            made.summary({"fault": fault}),
+            nodes=({"peer_wait_ms_mean": 4.0}, {"peer_wait_ms_mean": wait}),
+            values={"docs_per_s_mean": rate, "response_ms_p99": 50.0},
+        )
+        for fault, rate, wait in zip(("none", "slow"), rates, waits, strict=True)
+    ]
+    with figures() as saved:
+        plot_cells.draw_picture("nodes", runs)
+    assert saved[0].texts[0].get_text().replace("\n", " ").replace("\u00a0", " ").startswith(title)

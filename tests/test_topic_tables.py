@@ -108,7 +108,7 @@ def test_published_direct_allocations_are_converted_to_our_columns() -> None:
     # The two times that were published.
     assert [values["direct_allocation_ms_mean"] for values in (first, two)] == pytest.approx([0.12, 0.16], abs=0.005)
     assert "direct_allocations_per_system_gc" not in two
-    assert (large.get("sleeps"), small["sleeps"]) == (None, "1 ms: 35, 2 ms: 1")
+    assert (large.get("direct_sleeps"), small["direct_sleeps"]) == (None, "1 ms: 35, 2 ms: 1")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_change_has_date_size_and_changed_facts() -> None:
     assert -0.25 < low < -0.2 < high < -0.15
     assert change.facts == ("kernel was 6.1, is 6.2",)
     assert re.fullmatch(
-        rf"1 of 1 histories changed, the newest change: docs_per_s_mean -[0-9.]+% slower since {day(30)} \(only\),"
+        rf"1 of 1 histories changed, the newest change: docs_per_s_mean [0-9.]+% slower since {day(30)} \(only\),"
         r" with it: kernel was 6.1, is 6.2",
         change_tables.summarise_trend(trend_of(results)),
     )
@@ -277,7 +277,7 @@ def test_command_reads_folders_and_exits_like_compare(
     assert app.run(["trend", str(results), "--column", "docs_per_s_mean", *files]) == 0
     output = capsys.readouterr().out
     assert re.search(
-        rf"1 of 1 histories changed, the newest change: docs_per_s_mean -[0-9.]+% slower since {day(6)}", output
+        rf"1 of 1 histories changed, the newest change: docs_per_s_mean [0-9.]+% slower since {day(6)}", output
     )
     assert "with it: java was 17.0.9, is 25.0.2" in output
     rows = list(csv.DictReader(table.read_text().splitlines()))

@@ -12,6 +12,7 @@ from ingest_bench import units
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.run import integrity
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Summary
 from ingest_bench.report import published
@@ -41,6 +42,8 @@ class ShownColumn:
     head: str
     """Head with the unit."""
     format: Callable[[float], str]
+    meaning: str
+    """Definition for the page."""
     only_if: str = ""
     """Shown only if this column is not 0 in some run: otherwise it is noise."""
     compute: Callable[[CellRuns, Sequence[CellRuns]], float | str | None] | None = None
@@ -86,7 +89,7 @@ def _find_sleeps(row: CellRuns, _rows: Sequence[CellRuns]) -> str:
 
 
 _COMPUTED: Mapping[str, Callable[[CellRuns, Sequence[CellRuns]], float | str | None]] = {
-    "sleeps": _find_sleeps,
+    "direct_sleeps": _find_sleeps,
     "cap_per_pair": lambda row, _rows: published.cap_per_pair(row),
     "forwards_per_pair": lambda row, _rows: published.forwards_per_pair(row),
     "asynchronous_ratio": published.asynchronous_ratio,
@@ -95,12 +98,13 @@ _COMPUTED: Mapping[str, Callable[[CellRuns, Sequence[CellRuns]], float | str | N
 
 def _load_columns(rows: Sequence[Sequence[str]]) -> tuple[ShownColumn, ...]:
     return tuple(
-        ShownColumn(column, head, FORMATS[name], "".join(only_if), _COMPUTED.get(column))
+        ShownColumn(column, head, FORMATS[name], _MEANINGS[column], "".join(only_if), _COMPUTED.get(column))
         for column, head, name, *only_if in rows
     )
 
 
 TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+_MEANINGS = {column.name: column.meaning for column in COLUMNS} | TABLES["computed"]
 CELL_COLUMNS = _load_columns(TABLES["cells"])
 
 

@@ -195,8 +195,9 @@ def summarise_trend(trend: Trend) -> str:
 def describe_direction(change: Comparison) -> str:
     """Return the change with "faster" or "slower" where the column is a rate or a time."""
     is_rate, is_time = "_per_s" in change.column, "_ms" in change.column
-    word = f" {'faster' if (change.difference > 0) == is_rate else 'slower'}" if is_rate or is_time else ""
-    return f"{format_change(change)}{word if change.difference else ''}"
+    if not (is_rate or is_time) or not change.relative:
+        return format_change(change)
+    return f"{abs(change.relative):.1%} {'faster' if (change.difference > 0) == is_rate else 'slower'}"
 
 
 def _relative_numbers(change: Comparison) -> tuple[object, object, object]:

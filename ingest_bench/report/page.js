@@ -121,7 +121,8 @@
         this.panel(panel, y, name, number === 0);
       });
       const size = step(this.span[1] - this.span[0], Math.max(2, this.width / 90));
-      for (let at = Math.ceil(this.span[0] / size) * size; at <= this.span[1] + size / 1e6; at += size) {
+      for (let number = Math.ceil(this.span[0] / size); number <= this.span[1] / size + 1e-6; number++) {
+        const at = number * size; // a sum would end near 0, not at it
         element(this.svg, "text", { x: this.x(at), y: height - 5, "text-anchor": "middle" }, `${+at.toPrecision(6)} s`);
       }
       this.chosen = element(this.svg, "rect", { class: "chosen", x: 0, y: 0, width: 0, height });
@@ -143,9 +144,11 @@
     }
 
     panel(panel, top, clip, first) {
-      const bottom = top + HEIGHT - 10, all = panel.lines.flatMap((line) => line.points);
-      const visible = all.filter(([at]) => this.span[0] <= at && at <= this.span[1]).map(([, value]) => value);
-      const most = Math.max(...visible, 0) * 1.1 || 1;
+      const bottom = top + HEIGHT - 10, [from, to] = this.span;
+      // A line that crosses the span may have its points outside it.
+      const visible = panel.lines.flatMap(({ kind, points }) => points.filter(([at], place) => kind === "bars"
+        ? from <= at && at <= to : (points[place + 1]?.[0] ?? at + 1) >= from && (points[place - 1]?.[0] ?? at) <= to));
+      const most = Math.max(...visible.map(([, value]) => value), 0) * 1.1 || 1;
       const y = (value) => bottom - (value / most) * (bottom - top);
       for (const fault of this.run.faults) {
         const left = this.x(fault.from), width = Math.max(this.x(fault.to) - left, 2);

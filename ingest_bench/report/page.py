@@ -190,10 +190,10 @@ def _render_cells(summaries: Sequence[Summary], anchors: Sequence[str]) -> str:
     groups = cells.group_by_cell(summaries)
     rows = [[*head, "errors"], *([*row, _count_errors(cell)] for row, cell in zip(body, groups, strict=True))]
     complete = cell_tables.cell_rows(summaries)
+    all_meanings = {column.head: column.meaning for column in cell_tables.CELL_COLUMNS}
     named = {column.name: column.meaning for column in COLUMNS}
     meanings = {title: named[column] for column, title, *_ in digest.COLUMNS} | {"errors": named["errors"]}
     addresses = {0: [f"#{anchor}" for anchor in anchors]}
-    all_meanings = {column.head: named[column.column] for column in cell_tables.CELL_COLUMNS}
     return render_table(rows, addresses, stacked=True, meanings=meanings) + _fold(
         f"All {len(complete[0])} columns: median over the runs (min..max)",
         render_table(complete, meanings=all_meanings),

@@ -25,6 +25,7 @@ from ingest_bench.report.formatting import (
     format_exact_bytes,
     format_gb,
     format_integer,
+    format_key,
     format_number,
     format_range,
     format_size,
@@ -100,6 +101,8 @@ def draw_picture(name: str, summaries: Sequence[Summary]) -> bytes | None:
             picture.names(shown),
             style.left_out_notes(summaries),
         )
+        # A number to the right of one panel must not look like a part of the next.
+        figure.get_layout_engine().set(w_pad=0.08)  # type: ignore[union-attr, call-arg]
         panels = picture.panels(shown)
         (every,) = figure.subplots(1, len(panels), squeeze=False, width_ratios=[panel.weight for panel in panels])
         for panel, axes in zip(panels, every, strict=True):
@@ -139,8 +142,8 @@ def _write_right(axes: Axes, x: float, number: int, text: str) -> None:
 
 
 def _begin_at_zero(axes: Axes, most: float, label: str, colour: str = style.INK) -> None:
-    """Prepare an axis from 0 to `most` without numbers."""
-    axes.set_xlim(-0.03 * most, 1.03 * most)
+    """Prepare an axis from 0 to `most` without numbers, with room for half a point and for a number behind it."""
+    axes.set_xlim(-0.03 * most, 1.25 * most)
     axes.set_xticks([])
     axes.axvline(0, color=style.RULE, linewidth=1)
     axes.set_xlabel(label, color=colour)
@@ -151,7 +154,7 @@ def _points(column: str, title: str) -> Panel:
 
     def draw(axes: Axes, rows: Rows, paint: Paint) -> None:
         most = max((value for row in rows for value in row.numbers(column)), default=1.0) or 1.0
-        _begin_at_zero(axes, most, "a point a run")
+        _begin_at_zero(axes, most, "one point per run")
         for number, row in enumerate(rows):
             values = row.numbers(column)
             if not values:
@@ -199,6 +202,7 @@ def _sizes(name: str, title: str) -> Panel:
         # Even powers of two are the rounder sizes: 1, 4, 16, 64, 256 KiB.
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 8, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: format_size(2**power)))
+        axes.tick_params("x", labelsize=10)
         axes.set_xlabel("bytes per read (log);\ndashed: buffer" if name == "read_bytes" else "bytes per frame (log)")
         for number, row in enumerate(rows):
             if counts := row.counts(name):
@@ -314,7 +318,7 @@ def _draw_node_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
     """Draw a bar for each node in each row, from node 1 down, with its number."""
     waits = [node_waits(row) for row in rows]
     most = max((value for values in waits for value in values if value is not None), default=1.0) or 1.0
-    _begin_at_zero(axes, most, "a bar a node")
+    _begin_at_zero(axes, most, "one bar per node")
     for number, values in enumerate(waits):
         if not values:
             _draw_missing(axes, number, rows[number])
@@ -334,15 +338,18 @@ def _draw_node_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
             )  # fmt: skip
 
 
-def _nodes_title(_summaries: Sequence[Summary], rows: Rows) -> str:
-    """Compare the cell with the lowest throughput with the best one, and name the node that was waited for in it."""
-    measured = [(rate, row) for row in rows if (rate := row.median("docs_per_s_mean")) is not None]
-    if len(measured) < 2:
-        return "Throughput, response times and waits by node"
-    (least, worst), (most, _) = min(measured, key=lambda item: item[0]), max(measured, key=lambda item: item[0])
-    longest = find_longest_wait(node_waits(worst))
-    text = f"{worst.name.replace('=', ' ')}: {format_integer(least)} of {format_integer(most)} documents/s"
-    return text if longest is None else f"{text}; the others waited for node {longest + 1}"
+def _nodes_title(summaries: Sequence[Summary], rows: Rows) -> str:
+    """Name the node that the others waited for: in the slowest cell, or else in that with the longest wait."""
+    rates = [row.median("docs_per_s_mean") or 0.0 for row in rows]
+    waits = [max((wait or 0.0 for wait in node_waits(row)), default=0.0) for row in rows]
+    is_slow = max(rates) > headline.LEAST_RATIO * min(rates)
+    place = rates.index(min(rates)) if is_slow else waits.index(max(waits))
+    parts = [f"{format_integer(min(rates))} of {format_integer(max(rates))} documents/s"] if is_slow else []
+    if (node := find_longest_wait(node_waits(rows[place]))) is not None:
+        parts.insert(0, f"The others waited {format_number(waits[place])} ms on average for node {node + 1}")
+    levels = [f"{format_key(key)} {rows[place].levels[key]}" for key in cells.varying_keys(summaries)]
+    text = ", ".join(parts) + (f" ({', '.join(levels)})" if levels else "")
+    return text if parts else headline.describe_finding(summaries, "response_ms_p99")
 
 
 def _draw_forwards(axes: Axes, rows: Rows, _paint: Paint) -> None:
@@ -408,16 +415,18 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         applies=lambda row: any(run.nodes for run in row.valid),
         title=_nodes_title,
         panels=lambda _rows: (
-            _points("docs_per_s_mean", "documents/s"),
-            _points("response_ms_p50", "response p50, ms"),
-            _points("response_ms_p99", "response p99, ms"),
-            Panel("waited for it, mean, ms", _draw_node_waits),
+            _points("docs_per_s_mean", "Documents/s"),
+            _points("response_ms_p50", "Response p50, ms"),
+            _points("response_ms_p99", "Response p99, ms"),
+            Panel("Wait for each node,\nmean, ms", _draw_node_waits),
         ),
         row_in=0.85,
     ),
     "reads": CellPicture(
         applies=lambda _row: True,
-        title=lambda summaries, _rows: headline.describe_finding(summaries),
+        title=lambda summaries, rows: headline.describe_finding(
+            summaries, "read_bytes_mean" if any(row.numbers("read_bytes_mean") for row in rows) else ""
+        ),
         panels=lambda rows: (
             *(_WIRE_PANELS if any(row.counts("wire_bytes") for row in rows) else ()),
             *(_READ_PANELS if any(row.counts("read_bytes") for row in rows) else ()),
@@ -449,13 +458,8 @@ def draw_forwarding(summaries: Sequence[Summary]) -> bytes | None:
     keys = [key for key in varying if key != delay]
     trips = sorted({row.levels[delay] for row in rows}, key=units.parse_time_ns)
     with style.figure_style():
-        figure = style.new_figure(
-            5.8,
-            _round_trip_title(rows, delay),
-            style.describe_conditions(summaries),
-            None,
-            style.left_out_notes(summaries),
-        )
+        title, conditions = _round_trip_title(rows, delay), style.describe_conditions(summaries)
+        figure = style.new_figure(5.8, title, conditions, None, style.left_out_notes(summaries))
         axes = figure.subplots()
         lines: dict[str, dict[int, float]] = {}
         for row, label in zip(rows, row_labels(rows, keys), strict=True):
@@ -485,14 +489,8 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Mapping[int, float]]) -> None:
         (line,) = axes.plot(places, values, color=colour, linewidth=2.5, marker=marker, markersize=9, alpha=0.9)
         ends.append((values[-1], f"{name}  {format_integer(values[-1])}", line))
     _, names, handles = zip(*sorted(ends, key=lambda end: -end[0]), strict=True)
-    axes.legend(
-        handles,
-        names,
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-        labelcolor="linecolor",
-        prop={"size": 14, "weight": "bold"},
-    )
+    font = {"size": 14, "weight": "bold"}
+    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor="linecolor", prop=font)
 
 
 def _round_trip_title(rows: Rows, delay: str) -> str:

@@ -6,7 +6,7 @@ import itertools
 import math
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ingest_bench.analysis.compare.trend import History, Trend
 from ingest_bench.report import change_tables
@@ -23,16 +23,18 @@ def draw_all(trend: Trend) -> list[bytes]:
         return [draw_trend(trend, first) for first in range(0, len(trend.histories), _MAX_PANELS)]
 
 
-def draw_trend(trend: Trend, first: int = 0) -> bytes:
-    """Draw each result as a point, and the level as a line that breaks where it changed; begin with history *first*."""
-    histories = change_tables.order_histories(trend)[first : first + _MAX_PANELS]
+def draw_trend(trend: Trend, first: int | None = None) -> bytes:
+    """Draw results as points and levels as lines; a page, which has the finding as its title, begins with *first*."""
+    begin = first or 0
+    histories = change_tables.order_histories(trend)[begin : begin + _MAX_PANELS]
     columns = 1 if len(histories) < 2 else 2
     rows = max(1, math.ceil(len(histories) / columns))
-    more = len(trend.histories) - first - len(histories)
+    more = len(trend.histories) - begin - len(histories)
     notes = [f"{more} more histories: give fewer columns (--column), or use the page (--html)"]
     conditions = "each point: the median of the runs of a result; hollow: an outlier with its value, not counted"
     with style.figure_style():
-        title = f"Histories {first + 1} to {first + len(histories)}" if first else change_tables.summarise_trend(trend)
+        part = f"Histories {begin + 1} to {begin + len(histories)}"
+        title = change_tables.summarise_trend(trend) if first is None else part
         figure = style.new_figure(rows * _ROW_IN, title, conditions, None, notes if more else [])
         every = figure.subplots(rows, columns, squeeze=False).flat
         for axes in every[len(histories) :]:
@@ -60,15 +62,16 @@ def _draw_history(axes: Axes, history: History) -> None:
         numbers = [min(max(history.values[place], low), high) for place in places]
         axes.scatter(places, numbers, s=26, facecolor=face, edgecolor=style.BLUE, linewidth=1, zorder=2, clip_on=False)
     for place in history.outliers:
-        at = (place, min(max(history.values[place], low), high))
-        text = format_axis_number(history.values[place])
-        axes.annotate(text, at, xytext=(5, 3), textcoords="offset points", fontsize=10)
+        at, text = (place, min(max(history.values[place], low), high)), format_axis_number(history.values[place])
+        # Above the panel is its title.
+        axes.annotate(text, at, xytext=(5, -12 if at[1] == high else 3), textcoords="offset points", fontsize=10)
     for begin, end in itertools.pairwise([0, *(change.place for change in history.changes), len(history.values)]):
         axes.plot(range(begin, end), history.line[begin:end], color=style.RED, linewidth=2.2, zorder=3)
     for change in history.changes:
         axes.axvline(change.place - 0.5, color=style.FAINT, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.set_ylim(low, high)
     axes.grid(axis="y", linewidth=0.6)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_axis_number(value)))
     last = len(history.dates) - 1
     places = sorted({0, *(change.place for change in history.changes), last})

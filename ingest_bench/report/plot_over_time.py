@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import ceil, log2, nan
-from statistics import fmean
+from statistics import fmean, median
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
@@ -354,16 +354,35 @@ def draw_machine(summaries: Sequence[Summary]) -> bytes | None:
             row[0].set_title(title, pad=5)
             row[0].yaxis.set_major_locator(MaxNLocator(3))
             _format_y(row[0], text)
+            drawn: list[tuple[Axes, dict[int, float], str]] = []
             for column, axes in zip(columns, row, strict=True):
                 axes.grid(axis="y", linewidth=0.8)
                 for run in runs:
                     if _name_levels(run, settings) == column:
                         line, colour = lines[name][run.run], colours[_name_levels(run, others)]
                         axes.plot([at + 0.5 for at in line], list(line.values()), color=colour, linewidth=1.9)
-            axes.set_ylim(0, 1.08 * max(max(line.values(), default=0.0) for line in lines[name].values()))
+                        drawn += [(axes, line, colour)] if line else []
+            _scale_row(drawn)
         axes.set_xlim(0, max(run.measured_s for run in runs) or 1.0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, prune="upper"))
         every[-1, 0].set_xlabel(_X_LABEL, loc="left")
         return style.save_figure(figure)
+
+
+def _scale_row(drawn: Sequence[tuple[Axes, Mapping[int, float], str]]) -> None:
+    """Scale panels to their lines. A line whose peak is far above the usual one is cut off, and its peak written."""
+    peaks = [max(line.values()) for _, line, _ in drawn]
+    limit = 5 * median(filter(None, peaks))
+    top = max(peak for peak in peaks if peak <= limit)
+    top *= 1.08 if top == max(peaks) else 1.5  # room for the marks
+    for (axes, line, colour), peak in zip(drawn, peaks, strict=True):
+        axes.set_ylim(0, top)
+        if peak > top:
+            at = next(second for second, value in line.items() if value == peak)
+            axes.text(
+                at + 0.5, 1, "\n" * len(axes.texts) + f"  ▲ up to {format_count(peak)}  ", color=colour, va="top",
+                ha="left" if at < max(line) / 2 else "right", transform=axes.get_xaxis_transform(), fontsize=11,
+            )  # fmt: skip
 
 
 def _name_levels(run: Summary, keys: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def new_figure(
     title = re.sub(r"(?<=[0-9]) (?=[A-Za-z]{1,3}\b)", "\u00a0", title)
     title = " ".join(shorten(word, 40) for word in title.split(" "))
     texts = [
-        figure.text(0, 0, _wrap(title, 76), fontsize=TITLE_SIZE, fontweight="bold", va="top", linespacing=1.25),
+        figure.text(0, 0, _wrap(title, 73), fontsize=TITLE_SIZE, fontweight="bold", va="top", linespacing=1.25),
         figure.text(0, 0, _wrap(conditions, 135), color=FAINT, va="top", linespacing=1.3),
     ]
     legend = None

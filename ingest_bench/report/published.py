@@ -70,7 +70,7 @@ def _convert_allocations(row: Mapping[str, str]) -> PublishedRow:
         values["direct_allocations_per_system_gc"] = allocations / sum(waits)
     if row["after_sleep_1_ms"]:
         # A thread that slept 2 ms had slept 1 ms before.
-        values["sleeps"] = f"1 ms: {waits[1] + waits[2]}" + (f", 2 ms: {waits[2]}" if waits[2] else "")
+        values["direct_sleeps"] = f"1 ms: {waits[1] + waits[2]}" + (f", 2 ms: {waits[2]}" if waits[2] else "")
     return PublishedRow(
         values=values,
         conditions={"threads": threads, "max direct memory": int(row["max_direct_memory_mb"]) << 20},

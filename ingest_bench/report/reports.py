@@ -102,11 +102,14 @@ def build_pictures(summaries: Sequence[Summary]) -> Files:
 def build_page(summaries: Sequence[Summary], files: Mapping[str, bytes], facts: Mapping[str, object]) -> Files:
     """Build the page of a results folder, with the pictures and tables among *files* and the facts of its machine."""
     sections = [
-        ("Noise: the same against itself", change_tables.noise_rows(summaries)),
-        ("Acknowledged documents", cell_tables.acknowledged_rows(summaries)),
-        *((topic.title, cell_tables.topic_rows(topic, summaries)) for topic in TOPICS.values()),
+        ("Noise: the same against itself", change_tables.noise_rows(summaries), {}),
+        ("Acknowledged documents", cell_tables.acknowledged_rows(summaries), {}),
+        *(
+            (topic.title, cell_tables.topic_rows(topic, summaries), {show.head: show.meaning for show in topic.columns})
+            for topic in TOPICS.values()
+        ),
     ]
-    more = [(title, page.render_table(rows)) for title, rows in sections if len(rows) > 1]
+    more = [(title, page.render_table(rows, meanings=heads)) for title, rows, heads in sections if len(rows) > 1]
     pictures = {name.removeprefix("report/"): content for name, content in files.items() if name.endswith(".png")}
     drawn = tuple(f"report/{name}" for name in page.DRAWN_BY_PAGE)
     attached = {name: content for name, content in files.items() if name.endswith(".csv") or name.startswith(drawn)}
