@@ -86,16 +86,15 @@ def compare_results(
         rows_by_name = [dict(zip(names, row, strict=True)) for row in numbers]
         notes = [*compared.refusals, *compared.notes, *compared.changed_settings]
         screen.print_json({"notes": notes, "changes": rows_by_name})
-        return 0 if compared.has_interval and not compared.refusals else _NO_VERDICT
-    if compared.refusals:
+    elif compared.refusals:
         screen.print_text(f"no verdict: these two results are not comparable: {'; '.join(compared.refusals)}")
-        return _NO_VERDICT
-    head, *rows = change_tables.change_rows(compared)
-    screen.print_table(f"{before} to {now}", head, rows, numbers_from=2)
-    screen.print_notes(compared.notes)
-    screen.print_notes(compared.changed_settings, "changed")
-    screen.print_text(change_tables.summarise_changes(compared.comparisons))
-    return 0 if compared.has_interval else _NO_VERDICT
+    else:
+        head, *rows = change_tables.change_rows(compared)
+        screen.print_table(f"{before} to {now}", head, rows, numbers_from=2)
+        screen.print_notes(compared.notes)
+        screen.print_notes(compared.changed_settings, "changed")
+        screen.print_text(change_tables.summarise_changes(compared.comparisons))
+    return 0 if compared.has_interval and not compared.refusals else _NO_VERDICT
 
 
 @app.command("trend")

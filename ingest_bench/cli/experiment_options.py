@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ingest_bench.cli.completion import complete_experiment, complete_setting, complete_target
 from ingest_bench.cli.options import FlowOptions
 from ingest_bench.errors import SpecError
@@ -26,12 +24,7 @@ from ingest_bench.results import layout
 class ExperimentOptions:
     """Options of `run` and `plan` that say what is measured."""
 
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="An experiment by name (see `list`), or your own TOML file.", autocompletion=complete_experiment
-        ),
-    ] = None
+    experiment: Annotated[str | None, {"autocompletion": complete_experiment}] = None
     sets: Annotated[list[str], {"autocompletion": complete_setting}] = field(default_factory=list)
     replicates: int | None = None
     against_itself: int | None = None

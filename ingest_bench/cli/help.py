@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 import tomllib
 from importlib import metadata
@@ -39,7 +40,7 @@ def print_version() -> None:
 
 def print_help(*, obj: Any, ctx: Any, markup_mode: object) -> None:  # noqa: ARG001 - typer calls it
     """Print the help of a command: usage, purpose, examples, and its options without their types."""
-    width = screen.help_width()
+    width = min(100, shutil.get_terminal_size().columns)
     screen.print_text(f"{obj.get_usage(ctx)}\n")
     for paragraph in (obj.help or "").split("\n\n"):
         screen.print_text(textwrap.fill(" ".join(paragraph.split()), width) + "\n")

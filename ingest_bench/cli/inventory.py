@@ -39,11 +39,7 @@ def list_parts(
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object, for programs.")] = False,
 ) -> None:
     """List the experiments, network profiles, workloads, targets, protocols and probes."""
-    folders = {
-        "experiments": catalog.EXPERIMENTS,
-        "network profiles": catalog.NETWORKS,
-        "workloads": catalog.WORKLOADS,
-    }
+    folders = {"experiments": catalog.EXPERIMENTS, "network profiles": catalog.NETWORKS, "workloads": catalog.WORKLOADS}
     parts = {
         title: {
             name: str(catalog.read_table(path).get("description", ""))

@@ -30,9 +30,7 @@ from ingest_bench.network.plan import link_plan
 
 _CAPTURE_BYTES = 64 * 10**6
 
-app = typer.Typer(
-    help="Shape a separate link, or some flows of a real interface, for a limited time.",
-)
+app = typer.Typer(help="Shape a separate link, or some flows of a real interface, for a limited time.")
 
 ProfileName = Annotated[str, typer.Argument(help="A network profile by name (see `list`), or your own TOML file.")]
 Backend = Annotated[
@@ -66,7 +64,10 @@ def execute(
     """
     if server_port is not None and server is None:
         raise SpecError("--server-port requires --server COMMAND")
-    server_command = None if server is None else _split_command(server)
+    try:
+        server_command = None if server is None else shlex.split(server)
+    except ValueError as error:
+        raise SpecError(f"--server {server}: it is not a valid shell command ({error})") from None
     chosen = _profile(profile, sets)
     if dry_run:
         _print_link(chosen, netem, (*((f"server: {server}",) if server else ()), f"client: {shlex.join(command)}"))
@@ -91,13 +92,6 @@ def execute(
             raise RunFailed(text)
         screen.print_to_stderr(text)
     return status
-
-
-def _split_command(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise SpecError(f"--server {text}: it is not a valid shell command ({error})") from None
 
 
 def _run_on_client(

@@ -132,7 +132,8 @@ def _annotate(name: str, hint: Any) -> Any:
     arguments: dict[str, Any] = {"help": entry} if isinstance(entry, str) else {**entry}
     # Without a name typer adds --no-NAME to a switch.
     names = arguments.pop("names", [f"--{name.replace('_', '-')}"] if kind is bool else [])
-    return Annotated[kind, typer.Option(*names, **(arguments | extra))]
+    describe = typer.Argument if arguments.pop("is_argument", False) else typer.Option
+    return Annotated[kind, describe(*names, **(arguments | extra))]
 
 
 def _take_value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:

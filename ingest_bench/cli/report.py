@@ -17,15 +17,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.results import Summary
-from ingest_bench.report import (
-    buffer_tables,
-    cell_tables,
-    change_tables,
-    digest,
-    headline,
-    search_table,
-    summary_files,
-)
+from ingest_bench.report import buffer_tables, cell_tables, change_tables, digest, headline, search_table, summary_files
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes

@@ -385,15 +385,11 @@ def _describe_load(load: LoadOptions) -> Iterator[tuple[str, str]]:
     if load.documents is not None and not corpus.check_corpus(Path(load.documents)).has_action_lines:
         yield "index", f"{corpus.index_name(Path(load.documents))} (mapping: {load.mapping or 'dynamic'})"
     yield "users", f"{load.users or workload.users:,}"
-    if load.bulk_bytes is not None:
-        yield "bulk", f"at most {format_bytes(load.bulk_bytes)}"
-    else:
-        yield "bulk", f"{load.bulk_documents or workload.bulk_documents:,} documents"
+    documents = f"{load.bulk_documents or workload.bulk_documents:,} documents"
+    yield "bulk", f"at most {format_bytes(load.bulk_bytes)}" if load.bulk_bytes is not None else documents
     yield "warm-up", load.warm_up_ns if isinstance(load.warm_up_ns, str) else format_time(load.warm_up_ns)
-    if load.measure_documents is not None:
-        yield "measured", f"{load.measure_documents:,} documents"
-    else:
-        yield "measured", format_time(load.measure_ns)
+    most = load.measure_documents
+    yield "measured", format_time(load.measure_ns) if most is None else f"{most:,} documents"
 
 
 def _format_estimate(seconds: float) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 import textwrap
 import time
@@ -19,14 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -186,11 +178,6 @@ def format_duration(seconds: float) -> str:
     if seconds < _MAX_SECONDS_SHOWN:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 60 * _MAX_SECONDS_SHOWN else f"{seconds / 3600:.1f} h"
-
-
-def help_width() -> int:
-    """Return the width of help: that of the terminal, at most 100 columns."""
-    return min(100, shutil.get_terminal_size().columns)
 
 
 def _wrap(line: str) -> list[str]:

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ingest_bench import units
 from ingest_bench.inputs.names import suggest
-from ingest_bench.model.load import (
-    ABORT_METRICS,
-    ERRORS,
-    MAX_PER_S,
-    MIN_PER_S,
-    AbortCondition,
-    Arrivals,
-    Rate,
-)
+from ingest_bench.model.load import ABORT_METRICS, ERRORS, MAX_PER_S, MIN_PER_S, AbortCondition, Arrivals, Rate
 from ingest_bench.units import quote_value
 
 if TYPE_CHECKING:
@@ -122,10 +114,7 @@ _SHAPES: Mapping[str, tuple[str, Mapping[str, Callable[[str], Any]]]] = {
     "closed": ("closed", {}),
     "constant": ("2000/s", {"rate": parse_rate}),
     "poisson": ("poisson 2000/s", {"rate": parse_rate}),
-    "ramp": (
-        "ramp 100/s..2000/s 30s",
-        {"rate": parse_rate, "end_rate": parse_rate, "period_ns": units.parse_time_ns},
-    ),
+    "ramp": ("ramp 100/s..2000/s 30s", {"rate": parse_rate, "end_rate": parse_rate, "period_ns": units.parse_time_ns}),
     "steps": ("steps 100/s 200/s 400/s 10s", {"rates": _parse_rates, "period_ns": units.parse_time_ns}),
     "sine": (
         "sine 1000/s 50% 60s",

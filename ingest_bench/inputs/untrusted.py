@@ -58,14 +58,11 @@ def borrows_our_rights(path: Path) -> bool:
 
     Group permissions are not considered: a file counts as readable if it is public or belongs to the link's owner.
     """
-    link_owners = {entry.lstat().st_uid for _, entry in _lookup_steps(path.absolute()) if entry.is_symlink()} - {
-        0,
-        os.geteuid(),
-    }
+    link_owners = {entry.lstat().st_uid for _, entry in _lookup_steps(path.absolute()) if entry.is_symlink()}
     real = path.resolve()
     state = real.stat()
     is_public = state.st_mode & 0o004 and all(folder.stat().st_mode & 0o001 for folder in real.parents)
-    return not is_public and not link_owners <= {state.st_uid}
+    return not is_public and not link_owners <= {0, os.geteuid(), state.st_uid}
 
 
 def _lookup_steps(path: Path) -> Iterator[tuple[Path, Path]]:

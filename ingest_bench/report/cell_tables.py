@@ -196,7 +196,9 @@ def acknowledged_rows(summaries: Sequence[Summary]) -> Rows:
     outcomes: dict[str, dict[str, list[str]]] = {}
     columns: dict[str, None] = {}
     for summary in summaries:
-        column = _name_column(summary.levels, others)
+        levels = summary.levels
+        names = [levels[key] if key == "target" else f"{format_key(key)} {levels[key]}" for key in others]
+        column = ", ".join(names) or "acknowledged documents"
         columns[column] = None
         texts = outcomes.setdefault(summary.levels[_FAULT], {}).setdefault(column, [])
         if (text := _describe_acknowledged(summary)) not in texts:
@@ -261,12 +263,6 @@ def _format(column: ShownColumn, value: float | str | None) -> str:
 def _format_ending(run: Summary) -> str:
     kind = run.values.get("out_of_memory")
     return run.state if run.state != "oom" else f"OOM ({kind})" if kind else "OOM"
-
-
-def _name_column(levels: Mapping[str, str], others: Sequence[str]) -> str:
-    """Return the levels of the other factors: a target by its name alone."""
-    names = [levels[key] if key == "target" else f"{format_key(key)} {levels[key]}" for key in others]
-    return ", ".join(names) or "acknowledged documents"
 
 
 def _describe_acknowledged(run: Summary) -> str:

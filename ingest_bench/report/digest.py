@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.run.summary import REFUSED
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
-from ingest_bench.model.results import Stall, Summary
+from ingest_bench.model.results import Summary
 from ingest_bench.report.cell_tables import FORMATS, TABLES, Rows
 from ingest_bench.report.formatting import format_key, format_number, format_range, shorten
 from ingest_bench.units import format_count
@@ -64,7 +64,7 @@ def describe_stalls(summaries: Sequence[Summary]) -> str:
         return "No stalls." if watched else ""
     length = format_range([(stall.end_ns - stall.start_ns) / 1e9 for stall in stalls], format_number)
     text = f"{format_count(len(stalls), 'stall')} of {length} s"
-    causes = Counter(cause for stall in stalls for cause in _name_causes(stall))
+    causes = Counter(cause for stall in stalls for cause in {item.cause for item in stall.causes} or {"unexplained"})
     text += f", {_join_counts(causes, len(stalls))}."
     ruled_out = [
         short for cause, short in _USUAL_SUSPECTS.items()
@@ -117,20 +117,13 @@ def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str
     """
     ended: dict[tuple[str, str], list[str]] = {}
     for run in cells.excluded_runs(summaries):
-        ended.setdefault((run.state, _shorten_reason(run.reason, folder, run.run)), []).append(run.run)
+        reason = " ".join(run.reason.split())
+        reason = reason.replace(folder, "").replace(f"{run.run}/", "") if folder else reason
+        ended.setdefault((run.state, shorten(reason, _MAX_REASON)), []).append(run.run)
     return [
         f"{state}: {runs[0]}: {reason}" if len(runs) == 1 else f"{state} in {len(runs)} runs: {reason}"
         for (state, reason), runs in ended.items()
     ]
-
-
-def _shorten_reason(reason: str, folder: str, run: str) -> str:
-    text = " ".join(reason.split())
-    return shorten(text.replace(folder, "").replace(f"{run}/", "") if folder else text, _MAX_REASON)
-
-
-def _name_causes(stall: Stall) -> set[str]:
-    return {cause.cause for cause in stall.causes} or {"unexplained"}
 
 
 def _join_counts(counts: Counter[str], total: int) -> str:

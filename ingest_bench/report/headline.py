@@ -100,7 +100,8 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
     ]
     interval = f"{ratios[1]:.3g} to {ratios[2]:.3g}" if ends else "1 run per cell" if change.interval is None else ""
     details = ", ".join(filter(None, (interval, *pair.conditions)))
-    return f"{sentence.format(pair.describe(column))}: {_format_ratio(ratios[0])}{f' ({details})' if details else ''}"
+    times = f"{ratios[0]:.{0 if ratios[0] >= 10 else 1}f} times"
+    return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}"
 
 
 def build_tiles(summaries: Sequence[Summary]) -> list[Tile]:
@@ -162,10 +163,6 @@ def _find_measured(rows: Sequence[CellRuns], columns: Sequence[str]) -> str:
 def _format(column: str, value: float) -> str:
     _, name = _SENTENCES.get(column, ("", "number"))
     return FORMATS[name](value)
-
-
-def _format_ratio(ratio: float) -> str:
-    return f"{ratio:.{0 if ratio >= 10 else 1}f} times"
 
 
 def _find_pair(summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str) -> _Pair | None:
