@@ -2,8 +2,8 @@
 
     python benchmarks/probes.py [--probes reads,gc,stalls] [--rounds 40] [--seconds 3] [--targets opensearch,sink]
 
-One warm server under one continuous load. In each round the probes watch it for a while (as `run --attach` does: the
-same recording and logs) and do not for as long; the order alternates, and the ratio is taken within the round, so that
+One warm server under one continuous load. In each round the probes watch it for a while (with the recording and logs
+of `run --attach`) and do not for as long; the order alternates, and the ratio is taken within the round, so that
 drift of the server affects both. Rejected: a new server for each side. Eight such pairs differed by 10%, so they showed
 nothing. OpenSearch flushes a small buffer repeatedly, and neither refreshes nor merges: with flushes and merges of
 seconds, windows of 3 s differed tenfold, and 30 rounds showed nothing. CPU is user and system time of the JVM in the
@@ -22,18 +22,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab import Server, Verdict, open_server
 
-from ingest_bench import probes, targets
+from ingest_bench import probes, system, targets
 from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files
-from ingest_bench.jvm.attach import launched
+from ingest_bench.jvm.attach import AttachedJvm, launched
 from ingest_bench.lab import planning
 from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
@@ -41,8 +41,9 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import ServerAddress, TargetOptions
-from ingest_bench.probes import gc_log
-from ingest_bench.probes.observer import AttachedObserver
+from ingest_bench.probes import gc_log, recording
+from ingest_bench.probes.context import Probe, list_logs
+from ingest_bench.probes.observer import LaunchedObserver
 from ingest_bench.results.layout import RunFolder
 
 PROBES = "reads,gc,stalls"
@@ -168,15 +169,31 @@ def watch_windows(
             raw = server.folder / f"raw-{number}-{side}"
             raw.mkdir()
             selected = probes.select_probes(probe_names)
-            watching = AttachedObserver(jvm).watch(selected, [raw], 600)
-            with watching if side == "with" else contextlib.nullcontext():
+            with record(jvm, selected, server, raw) if side == "with" else contextlib.nullcontext():
                 time.sleep(SETTLE_S)
                 start_ns, before_s = time.monotonic_ns(), cpu_seconds(jvm.pid)
                 time.sleep(seconds)
                 windows[side].append(Window(start_ns, seconds, cpu_seconds(jvm.pid) - before_s))
-            if side == "with" and not (raw / "recording.jfr").stat().st_size:
-                raise SystemExit("the probes left no recording")
             time.sleep(SETTLE_S)
+
+
+@contextlib.contextmanager
+def record(jvm: AttachedJvm, selected: Mapping[str, Probe], server: Server, raw: Path) -> Iterator[None]:
+    """Let the probes watch the JVM. A server that we launched may write to its own folder only."""
+    events = recording.merge_events(probe.events for probe in selected.values())
+    settings, home = recording.settings_path(raw), server.folder / "home"
+    settings.write_text(recording.format_settings(events, None), encoding="utf-8")
+    logs, file = list_logs(selected), home / f"{raw.name}.jfr"
+    system.run(jvm.jcmd_argv("JFR.start", f"name={raw.name}", f"settings={settings}", f"filename={file}"))
+    for log in logs:
+        system.run(jvm.jcmd_argv(*log.enable_command(home)))
+    with LaunchedObserver((jvm.pid,)).watch(selected, [raw], 600):
+        yield
+    for log in logs:
+        system.run(jvm.jcmd_argv(*log.disable_command(home)))
+    system.run(jvm.jcmd_argv("JFR.stop", f"name={raw.name}"))
+    if not file.stat().st_size:
+        raise SystemExit("the probes left no recording")
 
 
 def cpu_seconds(pid: int) -> float:
