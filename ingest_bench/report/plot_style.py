@@ -17,6 +17,7 @@ from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.model.results import Summary
@@ -109,15 +110,9 @@ def new_figure(
         handles = [Line2D([], [], color=colour, label=shorten(name, 40)) for name, colour in names.items()]
         column_in = _HANDLE_IN + _LETTER_IN * max(len(str(handle.get_label())) for handle in handles)
         legend = figure.legend(
-            handles=handles,
-            loc="upper left",
-            ncols=max(1, int(_WIDTH_IN / column_in)),
-            borderpad=0,
-            borderaxespad=0,
-            handlelength=1,
-            labelcolor="linecolor",
-            prop={"size": 14, "weight": "bold"},
-        )
+            handles=handles, loc="upper left", ncols=max(1, int(_WIDTH_IN / column_in)), borderpad=0, borderaxespad=0,
+            handlelength=1, labelcolor="linecolor", prop={"size": 14, "weight": "bold"},
+        )  # fmt: skip
     below = figure.text(0, 0, _wrap("\n".join(notes), 150), fontsize=11, color=FAINT, va="bottom", linespacing=1.4)
     above = [*texts, legend] if legend else texts
     heights_in = [artist.get_window_extent().height / _DPI + _GAP_IN for artist in above]
@@ -145,6 +140,9 @@ def save_figure(figure: Figure) -> bytes:
     # Once: matplotlib would lay out the figure again for each of its passes.
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     figure.set_layout_engine("none")
+    # The last digits depend on the order in which the solver visits panels, and are in the names of clips in an SVG.
+    for axes in figure.axes:
+        axes.set_position(Bbox(axes.get_position().get_points().round(6)))
     # A text that is longer than foreseen makes the page larger.
     figure.savefig(content, format=kind, metadata=metadata, bbox_inches="tight", pad_inches=_MARGIN_IN)
     return content.getvalue()
