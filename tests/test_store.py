@@ -203,9 +203,13 @@ def test_latest_links_to_the_newest_results(
     latest.unlink()
     assert layout.find_results(Path("x")) == second
     # Another user's link leads to no other folder.
-    latest.symlink_to("../../elsewhere/results")
-    assert layout.find_results(latest) == second.with_name("results")
-    latest.unlink()
+    elsewhere = second.parents[2] / "elsewhere" / "zzz"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "plan.json").write_text("{}")
+    for destination in (str(elsewhere), "../../elsewhere/results", "deleted", "/", "."):
+        latest.symlink_to(destination)
+        assert [layout.find_results(path) for path in (latest, Path("x"))] == [second, second], destination
+        latest.unlink()
     assert layout.find_results(Path("nowhere")) == Path("nowhere")
     capsys.readouterr()
     assert app.run(["report", "x"]) == 2, "no run was executed"

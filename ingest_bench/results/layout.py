@@ -359,13 +359,18 @@ def find_experiment(path: Path) -> Path:
 def find_results(path: Path) -> Path:
     """Return the results folder that *path* means: itself, the newest one of that experiment's folder, or of its name.
 
-    A link "latest" is read once and never followed: another user could replace it between a check and its use.
+    A link "latest" is read once and never followed: another user could replace it between a check and its use. If it
+    leads to no results, for example because they were deleted, the newest folder counts.
     """
     path = find_experiment(path)
-    link = path if path.name == LATEST else path / LATEST
-    if link.is_symlink():
-        return link.with_name(link.readlink().name)
-    return path if (path / PLAN).exists() else max((file.parent for file in path.glob(f"*/{PLAN}")), default=path)
+    folder = path.parent if path.name == LATEST and path.is_symlink() else path
+    link = folder / LATEST
+    # The name is empty for a link to a root.
+    if link.is_symlink() and (name := link.readlink().name) and (folder / name / PLAN).exists():
+        return folder / name
+    if (folder / PLAN).exists():
+        return folder
+    return max((file.parent for file in folder.glob(f"*/{PLAN}") if not file.parent.is_symlink()), default=path)
 
 
 def check_writable(base: Path, *, by_jvm: bool = False) -> None:
