@@ -38,8 +38,14 @@ from ingest_bench.targets.base import NodeStart
 # Count the bytes of a connection: open, and after either end has closed it.
 COUNT_PROGRAM = """
 import socket, struct, sys, threading, time
-from ingest_bench.protocols.kafka import LibraryConnections
+from ingest_bench.protocols.kafka import LibraryConnections, _LibraryConnection
 from ingest_bench.protocols.upstream import Traffic
+
+def end_and_wait(connection, end=_LibraryConnection.end):
+    end(connection)
+    time.sleep(0.1)  # The peer answers meanwhile.
+
+_LibraryConnection.end = end_and_wait
 
 def serve(listener, whole):
     with listener.accept()[0] as accepted:

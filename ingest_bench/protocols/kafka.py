@@ -167,9 +167,10 @@ _SENT_OFFSET = 200
 _ACKED = struct.Struct("=Q")
 _ACKED_OFFSET = 120
 _TCP_INFO_BYTES = 256
-# include/net/tcp_states.h: TCP_ESTABLISHED; TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_LAST_ACK and TCP_CLOSING,
-# in which our FIN was queued; TCP_CLOSE, from which it cannot be concluded.
-_ESTABLISHED, _FIN_QUEUED, _CLOSED = 1, frozenset((4, 5, 6, 9, 11)), 7
+# include/net/tcp_states.h: TCP_ESTABLISHED; TCP_SYN_SENT and TCP_SYN_RECV, in which no FIN is queued; TCP_FIN_WAIT1,
+# TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_LAST_ACK and TCP_CLOSING, in which our FIN was queued; TCP_CLOSE, from which it
+# cannot be concluded.
+_ESTABLISHED, _CONNECTING, _FIN_QUEUED, _CLOSED = 1, frozenset((2, 3)), frozenset((4, 5, 6, 9, 11)), 7
 # include/uapi/linux/sockios.h: unacknowledged bytes, and the unsent ones of them.
 _SIOCOUTQ, _SIOCOUTQNSD = 0x5411, 0x894B
 _QUEUED = struct.Struct("=i")
@@ -242,9 +243,11 @@ class _LibraryConnection:
 
     def end(self) -> None:
         """Send the FIN that is pending since the library closed its descriptor: ours alone keeps the peer waiting."""
-        self.read_state()
+        is_connected = self._tcp_info()[0] not in _CONNECTING
+        # Once the peer answers, the state is TCP_CLOSE, which does not tell of the FIN.
         with contextlib.suppress(OSError):
             self.sock.shutdown(_socket.SHUT_WR)
+            self.has_fin |= is_connected
 
     def _tcp_info(self) -> bytes:
         return self.sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, _TCP_INFO_BYTES)
