@@ -98,7 +98,8 @@ def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> 
     names = ("nioEventLoop-1", "node][write][T#1]", "Lucene Merge Thread #0", "write-flush", "main")
     rows: list[Any] = [[name, S, 0, 2 * S, 8 ** (number + 1)] for number, name in enumerate(names)]
     context = dataclasses.replace(make_context(tmp_path, 3 * S // 2, 2 * S), thread_roles=ROLES)
-    write_recording(context, {"events": 9, "last_ns": 2 * S, "lost_bytes": 0, "files": [], **NO_HEAP, "threads": rows})
+    content = {"events": 9, "last_ns": 2 * S, "lost_bytes": 0, "files": [], **NO_HEAP, "threads": rows, "netty": []}
+    write_recording(context, content)
     assert readings(read("heap", context)) == {
         "allocated_bytes": (8 + 64 + 512 + 4096 + 32768) // 2,
         "heap_growth_bytes": None,
@@ -107,6 +108,19 @@ def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> 
         "allocated_flush_merge_bytes": 256,
         "allocated_other_bytes": 16384,
     }
+
+
+def test_memory_of_netty_is_that_in_buffers_the_rest_of_its_chunks_and_the_remainder(tmp_path: Path) -> None:
+    changes = [(0, 100, 60), (2 * S, 100, 20), (4 * S, -50, -80), (9 * S, -30, 0)]
+    numbers = readings(heap.measure_netty(changes, make_context(tmp_path, S, 5 * S)))
+    # 60 of 100 bytes for one second, 80 of 200 for two, 0 of 150 for one.
+    assert numbers == {
+        "netty_live_bytes": (60 + 2 * 80) // 4,
+        "netty_wasted_bytes": round((40 + 2 * 120 + 150) / 4),
+        "netty_retained_bytes": 120,
+    }
+    assert readings(heap.measure_netty(changes[:1], make_context(tmp_path, S, 5 * S)))["netty_live_bytes"] == 60
+    assert list(heap.measure_netty([], make_context(tmp_path, S, 5 * S))) == []
 
 
 def test_recording_without_counters_of_threads_gives_no_number(tmp_path: Path) -> None:

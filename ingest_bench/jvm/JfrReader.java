@@ -42,6 +42,7 @@ public final class JfrReader {
   private static final long VERY_LARGE_BYTES = 100L << 20;
   private static final int MAX_LARGE = 200_000;
   private static final int STACK_FRAMES = 8;
+  private static final long NETTY_PERIOD_NS = 100_000_000;
   private static final int RECORD_BYTES = 16;
   private static final String TOO_DEEP = "(stack too deep)";
   private static final String[] JDK = {"java.", "javax.", "jdk.", "sun.", "com.sun."};
@@ -146,6 +147,9 @@ public final class JfrReader {
   /** Name of each thread, then moments and bytes allocated until then, where these changed; in Java 11 without order. */
   private final Map<Long, StringBuilder> threads = new TreeMap<>();
   private final Map<Long, long[]> lastSamples = new HashMap<>();
+
+  /** Start of each period with changes: by how many bytes Netty's chunks grew, and the buffers in use. */
+  private final Map<Long, long[]> netty = new TreeMap<>();
 
   private final DirectMemory directMemory = new DirectMemory();
   private final StallSpans stalls;
@@ -252,6 +256,19 @@ public final class JfrReader {
       case "jdk.ThreadAllocationStatistics":
         threadAllocation(event.getValue("thread"), end, event.getLong("allocated"));
         break;
+      case "io.netty.AllocateChunk":
+        nettyMemory(end, event.getInt("capacity"), 0);
+        break;
+      case "io.netty.FreeChunk":
+        nettyMemory(end, -event.getInt("capacity"), 0);
+        break;
+      case "io.netty.AllocateBuffer":
+        nettyMemory(end, 0, event.getInt("maxFastCapacity"));
+        break;
+      case "io.netty.FreeBuffer":
+      case "io.netty.ReallocateBuffer":
+        nettyMemory(end, 0, -event.getInt("maxFastCapacity"));
+        break;
       case "ingestbench.DirectAllocation":
         directMemory.allocation(end, event.getLong("took"), inWindow(end));
         break;
@@ -275,6 +292,12 @@ public final class JfrReader {
       default:
         break;
     }
+  }
+
+  private void nettyMemory(long end, long chunkBytes, long bufferBytes) {
+    long[] change = netty.computeIfAbsent(end / NETTY_PERIOD_NS * NETTY_PERIOD_NS, key -> new long[2]);
+    change[0] += chunkBytes;
+    change[1] += bufferBytes;
   }
 
   private void threadAllocation(RecordedThread thread, long end, long allocated) {
@@ -453,6 +476,9 @@ public final class JfrReader {
     out.append(",\"files\":[").append(String.join(",", files)).append("],\"types\":").append(counts(types));
     out.append(",\"known\":[").append(String.join(",", known));
     out.append("],\"threads\":[").append(String.join("],", threads.values())).append(threads.isEmpty() ? "" : "]");
+    List<String> changes = new ArrayList<>();
+    netty.forEach((start, change) -> changes.add("[" + start + "," + change[0] + "," + change[1] + "]"));
+    out.append("],\"netty\":[").append(String.join(",", changes));
     out.append("],\"reads\":{\"all\":").append(allReads.json()).append(",\"window\":").append(windowReads.json());
     out.append(",\"other_ports\":").append(otherPorts.json()).append(",\"empty\":").append(emptyReads);
     for (int size = 0; size < DENSE; size++) {

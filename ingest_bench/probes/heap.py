@@ -1,4 +1,4 @@
-"""Probe `heap`, which watches every run: bytes allocated on the heap, in all and by role of thread.
+"""Probe `heap`, which watches every run: bytes allocated on the heap by role of thread, and the memory of Netty.
 
 The JVM counts the bytes that each thread allocates (jdk.ThreadAllocationStatistics), with every collector. The
 recording has the totals of all threads every second. Of a thread that ends at most its last second is missing.
@@ -6,10 +6,14 @@ recording has the totals of all threads every second. Of a thread that ends at m
 The heap grows by more: by the unused ends of TLABs, and with G1 by those of the regions of large objects. From one
 collection to the next it grows by its size before this one minus its size after the last one. The GC log has these
 sizes, and the recording most of them in bytes.
+
+Netty takes memory in chunks, lends parts of them to buffers, and keeps chunks for later. Since 4.2.3 its pooled and
+adaptive allocators write an event for each chunk and buffer; the unpooled one writes none.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,13 +69,22 @@ def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
     allocated = sum(by_role.values())
     yield Reading("allocated_bytes", round(allocated))
     yield Reading("heap_growth_bytes", None if ratio is None else round(allocated * ratio))
+    # The chunks and buffers of a JVM that the run attached to are older than the recording.
+    if recorded.is_complete and not context.attachment.since_ns:
+        yield from measure_netty(recorded.content["netty"], context)
 
 
+# Without stacks. An event that no class of the JVM has is ignored.
+_NETTY_EVENT = {"enabled": "true", "stackTrace": "false"}
 HEAP = Probe(
     events={
         "jdk.ThreadAllocationStatistics": {"period": "1 s"},
         "jdk.GarbageCollection": {"threshold": "0 ns"},
         "jdk.GCHeapSummary": {"enabled": "true"},
+        **{
+            f"io.netty.{name}": _NETTY_EVENT
+            for name in ("AllocateChunk", "FreeChunk", "AllocateBuffer", "ReallocateBuffer", "FreeBuffer")
+        },
     },
     logs=(gc.LOG,),
     read=_read_heap,
@@ -132,3 +145,26 @@ def measure_growth(log: GcLog, growths: Sequence[Growth], context: ReadContext) 
             allocated += sum(growth.between(last.end_ns, pause.start_ns) for growth in growths)
         last = pause
     return heap_growth / allocated if allocated else None
+
+
+def measure_netty(changes: Sequence[tuple[int, int, int]], context: ReadContext) -> Iterator[Reading]:
+    """Yield the memory in buffers, the unused part of the chunks (means), and what remains at the end of the recording.
+
+    A change: a moment, then the bytes by which all chunks grew, and all buffers in use.
+    """
+    if not changes:
+        return
+    chunk_bytes = buffer_bytes = 0
+    unused = used = 0.0
+    moments = (moment for moment, _, _ in changes)
+    next_moments = itertools.chain(itertools.islice(moments, 1, None), (context.end_ns,))
+    for (moment, more_chunks, more_buffers), next_moment in zip(changes, next_moments, strict=True):
+        chunk_bytes += more_chunks
+        buffer_bytes += more_buffers
+        duration_ns = max(min(next_moment, context.end_ns) - max(moment, context.start_ns), 0)
+        used += buffer_bytes * duration_ns
+        unused += (chunk_bytes - buffer_bytes) * duration_ns
+    length_ns = context.end_ns - context.start_ns
+    yield Reading("netty_live_bytes", round(used / length_ns))
+    yield Reading("netty_wasted_bytes", round(unused / length_ns))
+    yield Reading("netty_retained_bytes", chunk_bytes)
