@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from ingest_bench import errors, units
 from ingest_bench import probes as probes_package
-from ingest_bench.analysis.run.columns import COLUMNS, HISTOGRAMS, SERIES
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.cli.run import estimate_run_s
@@ -284,11 +284,6 @@ def columns() -> str:
     return table(("column", "content", "count"), rows)
 
 
-def named(meanings: Mapping[str, str]) -> Callable[[], str]:
-    """Return a function that makes a table of names and meanings."""
-    return lambda: table(("name", "description"), [[f"`{name}`", text] for name, text in meanings.items()])
-
-
 def described(folder: str) -> Callable[[], str]:
     """Return a function that makes a table of a folder's TOML files and their descriptions."""
     return lambda: table(
@@ -431,8 +426,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "keys": keys,
     "forms": forms,
     "columns": columns,
-    "histograms": named(HISTOGRAMS),
-    "series": named(SERIES),
     "experiments": described(catalog.EXPERIMENTS),
     "networks": described(catalog.NETWORKS),
     "workloads": described(catalog.WORKLOADS),

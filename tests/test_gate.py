@@ -9,6 +9,7 @@ from typing import Any
 import example_summaries as made
 import numpy as np
 import pytest
+from test_compare import compared
 
 from ingest_bench.analysis.compare import comparison
 from ingest_bench.analysis.compare.changes import Results
@@ -105,9 +106,7 @@ def test_suggested_replicates_decide_with_80_percent_probability(runs: int, limi
 
     # Standard deviations of 6 and of 9, and a change of -4%.
     noise = np.linspace(-1, 1, runs) / np.linspace(-1, 1, runs).std(ddof=1)
-    ones, others = (dict(enumerate((mean + spread * noise).tolist())) for mean, spread in ((100, 6), (96, 9)))
-    change = comparison.compare_numbers("docs_per_s_mean", ("before", ones), ("now", others), paired=False)
-    assert change is not None
+    change = compared(*((mean + spread * noise).tolist() for mean, spread in ((100, 6), (96, 9))))
     enough = comparison.replicates_for_verdict(change, limits)
     assert enough is not None
     assert enough > runs

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.buffers import receive_buffers
-from ingest_bench.analysis.buffers.netty import Buffers, Predictor, fixed
-from ingest_bench.analysis.buffers.receive_buffers import KIB, Bytes, Cost, Limits, Recording
+from ingest_bench.analysis import receive_buffers
+from ingest_bench.analysis.receive_buffers import KIB, Buffers, Bytes, Cost, Limits, Predictor, Recording, fixed
 from ingest_bench.experiment import catalog
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions

@@ -12,8 +12,8 @@ from servers import Served, served
 from test_receive_buffers import predict_costs
 
 from ingest_bench import system
-from ingest_bench.analysis.buffers import receive_buffers
-from ingest_bench.analysis.buffers.netty import fixed
+from ingest_bench.analysis import receive_buffers
+from ingest_bench.analysis.receive_buffers import fixed
 from ingest_bench.jvm.java import find_java
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions

@@ -52,7 +52,7 @@ def test_samples_of_all_workers_are_read_without_an_incomplete_record(folder: Ru
     earlier = (1, 2, 2, 3, 3, 100, 0, 10, 10, 0, 1, 200, 0, 2, 0, 40001)
     (folder.load / "samples-0.bin").write_bytes(np.array([later], dtype=SAMPLE).tobytes() + b"cut")
     (folder.load / "samples-1.bin").write_bytes(np.array([earlier], dtype=SAMPLE).tobytes())
-    assert folder.samples().load_all()["user"].tolist() == [2, 1]
+    assert folder.samples().load_all()["user"].tolist() == [1, 2]
 
 
 def test_interrupted_attempt_is_moved_aside_without_its_data(folder: RunFolder) -> None:

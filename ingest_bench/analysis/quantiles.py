@@ -1,15 +1,12 @@
 """Exact order statistics: percentiles of more values than fit into memory, and histograms with exact counts.
 
-Percentiles take a few passes in constant memory. A pass counts the values by range; the next pass subdivides the range
-of the wanted value, until its values fit into memory or are all equal. Rejected: the limited resolution of estimating
-histograms, and sorting on disk.
+Rejected: the limited resolution of estimating histograms, and sorting on disk.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,89 +18,47 @@ Values = np.ndarray[Any, np.dtype[Any]]
 Passes = Callable[[], Iterator[Mapping[str, Values]]]
 
 BINS_PER_OCTAVE = 4
-# Values of one range in memory: 8 MB.
-_MAX_KEPT = 1 << 20
-_PARTS = 1 << 16
+# Bits that one pass decides; their counts take 512 KiB.
+_DIGIT_BITS = 16
+# Without it, signed numbers have the order of their bits.
+_SIGN_BIT = np.uint64(1 << 63)
 # 40 bits of nanoseconds are 18 minutes, and leave bits for 97 days of seconds.
 _TIME_BITS = 40
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """A range of values of one kind, `low` to `high` inclusive, and their number."""
-
-    kind: str
-    low: int
-    high: int
-    count: int
-
-    @property
-    def part_width(self) -> int:
-        return -(-(self.high - self.low + 1) // _PARTS)
 
 
 def percentiles(passes: Passes, percents: Mapping[str, Sequence[float]]) -> dict[tuple[str, float], int]:
     """Return the wanted percentiles for each kind of values, except those with too few values (`nearest_rank`).
 
-    *passes* yields all values in pieces, each time it is called.
+    *passes* yields all values in pieces, each time it is called. This is a radix selection in constant memory: the
+    first pass finds the most significant bits of each percentile, the next ones those that follow.
     """
-    results: dict[tuple[str, float], int] = {}
-    # The range that contains each percentile, and its rank (from 0) within the range.
-    wanted: dict[tuple[str, float], tuple[_Range, int]] = {
-        (values.kind, percent): (values, rank)
-        for values in _full_ranges(passes, percents)
-        for percent in percents[values.kind]
-        if (rank := nearest_rank(percent, values.count)) is not None
-    }
-    while wanted:
-        inside = _values_inside(passes, {values for values, _ in wanted.values()})
-        following = {}
-        for key, (values, rank) in wanted.items():
-            if values.low == values.high:
-                results[key] = values.low
-            elif values.count <= _MAX_KEPT:
-                results[key] = int(inside[values][rank])
-            else:
-                counts = inside[values]
-                ends = np.cumsum(counts)
-                part = int(np.searchsorted(ends, rank, side="right"))
-                low, count = values.low + part * values.part_width, int(counts[part])
-                high = min(values.high, low + values.part_width - 1)
-                following[key] = _Range(values.kind, low, high, count), rank - (int(ends[part]) - count)
-        wanted = following
-    return results
-
-
-def _full_ranges(passes: Passes, kinds: Iterable[str]) -> list[_Range]:
-    """Return the range of all values of each kind that has any."""
-    ranges: dict[str, _Range] = {}
-    for piece in passes():
-        for kind in kinds:
-            if len(values := piece[kind]):
-                old = ranges.get(kind, _Range(kind, _INT64_MAX, _INT64_MIN, 0))
-                low, high = min(old.low, int(values.min())), max(old.high, int(values.max()))
-                ranges[kind] = _Range(kind, low, high, old.count + len(values))
-    return list(ranges.values())
-
-
-def _values_inside(passes: Passes, ranges: Collection[_Range]) -> dict[_Range, Values]:
-    """Return the sorted values of each range; of a range with too many the number of values in each of its parts."""
-    kept: dict[_Range, list[Values]] = {values: [] for values in ranges}
-    for piece in passes():
-        for values, own in kept.items():
-            inside = piece[values.kind]
-            inside = inside[(inside >= values.low) & (inside <= values.high)]
-            if values.count <= _MAX_KEPT:
-                own.append(inside)
+    leading = {(kind, percent): 0 for kind, wanted in percents.items() for percent in wanted}
+    # The index of each percentile among the sorted values that begin with its leading bits.
+    ranks: dict[tuple[str, float], int] = {}
+    for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        counts_by_group = _count_digits(passes, {(kind, bits) for (kind, _), bits in leading.items()}, shift)
+        for (kind, percent), bits in list(leading.items()):
+            counts, key = counts_by_group[kind, bits], (kind, percent)
+            rank = ranks[key] if key in ranks else nearest_rank(percent, int(counts.sum()))
+            if rank is None:
+                del leading[key]
                 continue
-            # Unsigned, because the difference of two 64-bit integers may exceed 63 bits.
-            above = inside.astype(np.uint64) - np.uint64(values.low % 2**64)
-            counts = np.bincount((above // np.uint64(values.part_width)).astype(np.int64), minlength=_PARTS)
-            own[:] = [counts + own[0] if own else counts]
-    return {
-        values: np.sort(np.concatenate(own)) if values.count <= _MAX_KEPT else own[0] for values, own in kept.items()
-    }
+            ends = np.cumsum(counts)
+            digit = int(np.searchsorted(ends, rank, side="right"))
+            leading[key] = (bits << _DIGIT_BITS) + digit
+            ranks[key] = rank - int(ends[digit] - counts[digit])
+    return {key: bits - int(_SIGN_BIT) for key, bits in leading.items()}
+
+
+def _count_digits(passes: Passes, groups: Collection[tuple[str, int]], shift: int) -> dict[tuple[str, int], Values]:
+    """Return the counts of the digit at bit *shift*, for each kind and leading bits."""
+    counts = {group: np.zeros(1 << _DIGIT_BITS, dtype=np.int64) for group in groups}
+    for piece in passes():
+        for kind, leading in groups:
+            bits = (piece[kind].astype(np.uint64) ^ _SIGN_BIT) >> np.uint64(shift)
+            digits = bits[bits >> np.uint64(_DIGIT_BITS) == leading] % (1 << _DIGIT_BITS)
+            counts[kind, leading] += np.bincount(digits.astype(np.int64), minlength=1 << _DIGIT_BITS)
+    return counts
 
 
 def medians_by_second(second: Values, response_ns: Values) -> tuple[Values, Values]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ingest_bench.analysis import search
-from ingest_bench.analysis.buffers.receive_buffers import Limits
+from ingest_bench.analysis.receive_buffers import Limits
 from ingest_bench.cli import screen
 from ingest_bench.cli.options import OutputOptions, ResultsFolder, grouped, take_results
 from ingest_bench.errors import SpecError

@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingest_bench.analysis.buffers import receive_buffers
-from ingest_bench.analysis.buffers.netty import Buffers
-from ingest_bench.analysis.buffers.receive_buffers import (
+from ingest_bench.analysis import receive_buffers
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.receive_buffers import (
     CANDIDATES,
     MAX_SHARE,
     NO_LIMITS,
+    Buffers,
     Cost,
     Limits,
     Prediction,
     Recommendation,
     Recording,
 )
-from ingest_bench.analysis.compare import cells
-from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.results import Summary
 from ingest_bench.results.layout import Results

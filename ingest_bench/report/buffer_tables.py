@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingest_bench.analysis.buffers.receive_buffers import Cost, Prediction
+from ingest_bench.analysis.receive_buffers import Cost, Prediction
 from ingest_bench.report.formatting import format_gb, format_integer, format_number
 
 

@@ -65,28 +65,21 @@ class SampleFiles:
     def __len__(self) -> int:
         return sum(self._sizes)
 
-    def batches(self) -> Iterator[tuple[Array, int | None]]:
-        """Yield samples, and the time before which no later batch has an ended request; None with the last batch."""
+    def batches(self) -> Iterator[Array]:
+        """Yield all samples. No request ended before the first one of an earlier batch, except those never sent."""
         if len(self) <= _BATCH_RECORDS:
             # Small files are read once, however often the batches are iterated.
             if self._cached is None:
-                self._cached = self._read_all()
-            yield self._cached, None
+                self._cached = self.load_all()
+            yield self._cached
             return
         step = max(_MIN_BATCH_RECORDS, _BATCH_RECORDS // len(self._paths))
         readers = [self._read_blocks(path, size, step) for path, size in zip(self._paths, self._sizes, strict=True)]
         # The next block begins before all later ones of every file.
-        blocks = heapq.merge(*readers, key=lambda block: int(block["done_ns"][0]))
-        for block, following in itertools.pairwise(itertools.chain(blocks, [None])):
-            if block is not None:
-                yield block, None if following is None else int(following["done_ns"][0])
+        yield from heapq.merge(*readers, key=lambda block: int(block["done_ns"][0]))
 
     def load_all(self) -> Array:
-        """Return all samples, sorted by the time they were sent."""
-        samples = self._read_all()
-        return samples[np.argsort(samples["sent_ns"], kind="stable")]
-
-    def _read_all(self) -> Array:
+        """Return all samples of the first worker, then those of the others."""
         whole_files = zip(self._paths, self._sizes, strict=True)
         records = [block for path, size in whole_files for block in self._read_blocks(path, size, max(size, 1))]
         return np.concatenate([np.empty(0, dtype=SAMPLE), *records])

@@ -136,7 +136,6 @@ class Comparison:
     second_runs: int
     first_mean: float
     second_mean: float
-    paired: bool
     error: float = 0.0
     """Standard error of the difference."""
     freedom: float | None = None
@@ -181,37 +180,24 @@ class Comparison:
 
 def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: bool) -> Comparison | None:
     """Return the comparison of two cells, judged as the only one of its table; None if one has no number."""
-    sides = [(row.name, row.by_replicate(column)) for row in (first, second)]
-    return compare_numbers(column, *sides, paired=paired, floor=variance_floor(column, (first, second)))
-
-
-def compare_numbers(
-    column: str,
-    first: tuple[str, Mapping[int, float]],
-    second: tuple[str, Mapping[int, float]],
-    *,
-    paired: bool,
-    floor: VarianceFloor = VarianceFloor(),
-) -> Comparison | None:
-    """Return the same for cells given as (name, {replicate: number}), with a lower limit of their variance."""
-    numbers = [first[1], second[1]]
+    numbers = [row.by_replicate(column) for row in (first, second)]
     if not all(numbers):
         return None
-    blocks = sorted(first[1].keys() & second[1].keys())
+    blocks = sorted(numbers[0].keys() & numbers[1].keys())
     paired = paired and len(blocks) >= 2
     if paired:
         numbers = [{block: side[block] for block in blocks} for side in numbers]
-    sides = Sides(first=tuple(numbers[0].values()), second=tuple(numbers[1].values()), paired=paired, floor=floor)
+    before, now = (tuple(side.values()) for side in numbers)
+    sides = Sides(first=before, second=now, paired=paired, floor=variance_floor(column, (first, second)))
     error, freedom = sides.error()
     comparison = Comparison(
         column=column,
-        first=first[0],
-        second=second[0],
-        first_runs=len(sides.first),
-        second_runs=len(sides.second),
-        first_mean=fmean(sides.first),
-        second_mean=fmean(sides.second),
-        paired=paired,
+        first=first.name,
+        second=second.name,
+        first_runs=len(before),
+        second_runs=len(now),
+        first_mean=fmean(before),
+        second_mean=fmean(now),
         error=error,
         freedom=freedom,
         relative_interval=sides.relative_interval(),

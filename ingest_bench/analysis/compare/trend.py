@@ -197,7 +197,6 @@ def _build_change(column: str, cell: str, points: _Points, step: level_changes.S
         second_runs=len(points.values) - step.place,
         first_mean=step.before,
         second_mean=step.before + step.size,
-        paired=False,
         error=step.error,
         freedom=step.freedom,
         relative_interval=step.relative,

@@ -1,4 +1,4 @@
-"""The columns of `summary.csv` in their order (columns.csv), and the names of the histograms and series of a run."""
+"""The columns of `summary.csv` in their order (columns.csv)."""
 
 from __future__ import annotations
 
@@ -49,33 +49,6 @@ def _read_columns() -> Iterator[Column]:
 COLUMNS = tuple(_read_columns())
 PER_GB_TOTALS = frozenset(column.name for column in COLUMNS if column.per_gb)
 EVENT_COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
-
-HISTOGRAMS = {
-    "read_bytes": "bytes of a socket read of the load's connections, within the measurement",
-    "kernel_read_bytes": "the same, as seen by the kernel",
-    "direct_allocation_ns": "time of a direct buffer's allocation, within the measurement, to three digits",
-    "wire_bytes": "bytes of a frame on the wire towards the server, headers included",
-}
-SERIES = {
-    "docs_per_s": "documents acknowledged in each second, at its start",
-    "response_ms_p50": "median response time of all requests that ended in each second (computed from the samples); "
-    "the last second includes those that were due in time and ended later",
-    "response_ms_max": "longest response time of all requests that waited in each second (computed from the samples)",
-    "response_ok_ms_p50": "median response time of fully acknowledged requests",
-    "response_ok_ms_max": "longest response time of those that waited in the second",
-    "heap_bytes": "heap in use, before and after each collection; each second for a server at a URL",
-    "gc_pause_ms": "each pause, at its start",
-    "large_allocation_bytes": "each object of 1 MiB and more, at its allocation",
-    "server_cpu_cores": "CPUs that the server used since the last sample",
-    "server_cpu_system_cores": "of these the time in the kernel",
-    "server_page_faults_per_s": "its page faults, since the last sample",
-    "compact_stall_per_s": "allocations that had to wait for compaction, since the last sample; whole machine",
-    "numa_pages_migrated_per_s": "pages that were moved between NUMA nodes, since the last sample; whole machine",
-    "server_context_switches_per_s": "context switches of all its threads, since the last sample",
-    "run_queue": "processes that ran or waited for a CPU",
-    "direct_wait_ms": "the longest allocations of direct buffers (at most 200), each at its end",
-    "direct_buffer_bytes": "memory in the JVM's own direct buffers, each second",
-}
 
 
 def compared_column(column: str) -> str:

@@ -89,7 +89,7 @@ def delivery_columns(reported: Delivered, samples: SampleSource, users: int) -> 
 def _acked_numbers(samples: SampleSource, users: int) -> Iterator[Samples]:
     """Yield the numbers of the acknowledged documents. A request is acknowledged completely or not at all."""
     next_number = np.zeros(users, dtype=np.int64)
-    for batch, _ in iterate_batches(samples):
+    for batch in iterate_batches(samples):
         sent = batch[(batch["user"] >= 0) & (batch["documents"] > 0)]
         if sent["user"].max(initial=0) >= users:
             raise ValueError(f"a sample of user {int(sent['user'].max())}, but there are {users} users")

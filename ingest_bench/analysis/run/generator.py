@@ -132,7 +132,7 @@ def closed_loop_columns(
     if report.is_open_loop or not isinstance(median_ms, (int, float)):
         return {"idle_while_waiting_s": None}
     waited_ns, users = 0, set[int]()
-    for batch, _ in iterate_batches(samples):
+    for batch in iterate_batches(samples):
         sent = batch[is_in_flight(batch, window) & (batch["user"] >= 0)]
         users.update(sent["user"].tolist())
         slow = sent[service_times_ns(sent) > _SLOW * median_ms * 1e6]
@@ -143,27 +143,22 @@ def closed_loop_columns(
 
 def describe_hidden_waiting(values: Mapping[str, ColumnValue], length_s: float) -> str:
     """Describe the hidden waiting, with the open loop that would show it; "" if it is not worth reporting."""
-    if not length_s or (idle := _idle_and_rate(values, length_s)) is None:
+    idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests_answered")
+    if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _MIN_IDLE_SHARE * length_s:
         return ""
-    idle_s, rate = idle
     return (
         f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because a response took "
         f"more than {_SLOW} times the median. No percentile includes the requests that were not sent; an open loop "
-        f"counts them: --set arrivals={rate}, or less if the users kept the server busy"
+        f"counts them: --set arrivals={_open_loop_rate(requests / length_s)}, or less if the users kept the server busy"
     )
 
 
-def _idle_and_rate(values: Mapping[str, ColumnValue], length_s: float) -> tuple[float, str] | None:
-    """Return the idle time per user and a rate for an open loop, as `arrivals`; None if it is not worth reporting.
+def _open_loop_rate(per_s: float) -> str:
+    """Return a rate of responses as `arrivals`, rounded down.
 
-    Above the rate of its responses, a server that was always busy never catches up. At this rate, which is rounded
-    down, it has caught up at the end of the run.
+    Above the rate of its responses, a server that was always busy never catches up.
     """
-    idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests_answered")
-    if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _MIN_IDLE_SHARE * length_s:
-        return None
-    per_s = requests / length_s
     if per_s >= _WHOLE_RATE:
-        return idle_s, f"{int(per_s)}/s"
+        return f"{int(per_s)}/s"
     number, unit = (per_s, "s") if per_s >= 1 / 60 else (per_s * 3600, "h")
-    return idle_s, f"{_ROUND_DOWN.create_decimal(repr(number)).normalize():f}/{unit}"
+    return f"{_ROUND_DOWN.create_decimal(repr(number)).normalize():f}/{unit}"

@@ -74,7 +74,7 @@ def _has_response(samples: SampleSource, window: load.Window, *outcomes: str) ->
     """Return whether any sample ended with one of *outcomes* within the measurement."""
     return any(
         (load.is_within(batch["done_ns"], window) & load.has_outcome(batch, *outcomes)).any()
-        for batch, _ in load.iterate_batches(samples)
+        for batch in load.iterate_batches(samples)
     )
 
 

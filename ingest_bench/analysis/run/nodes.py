@@ -47,7 +47,7 @@ def loaded_nodes(
             for number, item in readings
             if isinstance(item, Reading) and item.name == "bytes_read" and item.value
         )
-    addresses = {int(address) for batch, _ in load.iterate_batches(samples) for address in np.unique(batch["address"])}
+    addresses = {int(address) for batch in load.iterate_batches(samples) for address in np.unique(batch["address"])}
     return frozenset(only or address + 1 for address in addresses if address >= 0)
 
 

@@ -47,8 +47,8 @@ class SampleBatches(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self) -> Iterator[tuple[Samples, int | None]]:
-        """Yield samples, and the time before which no later batch has a sample that ended; None: the last batch."""
+    def batches(self) -> Iterator[Samples]:
+        """Yield all samples. No request ended before the first one of an earlier batch, except those never sent."""
         ...
 
 
@@ -60,12 +60,9 @@ def measurement_window(report: WorkerReport) -> Window:
     return Window(report.warm_up_end_ns, report.measure_end_ns)
 
 
-def iterate_batches(samples: SampleSource) -> Iterator[tuple[Samples, int | None]]:
-    """Yield all samples in batches, as `SampleBatches.batches`; an array is one batch."""
-    if isinstance(samples, np.ndarray):
-        yield samples, None
-    else:
-        yield from samples.batches()
+def iterate_batches(samples: SampleSource) -> Iterator[Samples]:
+    """Return all samples in batches, as `SampleBatches.batches`; an array is one batch."""
+    return iter((samples,)) if isinstance(samples, np.ndarray) else samples.batches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +73,12 @@ class AtAddress:
     address: int
 
     def __len__(self) -> int:
-        return sum(len(batch) for batch, _ in self.batches())
+        return sum(len(batch) for batch in self.batches())
 
-    def batches(self) -> Iterator[tuple[Samples, int | None]]:
+    def batches(self) -> Iterator[Samples]:
         """Yield its samples as the source does."""
-        for batch, settled_ns in iterate_batches(self.samples):
-            yield batch[batch["address"] == self.address], settled_ns
+        for batch in iterate_batches(self.samples):
+            yield batch[batch["address"] == self.address]
 
 
 def has_outcome(samples: Samples, *names: str) -> Samples:
@@ -115,7 +112,7 @@ def keep_longest(samples: Samples, count: int) -> Samples:
 
 def sum_over(samples: SampleSource, value_of: Callable[[Samples], Any]) -> int:
     """Return the sum of *value_of* over all samples."""
-    return sum(int(value_of(batch).sum(dtype=np.int64)) for batch, _ in iterate_batches(samples))
+    return sum(int(value_of(batch).sum(dtype=np.int64)) for batch in iterate_batches(samples))
 
 
 def document_totals(samples: SampleSource) -> dict[str, ColumnValue]:
@@ -130,7 +127,7 @@ def acked_per_second(samples: SampleSource, start_ns: int, seconds: int) -> np.n
     acknowledged yet: one that acknowledged 500/s had 545/s at 595/s due.
     """
     documents = np.zeros(seconds)
-    for batch, _ in iterate_batches(samples):
+    for batch in iterate_batches(samples):
         second = (batch["done_ns"] - start_ns) // SECOND_NS
         inside = (second >= 0) & (second < seconds)
         documents += np.bincount(second[inside], weights=batch["documents_acked"][inside], minlength=seconds)
@@ -146,7 +143,7 @@ def spread_acked(
     Bulks of 10,000 documents leave seconds without a response, which are not drops in throughput.
     """
     total = np.zeros(slots)
-    for batch, _ in iterate_batches(samples):
+    for batch in iterate_batches(samples):
         acked = np.flatnonzero(batch["documents_acked"] > 0)
         end_ns, documents = batch["done_ns"][acked] - start_ns, batch["documents_acked"][acked]
         duration_ns = np.maximum(end_ns - (batch["sent_ns"][acked] - start_ns), 1)
@@ -209,7 +206,7 @@ def query_columns(samples: SampleSource, window: Window) -> Mapping[str, ColumnV
 def _count_requests(samples: SampleSource, window: Window) -> dict[str, int]:
     names = ("bytes", "requests", "requests_answered", "requests_failed", "requests_ok", "requests_sent", "attempts")
     counts = dict.fromkeys((*names, *OUTCOMES), 0)
-    for batch, _ in iterate_batches(samples):
+    for batch in iterate_batches(samples):
         in_flight, is_ok = is_in_flight(batch, window), has_outcome(batch, "ok")
         answered = is_within(batch["done_ns"], window) & ~has_outcome(batch, *_UNKNOWN)
         counts["bytes"] += int(batch["bytes_sent"][answered].sum())
@@ -234,7 +231,7 @@ def _time_percentiles(
     """
 
     def times_by_kind() -> Iterator[Mapping[str, Samples]]:
-        for batch, _ in iterate_batches(samples):
+        for batch in iterate_batches(samples):
             in_flight = is_in_flight(batch, window)
             response_ns = response_times_ns(batch)
             times = {}
@@ -339,7 +336,7 @@ def _end_seconds(batch: Samples, start_ns: int, seconds: int, *, only_ok: bool) 
 def _longest(samples: SampleSource, start_ns: int, seconds: int, *, only_ok: bool) -> tuple[Samples, Samples]:
     """Return the seconds in which a request waited, and the longest response time of each."""
     longest_ns = np.full(seconds, -1, dtype=np.int64)
-    for batch, _ in iterate_batches(samples):
+    for batch in iterate_batches(samples):
         last, inside = _end_seconds(batch, start_ns, seconds, only_ok=only_ok)
         last, scheduled_ns, done_ns = last[inside], batch["scheduled_ns"][inside], batch["done_ns"][inside]
         second = np.minimum(np.maximum((scheduled_ns - start_ns) // SECOND_NS, 0), last)
@@ -359,14 +356,12 @@ def _medians(samples: SampleSource, start_ns: int, seconds: int, *, only_ok: boo
     The times of a second are kept until no later batch has a sample of it.
     """
     response_ns = second = np.empty(0, dtype=np.int64)
-    for batch, settled_ns in iterate_batches(samples):
-        new, inside = _end_seconds(batch, start_ns, seconds, only_ok=only_ok)
-        second = np.concatenate((second, new[inside]))
-        response_ns = np.concatenate((response_ns, response_times_ns(batch)[inside]))
+    for batch in iterate_batches(samples):
         # Unsent arrivals ended with the load and were written after the last responses (load.worker).
-        complete = seconds
-        if settled_ns is not None:
-            complete = min(seconds - 1, (settled_ns - start_ns) // SECOND_NS - _LATE_S)
+        complete = min(seconds - 1, (int(batch["done_ns"][0]) - start_ns) // SECOND_NS - _LATE_S)
         settled = second < complete
         yield quantiles.medians_by_second(second[settled], response_ns[settled])
-        second, response_ns = second[~settled], response_ns[~settled]
+        new, inside = _end_seconds(batch, start_ns, seconds, only_ok=only_ok)
+        second = np.concatenate((second[~settled], new[inside]))
+        response_ns = np.concatenate((response_ns[~settled], response_times_ns(batch)[inside]))
+    yield quantiles.medians_by_second(second, response_ns)

@@ -78,7 +78,7 @@ def find_steady_start(samples: SampleSource, report: WorkerReport) -> SteadyStat
     end_ns = _end_ns(report)
     if not len(samples):
         return SteadyState(None, "nothing was sent")
-    count = sum(int(_acked_before(batch, end_ns).sum()) for batch, _ in iterate_batches(samples))
+    count = sum(int(_acked_before(batch, end_ns).sum()) for batch in iterate_batches(samples))
     # Each slot needs several requests; with fewer, its value is noise of single bulks.
     slots = min(_SLOTS, count // 4)
     if slots < MIN_VALUES:
@@ -86,7 +86,7 @@ def find_steady_start(samples: SampleSource, report: WorkerReport) -> SteadyStat
     if report.is_open_loop:
         # Slots with equal numbers of requests: none is empty, and a median hides a single slow request.
         times = np.concatenate(
-            [_thinned_times(batch[_acked_before(batch, end_ns)], count) for batch, _ in iterate_batches(samples)]
+            [_thinned_times(batch[_acked_before(batch, end_ns)], count) for batch in iterate_batches(samples)]
         )
         times = times[np.argsort(times["scheduled_ns"], kind="stable")]
         first = np.arange(slots) * len(times) // slots

@@ -278,7 +278,7 @@ def note_stalls(stalls: Sequence[Stall], report: WorkerReport, samples: SampleSo
     start_ns = report.warm_up_end_ns + report.realtime_minus_monotonic_ns
     users = 0
     if not report.is_open_loop:
-        numbers = (np.unique(batch["user"]).tolist() for batch, _ in load.iterate_batches(samples))
+        numbers = (np.unique(batch["user"]).tolist() for batch in load.iterate_batches(samples))
         users = len(set[int]().union(*numbers) - {-1})
     longest = sorted(stalls, key=lambda stall: stall.start_ns - stall.end_ns)[:_MAX_NOTES]
     texts = [describe_stall(stall, start_ns, users) for stall in sorted(longest, key=lambda stall: stall.start_ns)]

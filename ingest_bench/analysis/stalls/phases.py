@@ -91,7 +91,7 @@ def phase_columns(samples: SampleSource, report: WorkerReport, reads: Samples | 
     """Return the columns about the slowest requests in flight within the measurement that got a response."""
     window = load.measurement_window(report)
     slowest, total = np.empty(0), 0
-    for batch, _ in load.iterate_batches(samples):
+    for batch in load.iterate_batches(samples):
         answered = batch[load.is_in_flight(batch, window) & (batch["status"] > 0)]
         total += len(answered)
         slowest = answered if not len(slowest) else np.concatenate((slowest, answered))

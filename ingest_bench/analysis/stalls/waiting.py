@@ -93,7 +93,7 @@ def find_waiting(samples: SampleSource, window: Window, median_ms: float) -> Wai
     waiting = Waiting(window, max(SLOW * median_ns, LEAST_NS), median_ns, 0, step_ns, np.zeros(steps, dtype=np.int32))
     kept: list[Samples] = []
     change, requests = np.zeros(steps + 1, dtype=np.int32), 0
-    for batch, _ in load.iterate_batches(samples):
+    for batch in load.iterate_batches(samples):
         in_flight = load.is_in_flight(batch, window)
         requests += int(in_flight.sum())
         slow = batch[in_flight & (response_times_ns(batch) > waiting.slow_ns)]

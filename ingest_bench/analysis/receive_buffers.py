@@ -17,29 +17,119 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis.buffers.netty import Buffers, Predictor, fixed
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import format_bytes
 
 Bytes = np.ndarray[Any, np.dtype[np.int64]]
 KIB = 1024
-CANDIDATES: tuple[Buffers, ...] = (
-    *(fixed(size * KIB) for size in (4, 8, 16, 32, 64, 128, 256, 512, 1024)),
-    Buffers(64, 2048, 64 * KIB),
-    Buffers(64 * KIB, 64 * KIB, 512 * KIB),
-)
+# 16, 32 … 496 in steps of 16, then 512 doubled up to 1 GiB.
+_SIZES: tuple[int, ...] = (*range(16, 512, 16), *(512 << power for power in range(22)))
+_INCREMENT, _DECREMENT = 4, 1
 # A recommended buffer allocates at most this many bytes for each ingested byte.
 MAX_SHARE = 1.25
 # Array header before the bytes (HotSpot with compressed class pointers).
 _HEADER_BYTES = 16
 # Two runs of one cell of the sink on loopback agree within a tenth.
 ALIKE = 1.10
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """AdaptiveRecvByteBufAllocator; with equal sizes FixedRecvByteBufAllocator.
+
+    Netty's own default is 64, 2048, 65536; Elasticsearch 5 starts at its minimum.
+    `is_old`: before 4.1.43, as in Elasticsearch 5 and 6: it shrinks only if a read fits a buffer two steps smaller.
+    `grows_within`: since 4.1.18, later than Elasticsearch 5: a filled buffer is recorded at once and again at the end.
+    """
+
+    minimum_bytes: int
+    initial_bytes: int
+    maximum_bytes: int
+    is_old: bool = False
+    grows_within: bool = True
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether all buffers have the same size."""
+        return self.minimum_bytes == self.maximum_bytes
+
+    def __str__(self) -> str:
+        sizes = (self.minimum_bytes,) if self.is_fixed else (self.minimum_bytes, self.maximum_bytes)
+        return "..".join(map(format_bytes, sizes))
+
+
+def fixed(size_bytes: int) -> Buffers:
+    """Return buffers that all have this size."""
+    return Buffers(size_bytes, size_bytes, size_bytes)
+
+
+class Predictor:
+    """Allocator state of one connection: the size of its next buffer.
+
+    From netty-transport 4.1.13 to 4.2: AdaptiveRecvByteBufAllocator (AdaptiveCalculator), DefaultChannelConfig,
+    DefaultMaxMessagesRecvByteBufAllocator and AbstractNioByteChannel. Replayed against the sink's own count (4.1.94,
+    loopback and ethernet, 64..65536 and 4096..524288): equal to the byte.
+
+    An allocator set by ChannelOption.RCVBUF_ALLOCATOR, as in Elasticsearch, OpenSearch and our sink, reads once per
+    selector event: 16 reads in a row (ChannelMetadata) apply only to Netty's default. So another read follows a filled
+    buffer only if data is left, and an adaptive allocator records a filled buffer twice: it grows by four steps, and
+    then sees that the same read would have fitted a smaller one.
+    """
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._lowest = next(at for at, size in enumerate(_SIZES) if size >= buffers.minimum_bytes)
+        self._highest = max(at for at, size in enumerate(_SIZES) if size <= buffers.maximum_bytes)
+        self._at = max(at for at, size in enumerate(_SIZES) if size <= buffers.initial_bytes)
+        self._shrink = _DECREMENT + (1 if buffers.is_old else 0)
+        self._shrinks_now = False
+        self.next_bytes = max(_SIZES[self._at], buffers.minimum_bytes)
+
+    def read(self, got_bytes: int) -> bool:
+        """Record the bytes of the next read (-1: end of stream), and return whether it did not fill its buffer."""
+        is_short = got_bytes < self.next_bytes
+        if not is_short and self._buffers.grows_within:
+            self._record(got_bytes)
+        self._record(got_bytes)
+        return is_short
+
+    def sizes(self, available_bytes: int) -> Iterator[int]:
+        """Yield the sizes of the buffers that are allocated to read *available_bytes*; one buffer without data."""
+        left = available_bytes
+        while True:
+            size = self.next_bytes
+            yield size
+            got = min(size, left)
+            self.read(got)
+            left -= got
+            if left == 0:
+                return
+
+    def _record(self, got_bytes: int) -> None:
+        if self._buffers.is_fixed:
+            return
+        if got_bytes <= _SIZES[max(0, self._at - self._shrink)]:
+            if self._shrinks_now:
+                self._at = max(self._at - _DECREMENT, self._lowest)
+                self.next_bytes = max(_SIZES[self._at], self._buffers.minimum_bytes)
+            self._shrinks_now = not self._shrinks_now
+        elif got_bytes >= self.next_bytes:
+            self._at = min(self._at + _INCREMENT, self._highest)
+            self.next_bytes = min(_SIZES[self._at], self._buffers.maximum_bytes)
+            self._shrinks_now = False
+
+
+CANDIDATES: tuple[Buffers, ...] = (
+    *(fixed(size * KIB) for size in (4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+    Buffers(64, 2048, 64 * KIB),
+    Buffers(64 * KIB, 64 * KIB, 512 * KIB),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,0 @@
-"""Predicted cost of receive buffers, and published costs."""
