@@ -13,7 +13,7 @@ import pytest
 
 from ingest_bench.documents import source
 from ingest_bench.documents.body import Body, BodyTemplate, IdSequence
-from ingest_bench.documents.source import Bodies, BodyPool
+from ingest_bench.documents.source import BodyPool
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.model.load import BulkAction, Conflicts, DocumentField, LoadOptions, ProtocolOptions
@@ -41,11 +41,11 @@ def pool(*, pool_bytes: int = POOL_BYTES, worker: int = 0, workers: int = 1, **o
     )
 
 
-def iterate_forever(pooled: Bodies, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
+def iterate_forever(pooled: BodyPool, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
     return pooled.iterate_forever(user, users, IdSequence(user, users, conflicts, 1))
 
 
-def iterate_once(pooled: Bodies, user: int, users: int) -> Iterator[Body]:
+def iterate_once(pooled: BodyPool, user: int = 0, users: int = 1) -> Iterator[Body]:
     return pooled.iterate_once(user, users, IdSequence(user, users, "none", 1))
 
 
@@ -70,14 +70,13 @@ def test_body_has_an_action_line_before_each_document() -> None:
 
 def test_pool_has_the_requested_size_and_published_bulk_size() -> None:
     pooled = pool()
-    assert [body.documents for body in pooled.bodies] == [TAXIS.bulk_documents]
+    assert [body.documents for body in iterate_once(pooled)] == [TAXIS.bulk_documents]
     smaller = pool(bulk_documents=100)
-    assert POOL_BYTES <= sum(len(body.data) for body in smaller.bodies) <= POOL_BYTES + 2 * 60_000
+    assert POOL_BYTES <= sum(len(body.data) for body in iterate_once(smaller)) <= POOL_BYTES + 2 * 60_000
 
 
 def test_bulk_in_bytes_is_as_full_as_possible() -> None:
-    pooled = pool(bulk_bytes=20_000)
-    assert all(19_000 < len(body.data) <= 20_000 for body in pooled.bodies)
+    assert all(19_000 < len(body.data) <= 20_000 for body in iterate_once(pool(bulk_bytes=20_000)))
 
 
 ACTIONS = {
@@ -98,7 +97,7 @@ def test_bulk_in_bytes_never_exceeds_its_size_for_any_action(action: BulkAction)
 
 def test_document_larger_than_the_bulk_is_sent_alone() -> None:
     pooled = pool(bulk_bytes=10, pool_bytes=5_000)
-    assert {body.documents for body in pooled.bodies} == {1}
+    assert {body.documents for body in iterate_once(pooled)} == {1}
 
 
 def test_users_get_disjoint_bodies_and_repeat_them() -> None:
@@ -116,7 +115,7 @@ def test_more_users_than_bodies_share_bodies() -> None:
 
 def test_workers_send_different_documents() -> None:
     first, second = (pool(bulk_documents=50, worker=worker, workers=2) for worker in range(2))
-    assert not {body.data for body in first.bodies} & {body.data for body in second.bodies}
+    assert not {body.data for body in iterate_once(first)} & {body.data for body in iterate_once(second)}
 
 
 def test_compressed_body_has_the_same_content() -> None:

@@ -24,7 +24,7 @@ from ingest_bench.documents import corpus as corpora
 from ingest_bench.documents import lines, source
 from ingest_bench.documents.body import Body, IdSequence
 from ingest_bench.documents.corpus import Corpus, check_corpus
-from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize
+from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize, Source
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction, TrackFile, Workload
@@ -63,12 +63,16 @@ def open_corpus(corpus: Corpus, protocol: Bulk, size: BulkSize, **more: int) -> 
     return source.open_corpus(file, protocol, size, **{"seed": 1, **more})
 
 
-def iterate_forever(pool: Bodies, user: int = 0, users: int = 1) -> Iterator[Body]:
-    return pool.iterate_forever(user, users, IdSequence(user, users, "sequential", 1))
+def iterate_forever(bodies: Bodies, users: int = 1) -> list[Iterator[Body]]:
+    """Return the bodies of each user of one worker."""
+    shared = Source(
+        files=[bodies], repeats=True, conflicts="sequential", seed=1, first_id=0, users=users, worker=0, workers=1
+    )
+    return [shared.bodies_of(user) for user in range(users)]
 
 
-def iterate_once(pool: Bodies, user: int = 0, users: int = 1) -> Iterator[Body]:
-    return pool.iterate_once(user, users, IdSequence(user, users, "sequential", 1))
+def iterate_once(bodies: Bodies, user: int = 0, users: int = 1) -> Iterator[Body]:
+    return bodies.iterate_once(user, users, IdSequence(user, users, "sequential", 1))
 
 
 def numbers(data: bytes) -> list[int]:
@@ -83,8 +87,9 @@ def test_each_document_is_sent_once_with_any_compression(tmp_path: Path, suffix:
     assert (corpus_file.has_action_lines, corpus_file.documents) == (False, 1000)
     bodies = open_corpus(corpus_file, BULK, BulkSize(documents=64), seed=1)
     assert isinstance(bodies, BodyPool)
-    assert [body.documents for body in bodies.bodies] == [64] * 15 + [40]
-    assert list(itertools.chain.from_iterable(numbers(bytes(body.data)) for body in bodies.bodies)) == list(range(1000))
+    sent = list(iterate_once(bodies))
+    assert [body.documents for body in sent] == [64] * 15 + [40]
+    assert list(itertools.chain.from_iterable(numbers(bytes(body.data)) for body in sent)) == list(range(1000))
 
 
 def test_several_compressed_frames_in_a_file_of_any_name_are_one_text(tmp_path: Path) -> None:
@@ -167,7 +172,7 @@ def test_workers_together_read_every_document_once(tmp_path: Path, has_action_li
     for worker in range(workers):
         bodies = open_corpus(corpus_file, BULK, BulkSize(documents=50), seed=1, worker=worker, workers=workers)
         assert isinstance(bodies, BodyPool)
-        sent += b"".join(bytes(body.data) for body in bodies.bodies)
+        sent += b"".join(bytes(body.data) for body in iterate_once(bodies))
     assert numbers(sent) == list(range(1000))
     assert sent.count(b"delete") == has_action_lines
 
@@ -184,8 +189,8 @@ def test_large_corpus_is_streamed_once_for_all_users(corpus: Path) -> None:
 
 def test_streamed_corpus_restarts_after_its_end(corpus: Path) -> None:
     bodies = open_corpus(check_corpus(corpus), BULK, BulkSize(documents=400), seed=1, pool_bytes=5000)
-    sizes = [body.documents for body in itertools.islice(iterate_forever(bodies), 6)]
-    assert sizes == [400, 400, 200, 400, 400, 200]
+    (user,) = iterate_forever(bodies)
+    assert [body.documents for body in itertools.islice(user, 6)] == [400, 400, 200, 400, 400, 200]
 
 
 def test_compressed_corpus_is_decompressed_for_several_workers(tmp_path: Path, corpus: Path) -> None:
@@ -482,15 +487,15 @@ def test_resent_items_with_ids_add_nothing(tmp_path: Path, pool_bytes: int) -> N
     lines = '{"index": {"_id": "1"}}\n{"n": 1}\n{"create": {}}\n{"n": 2}\n{"update": {"_id": "1"}}\n{"doc": {}}\n'
     corpus_file = check_corpus(write(tmp_path / "bulk.json", lines * 2 + '{"delete": {"_id": "1"}}\n'))
     bodies = open_corpus(corpus_file, BULK, BulkSize(documents=3), seed=1, pool_bytes=pool_bytes)
-    added = [body.count_added() for body in itertools.islice(iterate_forever(bodies), 6)]
-    assert added == [2, 2, -1, 1, 1, 0]
+    (user,) = iterate_forever(bodies)
+    assert [body.count_added() for body in itertools.islice(user, 6)] == [2, 2, -1, 1, 1, 0]
     assert isinstance(bodies, BodyPool) == (pool_bytes > 10)
 
 
 def test_users_that_share_a_body_repeat_its_ids(tmp_path: Path) -> None:
     corpus_file = check_corpus(write(tmp_path / "bulk.json", '{"index": {"_id": "1"}}\n{"n": 1}\n'))
     bodies = open_corpus(corpus_file, BULK, BulkSize(documents=3), seed=1)
-    assert [next(iterate_forever(bodies, user, 3)).count_added() for user in range(3)] == [1, 0, 0]
+    assert [next(user).count_added() for user in iterate_forever(bodies, 3)] == [1, 0, 0]
 
 
 def test_bulk_bodies_refuse_generated_ids(tmp_path: Path) -> None:
@@ -508,7 +513,7 @@ def test_streamed_documents_can_have_ids(corpus: Path, on_conflict: Literal["ind
         check_corpus(corpus), Bulk(path="/i/_bulk", action=action), BulkSize(documents=40), seed=1, pool_bytes=5000
     )
     assert isinstance(bodies, BodyStream)
-    users = [iterate_forever(bodies, user, 2) for user in range(2)]
+    users = iterate_forever(bodies, 2)
     ids_by_user: list[set[str]] = [set(), set()]
     sent: list[int] = []
     for turn in range(25):

@@ -43,8 +43,29 @@ def corpus(served: Served, folder: Path, name: str = NAME, **sizes: int | None) 
     )
 
 
-def fetch(file: TrackFile, tell: Any = lambda *_: None, **more: Any) -> None:
-    corpus_download.download_file(file, tell, sleep=more.pop("sleep", lambda _: None), **more)
+class Clock:
+    """Clock of downloads: waiting takes no time."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+        self.times_s: Iterator[float] = itertools.repeat(0.0)
+
+    def sleep(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+
+    def monotonic(self) -> float:
+        return next(self.times_s)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(corpus_download, "time", clock)
+    return clock
+
+
+def fetch(file: TrackFile, progress: Any = lambda *_: None) -> None:
+    corpus_download.download_file(file, progress)
 
 
 def part_of(file: TrackFile) -> Path:
@@ -129,11 +150,10 @@ def test_kill_while_starting_again_leaves_no_mixed_file(
     assert Path(file.path).read_bytes() == PACKED
 
 
-def test_unavailable_server_is_retried_up_to_a_limit(served: Served, tmp_path: Path) -> None:
-    waited: list[float] = []
+def test_unavailable_server_is_retried_up_to_a_limit(served: Served, tmp_path: Path, clock: Clock) -> None:
     served.statuses = [503, 429]
-    fetch(corpus(served, tmp_path), sleep=waited.append)
-    assert waited == [1.0, 2.0]
+    fetch(corpus(served, tmp_path))
+    assert clock.waits_s == [1.0, 2.0]
     served.statuses = [500] * 10
     with pytest.raises(RunFailed, match=r"was answered 500 .*, 5 times in a row\. .* --download again"):
         fetch(corpus(served, tmp_path / "other"))
@@ -206,15 +226,13 @@ def test_decompression_stops_at_the_size_of_the_track(served: Served, tmp_path: 
     assert max(calls) <= 4 << 20
 
 
-def test_slow_server_is_given_up_and_the_part_is_kept(served: Served, tmp_path: Path) -> None:
+def test_slow_server_is_given_up_and_the_part_is_kept(served: Served, tmp_path: Path, clock: Clock) -> None:
     served.breaks_after = [3000, 10, 10, 10]
-    seconds = itertools.count(0, 45)
+    clock.times_s = itertools.count(0, 45)
     file = corpus(served, tmp_path, compressed_bytes=None, uncompressed_bytes=None, documents=None)
     with pytest.raises(RunFailed, match=r"only [0-9,]+ bytes came in \d+ s\. .* are kept; say --download again later"):
-        corpus_download.Download(
-            file.origin.url, tmp_path / "x.part", None, lambda *_: None, lambda _: None, lambda: next(seconds)
-        ).run()
-    assert (tmp_path / "x.part").stat().st_size > 0
+        fetch(file)
+    assert part_of(file).stat().st_size > 0
 
 
 def test_full_disk_is_reported_before_and_during_the_download(

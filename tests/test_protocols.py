@@ -23,7 +23,6 @@ from thrift_server import THRIFT, encode_result, parse_call, thrift_server
 
 from ingest_bench.documents import source
 from ingest_bench.documents.body import Body, IdSequence
-from ingest_bench.documents.corpus import Corpus
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.load.worker_state import WorkerState
@@ -369,12 +368,12 @@ def test_json_array_sends_its_configured_headers() -> None:
     assert b"\r\ncontent-type: text/json\r\n" in head
 
 
-def open_bodies(wire: ProtocolOptions, corpus: Corpus | None = None, **options: Any) -> Iterator[Body]:
+def open_bodies(wire: ProtocolOptions, file: TrackFile | None = None, **options: Any) -> Iterator[Body]:
     load_options = LoadOptions(**options)
     fields = (DocumentField(name="n", kind="id"), DocumentField(name="text", kind="constant", options={"value": "x"}))
     workload = dataclasses.replace(catalog.load_workload("nyc_taxis"), fields=fields)
     protocol = create_protocol(wire, workload.index, load_options)
-    return source.open_source(workload, load_options, protocol, corpus=corpus, pool_bytes=1).bodies_of(0)
+    return source.open_source(workload, load_options, protocol, file=file, pool_bytes=1).bodies_of(0)
 
 
 def test_workload_can_be_sent_with_every_protocol(case: ProtocolCase) -> None:
@@ -385,6 +384,6 @@ def test_workload_can_be_sent_with_every_protocol(case: ProtocolCase) -> None:
 
 def test_file_can_be_sent_with_every_protocol(case: ProtocolCase, tmp_path: Path) -> None:
     (tmp_path / "d.ndjson").write_bytes(b"\n".join((*DOCUMENTS, b"")))
-    body = next(open_bodies(case.wire, Corpus(tmp_path / "d.ndjson", has_action_lines=False), bulk_documents=4))
+    body = next(open_bodies(case.wire, TrackFile(path=str(tmp_path / "d.ndjson"), index=""), bulk_documents=4))
     assert case.read(bytes(body.data))[0] == json.loads(DOCUMENTS[0])
     assert body.documents == (case.protocol.max_documents or 4)

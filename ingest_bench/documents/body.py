@@ -86,6 +86,14 @@ class Body:
         """Return this body as it counts once it was sent before."""
         return self if self.adds_when_resent is None else replace(self, adds=self.adds_when_resent)
 
+    def copy(self) -> Body:
+        """Return this body, as `BodyTemplate.copy` does: several users may send it."""
+        return self
+
+    def fill(self, _ids: IdSequence) -> Body:
+        """Return this body, as `BodyTemplate.fill` does: it has no gaps."""
+        return self
+
     def count_added(self, excluded_items: Sequence[int] = ()) -> int:
         """Return how many documents the index gains if all items but *excluded_items* are acknowledged."""
         if self.adds is None:
@@ -146,6 +154,10 @@ class BodyTemplate:
     compress: bool = False
     is_idempotent: bool = True
     """True if the server stores a document under its id, so that a duplicate replaces the first one."""
+
+    def as_resent(self) -> BodyTemplate:
+        """Return this template: new ids make new documents."""
+        return self
 
     def copy(self) -> BodyTemplate:
         """Return a copy that another user may write into."""

@@ -67,13 +67,7 @@ def describe_download(files: Sequence[TrackFile]) -> str:
     return f"download {names}: {total}{more}, from {', '.join(origins)} into {corpora_folder()}"
 
 
-def download_file(
-    file: TrackFile,
-    progress: Progress,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
+def download_file(file: TrackFile, progress: Progress) -> None:
     """Download and check a file of a corpus. RunFailed if that fails; a repeated download resumes."""
     path = Path(file.path)
     try:
@@ -81,8 +75,7 @@ def download_file(
             if path.is_file():
                 return
             part = _part_file(path)
-            show = functools.partial(progress, path.name)
-            Download(file.origin.url, part, _download_bytes(file), show, sleep, clock).run()
+            Download(file.origin.url, part, _download_bytes(file), functools.partial(progress, path.name)).run()
             _check_content(file, part, progress)
             part.replace(path)
             origin_file(part).unlink(missing_ok=True)
@@ -177,8 +170,6 @@ class Download:
     """Size of the file; None: unknown."""
     show: Callable[[int, int | None], None]
     """Called with the downloaded and the total bytes (None: unknown)."""
-    sleep: Callable[[float], None]
-    clock: Callable[[], float]
     _period_bytes: int = 0
     """Bytes received since the rate was checked last."""
     _period_start_s: float = 0
@@ -186,7 +177,7 @@ class Download:
     def run(self) -> None:
         """Download until the part file is complete; RunFailed keeps the received part."""
         attempts = 0
-        self._period_start_s = self.clock()
+        self._period_start_s = time.monotonic()
         while True:
             before = file_bytes(self.part)
             try:
@@ -198,7 +189,7 @@ class Download:
                         f"{self.url}: {error}, {_ATTEMPTS} times in a row. {format_bytes(file_bytes(self.part))} are "
                         "kept; say --download again to resume"
                     ) from None
-                self.sleep(_RETRY_S * 2 ** (attempts - 1))
+                time.sleep(_RETRY_S * 2 ** (attempts - 1))
             else:
                 return
 
@@ -251,10 +242,8 @@ class Download:
                 f'{self.url}: was answered {error.code} {error.reason}. Check the track\'s "base-url", or put the file '
                 "into the folder of the track."
             ) from None
-        except urllib.error.URLError as error:
-            raise _Retriable(f"cannot be reached ({error.reason})") from None
         except (OSError, http.client.HTTPException) as error:
-            raise _Retriable(f"was not answered ({type(error).__name__}: {error})") from None
+            raise _Retriable(f"cannot be reached ({type(error).__name__}: {error})") from None
         return response
 
     def _check_size(self, start_bytes: int, total_bytes: int | None) -> None:
@@ -291,7 +280,7 @@ class Download:
     def _refuse_slow_server(self, new_bytes: int, present_bytes: int) -> None:
         """Raise RunFailed for a server below the minimum rate, over any number of connections."""
         self._period_bytes += new_bytes
-        now_s = self.clock()
+        now_s = time.monotonic()
         elapsed_s = now_s - self._period_start_s
         if elapsed_s <= _MIN_BYTES_PERIOD_S:
             return

@@ -23,7 +23,6 @@ from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.model.load import TrackFile
 
 if TYPE_CHECKING:
-    from ingest_bench.documents.corpus import Corpus
     from ingest_bench.model.load import Conflicts, LoadOptions, Step, Workload
 
 POOL_BYTES = 64 * 1024**2
@@ -63,46 +62,36 @@ class BodyBuilder(Protocol):
 class BodyPool:
     """Bodies in memory, or templates if users assign ids: no two users write into the same one."""
 
-    bodies: tuple[Body, ...] = ()
-    templates: tuple[BodyTemplate, ...] = ()
+    bodies: tuple[Body | BodyTemplate, ...] = ()
 
     def iterate_once(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
         """Yield every `users`-th body, with the next ids of this user: all users together get each body once."""
-        if self.templates:
-            return (template.fill(ids) for template in self.templates[user::users])
-        return iter(self.bodies[user::users])
+        return (body.fill(ids) for body in self.bodies[user::users])
 
     def iterate_forever(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
         """Yield every `users`-th body, then these again as resent ones or with new ids.
 
         A user without own bodies resends all, or gets copies of all templates.
         """
-        if self.templates:
-            templates = self.templates[user::users] or tuple(template.copy() for template in self.templates)
-            return (template.fill(ids) for template in itertools.cycle(templates))
         own = self.bodies[user::users]
-        return itertools.chain(own, itertools.cycle([body.as_resent() for body in own or self.bodies]))
+        resent = [body.as_resent() for body in own or [body.copy() for body in self.bodies]]
+        return (body.fill(ids) for body in itertools.chain(own, itertools.cycle(resent)))
 
     def as_resent(self) -> BodyPool:
         """Return these bodies as they count once they were sent before; new ids make new documents."""
-        return BodyPool(tuple(body.as_resent() for body in self.bodies), self.templates)
+        return BodyPool(tuple(body.as_resent() for body in self.bodies))
 
 
 def build_pool(groups: Iterable[Sequence[bytes]], protocol: BodyBuilder, seed: int, pool_bytes: int) -> BodyPool:
     """Build a pool of the first groups of documents that together reach *pool_bytes*."""
     total = 0
-    bodies: list[Body] = []
-    templates: list[BodyTemplate] = []
+    bodies = []
     for number, documents in enumerate(groups):
-        body = protocol.build_body(documents, seed + number)
-        if isinstance(body, Body):
-            bodies.append(body)
-        else:
-            templates.append(body)
+        bodies.append(protocol.build_body(documents, seed + number))
         total += sum(map(len, documents))
         if total >= pool_bytes:
             break
-    return BodyPool(tuple(bodies), tuple(templates))
+    return BodyPool(tuple(bodies))
 
 
 def choose_bulk_size(workload: Workload, options: LoadOptions, protocol: BodyBuilder) -> BulkSize:
@@ -198,30 +187,19 @@ class BodyStream:
     """Starts a pass: yields the documents of each bulk."""
     groups: Iterator[list[bytes]]
     """The unread groups of this pass."""
-    passes: int = 0
+    is_resent: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def iterate_once(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
         """Yield the next bodies that no user of this worker had, until the file ends."""
         del user, users
         for documents in self.groups:
-            built = self.protocol.build_body(documents, self.seed + next(self._numbers))
-            body = built if isinstance(built, Body) else built.fill(ids)
-            yield body.as_resent() if self.passes else body
-
-    def iterate_forever(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield the next body that no user of this worker had; after the last one the first again."""
-        while True:
-            passes = self.passes
-            yield from self.iterate_once(user, users, ids)
-            # Another user may have reached the end before.
-            if passes == self.passes:
-                self.passes += 1
-                self.groups = self.read_groups()
+            body = self.protocol.build_body(documents, self.seed + next(self._numbers))
+            yield (body.as_resent() if self.is_resent else body).fill(ids)
 
     def as_resent(self) -> BodyStream:
         """Return the stream from its beginning, as sent before."""
-        return BodyStream(self.protocol, self.seed, self.read_groups, self.read_groups(), self.passes + 1)
+        return BodyStream(self.protocol, self.seed, self.read_groups, self.read_groups(), True, self._numbers)
 
 
 Bodies = BodyPool | BodyStream
@@ -276,34 +254,14 @@ def _byte_range(file: TrackFile, worker: int, workers: int) -> tuple[int, int]:
     return min(start, size), min(end, size)
 
 
-@dataclass(slots=True)
-class Loop:
-    """Several files, sent one after the other repeatedly, by all users of a worker together."""
-
-    files: list[Bodies]
-    _current: int = field(default=0, init=False)
-
-    def bodies_of(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-        """Yield the bodies of one user forever; none if no file has any for it."""
-        empty = 0
-        # A stream that others have read to its end is empty too, until it restarts.
-        while empty <= 2 * len(self.files):
-            current = self._current
-            empty += 1
-            for body in self.files[current].iterate_once(user, users, ids):
-                empty = 0
-                yield body
-            if current == self._current:
-                self.files[current] = self.files[current].as_resent()
-                self._current = (current + 1) % len(self.files)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Source:
     """The bodies of one worker. Each user has bodies of its own, so that none is sent by two."""
 
-    iterate: Callable[[int, int, IdSequence], Iterator[Body]]
-    """Yields the bodies of one user of this worker, by its number here and the number of users here."""
+    files: list[Bodies]
+    """Bodies of each file, sent one file after the other."""
+    repeats: bool
+    """True if the first file follows the last one."""
     conflicts: Conflicts
     seed: int
     first_id: int
@@ -311,12 +269,36 @@ class Source:
     """Users of all workers."""
     worker: int
     workers: int
+    _finished: int = field(default=0, init=False)
+    """Files that the users have sent, counting each repetition."""
 
     def bodies_of(self, number: int) -> Iterator[Body]:
         """Yield the bodies of one user; user numbers are unique across workers."""
         # Ids are counted across all workers and, for a user, across all files, so that none is assigned twice.
         ids = IdSequence(number, self.users, self.conflicts, self.seed, self.first_id)
-        return self.iterate(number // self.workers, len(range(self.worker, self.users, self.workers)), ids)
+        user, users = number // self.workers, len(range(self.worker, self.users, self.workers))
+        if not self.repeats:
+            return itertools.chain.from_iterable(file.iterate_once(user, users, ids) for file in self.files)
+        first, *others = self.files
+        if isinstance(first, BodyPool) and not others:
+            return first.iterate_forever(user, users, ids)
+        return self._repeat_files(user, users, ids)
+
+    def _repeat_files(self, user: int, users: int, ids: IdSequence) -> Iterator[Body]:
+        """Yield the bodies of one user forever; none if no file has any for it."""
+        empty = 0
+        # A stream that others have read to its end is empty too, until it restarts.
+        while empty <= 2 * len(self.files):
+            finished = self._finished
+            current = finished % len(self.files)
+            empty += 1
+            for body in self.files[current].iterate_once(user, users, ids):
+                empty = 0
+                yield body
+            # Another user may have reached the end before.
+            if finished == self._finished:
+                self.files[current] = self.files[current].as_resent()
+                self._finished += 1
 
 
 def open_source(
@@ -324,7 +306,7 @@ def open_source(
     options: LoadOptions,
     protocol: BodyBuilder,
     *,
-    corpus: Corpus | None = None,
+    file: TrackFile | None = None,
     step: Step | None = None,
     pool_bytes: int = POOL_BYTES,
     first_id: int = 0,
@@ -333,29 +315,23 @@ def open_source(
     workers: int = 1,
 ) -> Source:
     """Return the source of one worker: the files of a track step, the user's file, or generated documents."""
-    inputs: tuple[TrackFile, ...] = ()
+    inputs: Sequence[TrackFile] = () if file is None else (file,)
     if step is not None:
-        inputs, size, name = step.files, BulkSize(documents=step.bulk_documents), step.name
+        inputs, size = step.files, BulkSize(documents=step.bulk_documents)
     else:
         size = choose_bulk_size(workload, options, protocol)
-    if corpus is not None:
-        name = str(corpus.path)
-        inputs = (TrackFile(path=name, index="", has_action_lines=corpus.has_action_lines),)
     files: list[Bodies] = [
         open_corpus(file, protocol, size, seed=seed, pool_bytes=pool_bytes, worker=worker, workers=workers)
         for seed, file in enumerate(inputs, options.seed)
     ]
     if not inputs:
         files = [build_synthetic_pool(workload, options, protocol, pool_bytes, worker, workers)]
-    elif all(file == BodyPool() for file in files):
+    elif all(bodies == BodyPool() for bodies in files):
+        name = inputs[0].path if step is None else step.name
         raise SpecError(f"{name}: no documents remain for process {worker + 1} of {workers}. Use fewer processes.")
-    iterate = files[0].iterate_forever
-    if step is not None and not step.looped:
-        iterate = partial(_iterate_files, files)
-    elif len(files) > 1:
-        iterate = Loop(files).bodies_of
     return Source(
-        iterate=iterate,
+        files=files,
+        repeats=step is None or step.looped,
         conflicts=options.action.conflicts,
         seed=options.seed,
         first_id=first_id,
@@ -363,10 +339,6 @@ def open_source(
         worker=worker,
         workers=workers,
     )
-
-
-def _iterate_files(files: Sequence[Bodies], user: int, users: int, ids: IdSequence) -> Iterator[Body]:
-    return itertools.chain.from_iterable(file.iterate_once(user, users, ids) for file in files)
 
 
 def build_synthetic_pool(

@@ -7,6 +7,7 @@ draws a row. Formatting values for each document would make a 64 MiB pool take m
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,11 +205,8 @@ class DocumentGenerator:
         return [b"".join(pieces) for pieces in zip(*parts, strict=True)]
 
     def blocks(self, worker: int = 0, workers: int = 1) -> Iterator[list[bytes]]:
-        """Yield the blocks of one of several workers forever: together they generate each document once."""
-        number = worker
-        while True:
-            yield self.block(number)
-            number += workers
+        """Return the blocks of one of several workers forever: together they generate each document once."""
+        return map(self.block, itertools.count(worker, workers))
 
 
 def check_workload(workload: Workload) -> None:

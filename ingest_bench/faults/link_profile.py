@@ -186,10 +186,7 @@ def repeat_trace(changes: Sequence[RateChange], duration_ns: int) -> Iterator[Ra
 def _read_trace(path: str | None) -> tuple[tuple[RateChange, ...], int]:
     """Read a trace once: the trace that was checked is replayed, even if its file changes meanwhile."""
     assert path is not None  # noqa: S101 - `_find_trace_error` refused it
-    try:
-        return parse_trace(files.read_text(Path(path)), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"fault trace: {path} cannot be read ({error})") from None
+    return parse_trace(files.read_user_text(Path(path), f"fault trace: {path}"), path)
 
 
 def _find_trace_error(cell: Cell, fault: Fault) -> str:

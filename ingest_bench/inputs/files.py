@@ -94,6 +94,16 @@ def read_text(path: Path) -> str:
             return text.read()
 
 
+def read_user_text(path: Path, where: str) -> str:
+    """Return the text of a UTF-8 file; SpecError begins with *where* if it cannot be read."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise SpecError(f"{where}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{where}: cannot be read: it is not UTF-8") from None
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file of any length, as hexadecimal digits."""
     with open_plain(path) as file:

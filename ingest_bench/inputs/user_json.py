@@ -90,10 +90,7 @@ def parse_value(text: str) -> Any:
 
 def read_object(path: Path, where: str) -> dict[str, Any]:
     """Return the JSON object in a file; SpecError begins with *where*."""
-    try:
-        return _parse_object(files.read_text(path), where)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{where}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    return _parse_object(files.read_user_text(path, where), where)
 
 
 def _parse_object(text: str, where: str) -> dict[str, Any]:

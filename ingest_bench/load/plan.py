@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.documents import corpus, lines, source
-from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.source import POOL_BYTES, Source
-from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import credentials, files
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import parse_recorded
-from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, Workload
+from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, TrackFile, Workload
 from ingest_bench.model.target import ServerAddress
 from ingest_bench.protocols.bulk import Search
 from ingest_bench.protocols.protocol import Protocol, create_protocol
@@ -117,12 +116,13 @@ class LoadPlan:
 
     def open_source(self) -> Source:
         """Open the bodies of this worker."""
-        file = None if self.corpus is None else Corpus(Path(self.corpus), has_action_lines=self.corpus_is_bulk)
+        path = self.corpus
+        file = None if path is None else TrackFile(path=path, index="", has_action_lines=self.corpus_is_bulk)
         return source.open_source(
             self.workload,
             self.options,
             self.build_protocol(),
-            corpus=file,
+            file=file,
             step=self.step,
             pool_bytes=self.pool_bytes,
             first_id=self.first_id,
@@ -162,7 +162,9 @@ class LoadPlan:
         plan = self
         self.build_protocol()
         if self.options.arrivals.file is not None:
-            plan = dataclasses.replace(plan, recorded_ns=_read_recorded(Path(self.options.arrivals.file)))
+            path = self.options.arrivals.file
+            text = files.read_user_text(Path(path), f"load.arrivals: {path}")
+            plan = dataclasses.replace(plan, recorded_ns=parse_recorded(text, path))
         if self.options.documents is not None:
             checked = corpus.check_corpus(Path(self.options.documents))
             plan = dataclasses.replace(
@@ -223,11 +225,3 @@ class LoadPlan:
 def plan_from_json(values: dict[str, Any]) -> LoadPlan:
     """Return the plan from its JSON values."""
     return from_json(LoadPlan, values)
-
-
-def _read_recorded(path: Path) -> tuple[int, ...]:
-    try:
-        return parse_recorded(files.read_text(path), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SpecError(f"load.arrivals: cannot read {path}: {reason}") from None

@@ -237,11 +237,7 @@ class Templates:
 
     def _assemble(self, path: Path, depth: int) -> list[_Segment]:
         """Return the text of a file with all files that it collects."""
-        try:
-            text = files.read_text(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise SpecError(f"{path}: cannot be read: {reason}; the track needs this file") from None
+        text = files.read_user_text(path, f"the track needs {path}")
         segments, end, line = [], 0, 1
         for match in _COLLECT.finditer(text):
             segments.append(_Segment(text[end : match.start()], str(path), line))
