@@ -52,8 +52,8 @@ def test_the_master_holds_no_more_than_some_pieces_while_500_mb_of_samples_come(
         plan = plan_for(server.address, tmp_path)
         report = start_load(plan, fleet=there).wait(grow)
         peaks.append(peak_bytes(child("ingest_bench.load.fleet.master")))
-    assert plan.sample_file.stat().st_size == LARGE_BYTES
-    samples = np.memmap(plan.sample_file, dtype=SAMPLE, mode="r")[: server.requests]
+    assert plan.record_file("samples").stat().st_size == LARGE_BYTES
+    samples = np.memmap(plan.record_file("samples"), dtype=SAMPLE, mode="r")[: server.requests]
     assert samples["documents_acked"].sum() == server.documents > 0
     assert report.longest_heartbeat_gap_ns < 4e9
     # The pieces under way have 2 MB together; Python gives memory back late.

@@ -496,7 +496,8 @@ def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
         code = f"""
 import json, os
 from pathlib import Path
-from ingest_bench.load.plan import plan_from_json
+from ingest_bench.inputs.records import from_json
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import start_load
 
 def die(progress):
@@ -504,7 +505,7 @@ def die(progress):
         print(process.pids[0], flush=True)
         os.kill(os.getpid(), 9)
 
-process = start_load(plan_from_json(json.loads(Path({str(tmp_path / "plan.json")!r}).read_text())))
+process = start_load(from_json(LoadPlan, json.loads(Path({str(tmp_path / "plan.json")!r}).read_text())))
 process.wait(die)
 """
         message = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=300).stdout

@@ -61,10 +61,10 @@ class Leader:
         if self._stops:
             gevent.spawn(stop)
 
-    def spawn_users(self, classes: Sequence[Any], failure_reason: Callable[[], str]) -> None:
+    def spawn_users(self, classes: Sequence[Any], find_failure: Callable[[], RunFailed | None]) -> None:
         self.runner.environment.user_classes = list(classes)
         self.runner.spawn_users({user.__name__: user.fixed_count for user in classes})
-        worker.wait_for_users(self.runner, classes, failure_reason)
+        worker.wait_for_users(self.runner, classes, find_failure)
 
     def wait_for_start(self) -> int:
         self.start_ns = time.monotonic_ns() + self._start_in_ns
@@ -88,7 +88,7 @@ def send(folder: Path, leader: Any, **options: Any) -> tuple[LoadPlan, Any]:
         plan = plan.with_checked_files()
         plan.folder.mkdir()
         worker.send_load(plan, leader)
-    return plan, np.fromfile(plan.sample_file, dtype=SAMPLE)
+    return plan, np.fromfile(plan.record_file("samples"), dtype=SAMPLE)
 
 
 def test_at_the_end_no_user_is_left_and_no_stack_is_inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_the_last_figures_include_all_samples_of_bulks_and_queries(tmp_path: Pat
         plan.folder.mkdir()
         worker.send_load(plan, leader)
     last = from_json(LoadFigures, json.loads(json.dumps(leader.statuses[-1]["figures"])))
-    bulks, queries = (np.fromfile(file, dtype=SAMPLE) for file in (plan.sample_file, plan.query_sample_file))
+    bulks, queries = (np.fromfile(plan.record_file(kind), dtype=SAMPLE) for kind in ("samples", "queries"))
     assert last.bulks.requests == len(bulks) > 0
     assert last.queries.requests == len(queries) == 20
 
@@ -177,9 +177,8 @@ def test_a_user_has_its_bodies_before_the_load_begins() -> None:
         numbers.append(number)
         return iter(())
 
-    nothing: Any = None
     source: Any = SimpleNamespace(bodies_of=bodies_of)
-    state = WorkerState(source=source, recorder=nothing, users=range(3, 4))
+    state = WorkerState(source=source, users=1)
     attributes = {"abstract": False, "pumps": False, "state": state, "number": 3}
     user = type("User", (ScheduledUser,), attributes)(Environment())
     sending = gevent.spawn(user.send_arrivals)
@@ -195,7 +194,7 @@ def test_a_user_that_fails_while_it_starts_ends_the_load_with_its_text() -> None
     runner: Any = Environment().create_local_runner()
     user = type("User", (ScheduledUser,), {"fixed_count": 1})
     with pytest.raises(RunFailed, match="no memory is left"):
-        worker.wait_for_users(runner, [user], lambda: "no memory is left")
+        worker.wait_for_users(runner, [user], lambda: RunFailed("no memory is left"))
 
 
 def test_a_worker_without_credentials_names_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

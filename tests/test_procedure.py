@@ -68,7 +68,7 @@ def test_workload_has_an_index_and_one_load() -> None:
     assert create.body is not None
     assert create.body["mappings"]["properties"]["vendor_id"] == {"type": "keyword"}
     sending = load_of(built, "load")
-    assert (sending.path, sending.folder, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
+    assert (sending.wire.destination, sending.folder, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
     assert built.indices == ("nyc_taxis",)
 
 
@@ -95,7 +95,7 @@ def test_documents_of_a_file_have_an_index_with_dynamic_mapping(tmp_path: Path) 
     built = build(cell(LoadOptions(documents=str(path))))
     (index,) = built.indices
     (create,) = requests_of(built, "index").requests
-    assert (create.path, load_of(built, "load").path) == (f"/{index}", f"/{index}/_bulk")
+    assert (create.path, load_of(built, "load").wire.destination) == (f"/{index}", f"/{index}/_bulk")
     assert create.body == {"settings": {"index.number_of_shards": 1, "index.number_of_replicas": 0}}
     assert built.notes == ()
 
@@ -177,7 +177,7 @@ def test_track_runs_step_by_step_and_counts_its_indices() -> None:
     assert built.indices == ("rides", "places")
     assert built.skipped == ("recent (search)", "sleep")
     rides = load_of(built, "index-rides")
-    assert (rides.path, rides.users, rides.ends_when_sent) == ("/rides/_bulk", 2, True)
+    assert (rides.wire.destination, rides.users, rides.ends_when_sent) == ("/rides/_bulk", 2, True)
     assert (rides.options.warm_up_ns, rides.options.bulk_documents) == (5 * SECOND, 100)
     assert rides.options.arrivals.is_open_loop
     assert not load_of(built, "index-places").options.arrivals.is_open_loop
@@ -208,7 +208,7 @@ def test_indices_of_a_track_are_adapted_to_the_version() -> None:
     body = requests_of(track("elasticsearch", "5.6.16"), "create-index").requests[0].body
     assert body is not None
     assert body["mappings"]["doc"]["properties"]["n"] == {"type": "integer"}
-    assert load_of(track("elasticsearch", "5.6.16"), "index-rides").path == "/rides/doc/_bulk"
+    assert load_of(track("elasticsearch", "5.6.16"), "index-rides").wire.destination == "/rides/doc/_bulk"
 
 
 @pytest.mark.parametrize("target", ["opensearch", "elasticsearch", "sink"])

@@ -48,7 +48,7 @@ def user_of(
     """A user that is ready to send these, and what it will leave."""
     kept = Kept()
     source: Any = SimpleNamespace(bodies_of=lambda _number: bodies)
-    work = WorkerState(source=source, recorder=kept, users=range(3, 4))
+    work = WorkerState(source=source, users=1)
     if arrivals is not None:
         work.arrivals = arrivals
     work.end_ns = 2**62
@@ -58,6 +58,8 @@ def user_of(
         "state": work,
         "upstream": resolve_upstream(ServerAddress(endpoint=address)),
         "judge": staticmethod(bulks.judge),
+        "recorder": kept,
+        "numbers": iter([3]),
         "retries": 2,
         **own,
     }

@@ -14,12 +14,13 @@ from ingest_bench import system
 from ingest_bench.documents import corpus_download
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.lab import planning
 from ingest_bench.lab.planning import Loads, Procedure
 from ingest_bench.lab.server import borrowed
 from ingest_bench.lab.server.borrowed import ServerObject
 from ingest_bench.load.arrivals import schedule
-from ingest_bench.load.plan import plan_from_json
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, Step, Track, TrackOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
@@ -423,4 +424,4 @@ def test_step_of_a_plan_survives_json(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 10, "warmup-time-period": 10, "target-throughput": 100, "clients": 4}
     (plan,) = of(written(tmp_path, [task("a", **times)])).plans
     plan = dataclasses.replace(plan, folder=tmp_path.absolute())
-    assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert records.from_json(LoadPlan, json.loads(json.dumps(plan.to_json()))) == plan

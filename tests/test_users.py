@@ -91,7 +91,7 @@ def started(
     """A user that is ready to send, and what it will leave. Its protocol is bulk, where it is not said."""
     kept = Kept()
     nothing: Any = None
-    work = WorkerState(source=nothing, recorder=kept, users=range(3, 99))
+    work = WorkerState(source=nothing, users=96)
     work.end_ns = 2**62
     usual = Search("/i/_search") if kind is QueryUser else Bulk(path="/i/_bulk", action=BulkAction())
     speaks = protocol or usual
@@ -102,7 +102,7 @@ def started(
         "judge": staticmethod(speaks.judge),
         "recorder": kept,
         "retries": 5,
-        "numbers": iter([3]),
+        "numbers": itertools.count(3),
         **own,
     }
     user = type("User", (kind, speaks.user_class()), attributes)(Environment())
@@ -446,8 +446,8 @@ def test_with_on_error_abort_the_first_failure_ends_the_load(clock: Clock, reply
     expected = (
         f'a request failed, and on_error is "abort": user 3 to {server.address}, attempt {kept.samples[1].attempts}'
     )
-    assert user.state.failure_reason.startswith(f"{expected}, due 0.500 s after the start of the load: ")
-    assert message in user.state.failure_reason
+    assert str(user.state.failure).startswith(f"{expected}, due 0.500 s after the start of the load: ")
+    assert message in str(user.state.failure)
     assert (0.05 in clock.waited_s) == (reply == TOO_MANY)
 
 
@@ -464,7 +464,7 @@ def test_a_timeout_aborts_the_load_and_a_cut_off_request_does_not(ended: str) ->
         user.on_stop()
         user.upstream.deadlines.close()
     assert outcome(kept.only) == ended
-    assert bool(user.state.failure_reason) == user.state.stopped == (ended == "timeout")
+    assert bool(user.state.failure) == user.state.stopped == (ended == "timeout")
 
 
 @pytest.mark.usefixtures("clock")
@@ -493,13 +493,13 @@ def test_a_failed_request_that_is_cut_off_in_its_retry_aborts_the_load(first: by
         user.upstream.deadlines.close()
     assert (outcome(kept.only), kept.only.attempts) == ("cut-off", 2)
     assert user.state.stopped
-    assert message in user.state.failure_reason
-    assert "attempt 2" in user.state.failure_reason
+    assert message in str(user.state.failure)
+    assert "attempt 2" in str(user.state.failure)
 
 
 def test_a_successful_retry_does_not_abort_the_load(clock: Clock) -> None:
     sample, work, _ = sent(lambda body, number: TOO_MANY if number < 3 else accept_all(body, number), aborts=True)
-    assert (outcome(sample), work.failure_reason, work.stopped) == ("ok", "", False)
+    assert (outcome(sample), work.failure, work.stopped) == ("ok", None, False)
     assert len(clock.waited_s) == 2
 
 
@@ -779,12 +779,12 @@ def test_a_load_is_hopeless_once_each_user_has_failed(
     now_ns = itertools.count(0, 10**9)
     monkeypatch.setattr(worker_state, "time", SimpleNamespace(monotonic_ns=lambda: next(now_ns)))
     source: Any = None
-    work = WorkerState(source=source, recorder=Kept(), users=range(2))
+    work = WorkerState(source=source, users=2)
     for _ in range(10):
         work.record_failure(0, Verdict(outcome="rejected", message="429"))
     assert not work.stopped
     work.record_failure(1, Verdict(outcome="rejected", message="429"))
-    assert work.failure_reason == "every request failed (11): 11 x 429"
+    assert str(work.failure) == "every request failed (11): 11 x 429"
 
 
 @pytest.mark.parametrize("ended_by_documents", [True, False])
@@ -794,7 +794,7 @@ def test_a_load_ended_by_documents_is_given_up_after_failing_for_minutes(
     now = SimpleNamespace(s=1)
     monkeypatch.setattr(worker_state, "time", SimpleNamespace(monotonic_ns=lambda: now.s * 10**9))
     source: Any = None
-    work = WorkerState(source=source, recorder=Kept(), users=range(2))
+    work = WorkerState(source=source, users=2)
     if ended_by_documents:
         work.end_after(1000, start_ns=0)
 
@@ -812,7 +812,7 @@ def test_a_load_ended_by_documents_is_given_up_after_failing_for_minutes(
     work.acknowledge(0, now.s * 10**9)
     assert failed_at(7901) == ended_by_documents
     assert ended_by_documents == (
-        work.failure_reason
+        str(work.failure)
         == "no document was acknowledged for 5min, and 899 documents are missing until this load worker ends: 5 x 503"
     )
 
@@ -820,20 +820,20 @@ def test_a_load_ended_by_documents_is_given_up_after_failing_for_minutes(
 def test_a_rate_of_bytes_counts_the_bodies_taken() -> None:
     source: Any = SimpleNamespace(bodies_of=lambda _user: iter([Body(b"x" * 1000, 4), Body(b"x" * 3000, 8)]))
     for unit, expected, means in (("bytes", 500.0, [1000.0, 2000.0]), ("documents", 2.0, [4.0, 6.0])):
-        work = WorkerState(source=source, recorder=Kept(), users=range(1))
+        work = WorkerState(source=source, users=1)
         sizes = work.sizes(unit, expected)  # type: ignore[arg-type]
         bodies = work.bodies(0)
         assert next(sizes) == expected
         for mean in means:
             next(bodies)
             assert next(sizes) == mean
-    work = WorkerState(source=source, recorder=Kept(), users=range(1))
+    work = WorkerState(source=source, users=1)
     assert next(work.sizes("requests", 1.0)) == 1.0
 
 
 def test_documents_that_end_a_measurement_count_from_its_start() -> None:
     source: Any = None
-    work = WorkerState(source=source, recorder=Kept(), users=range(1))
+    work = WorkerState(source=source, users=1)
     work.end_after(30, start_ns=1000)
     for done_ns in (998, 999, 1000, 1001):
         work.acknowledge(10, done_ns)
@@ -866,6 +866,6 @@ def test_credentials_that_a_server_quotes_are_in_no_result(clock: Clock, text: s
             send(user)
         user.upstream.deadlines.close()
         state = user.state
-        results = f"{state.item_failures} {state.item_reasons} {state.errors()} {state.failure_reason}"
+        results = f"{state.item_failures} {state.item_reasons} {state.errors()} {state.failure}"
         assert "refused ***" in results
         assert text not in results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A scraper that sends no request, or does not read, keeps its thread no longer than this.
 _IDLE_S = 10.0
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
 _STEP_OF_BUCKET = {bucket_ns: EDGES_NS.tolist().index(bucket_ns) for bucket_ns in BUCKETS_NS}
 
 
@@ -58,54 +59,50 @@ class Exporter:
         current = progress.figures or snapshot.current
         self._snapshot = _Snapshot(snapshot.labels, snapshot.earlier, current, progress.phase)
 
-    def describe(self) -> list[Metric]:
-        """Return []: the registry would call `collect` to find the names otherwise."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of this moment. prometheus_client calls it in its own threads."""
         # One attribute, read once: it is replaced as a whole.
         snapshot = self._snapshot
         if not snapshot.labels:
             return
-        names, values = list(snapshot.labels), list(snapshot.labels.values())
+        values = list(snapshot.labels.values())
         total = snapshot.earlier + snapshot.current
-        kinds = {"bulk": total.bulks} | ({"query": total.queries} if total.queries.requests else {})
-        requests = CounterMetricFamily(
-            "ingest_bench_requests", "Requests that ended, by outcome.", labels=[*names, "kind", "outcome"]
+
+        def create(kind: type[_Family], name: str, description: str, *labels: str) -> _Family:
+            return kind(f"ingest_bench_{name}", description, labels=[*snapshot.labels, *labels])
+
+        requests = create(CounterMetricFamily, "requests", "Requests that ended, by outcome.", "kind", "outcome")
+        documents = create(CounterMetricFamily, "documents", "Documents of these, by outcome.", "kind", "outcome")
+        sent = create(
+            CounterMetricFamily, "sent_bytes", "Bytes that the kernel took of these, headers included.", "kind"
         )
-        documents = CounterMetricFamily(
-            "ingest_bench_documents", "Documents of these, by outcome.", labels=[*names, "kind", "outcome"]
-        )
-        sent = CounterMetricFamily(
-            "ingest_bench_sent_bytes", "Bytes that the kernel took of these, headers included.", labels=[*names, "kind"]
-        )
-        times = HistogramMetricFamily(
-            "ingest_bench_response_seconds",
+        times = create(
+            HistogramMetricFamily,
+            "response_seconds",
             "Response time (done - scheduled) of these, with any outcome.",
-            labels=[*names, "kind"],
+            "kind",
         )
+        kinds = {"bulk": total.bulks} | ({"query": total.queries} if total.queries.requests else {})
         for kind, figures in kinds.items():
             for metric, counts in ((requests, figures.outcomes), (documents, figures.documents)):
                 for outcome, count in counts.items():
                     metric.add_metric([*values, kind, outcome], count)
             sent.add_metric([*values, kind], figures.bytes_sent)
             times.add_metric([*values, kind], _cumulative_buckets(figures), figures.response_ns / 1e9)
-        yield from (requests, documents, sent, times)
-        in_flight = GaugeMetricFamily("ingest_bench_in_flight", "Users that wait for a response now.", labels=names)
+        in_flight = create(GaugeMetricFamily, "in_flight", "Users that wait for a response now.")
         in_flight.add_metric(values, snapshot.current.in_flight)
-        yield in_flight
-        cpu = CounterMetricFamily(
-            "ingest_bench_generator_cpu_seconds",
+        cpu = create(
+            CounterMetricFamily,
+            "generator_cpu_seconds",
             "CPU that the processes of the load used since it began.",
-            labels=[*names, "worker", "mode"],
+            "worker",
+            "mode",
         )
         for worker_and_mode, used_ns in total.cpu_ns.items():
             cpu.add_metric([*values, *worker_and_mode.split(" ")], used_ns / 1e9)
-        yield cpu
-        phase = GaugeMetricFamily("ingest_bench_phase", "1: the load is in this phase.", labels=[*names, "phase"])
+        phase = create(GaugeMetricFamily, "phase", "1: the load is in this phase.", "phase")
         phase.add_metric([*values, snapshot.phase], 1)
-        yield phase
+        yield from (requests, documents, sent, times, in_flight, cpu, phase)
 
 
 def _cumulative_buckets(figures: RequestFigures) -> list[tuple[str, float]]:
@@ -121,7 +118,7 @@ def _cumulative_buckets(figures: RequestFigures) -> list[tuple[str, float]]:
 def serve_metrics(address: Endpoint) -> Iterator[Exporter]:
     """Serve an exporter at /metrics of that address during the block; RunFailed if the port cannot be opened."""
     exporter = Exporter()
-    registry = CollectorRegistry(auto_describe=False)
+    registry = CollectorRegistry()
     registry.register(exporter)
     try:
         server, thread = start_http_server(address.port, address.host, registry)

@@ -11,6 +11,7 @@ The size that Locust shows is that of the requests: the size of a bulk's respons
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -59,10 +60,11 @@ class BulkIndexUser(IngestUser, Http1User):
     ca_file: str | None = None
     """CA certificates (PEM) that verify a server at `https://`. None: those that this machine trusts."""
     retries = 5
+    numbers = itertools.count()
 
     def on_start(self) -> None:
         """Open a connection; bodies are shared by all users of this class in this process."""
-        self.state, self.upstream, bulk, self._bodies = _get_shared(type(self), self.environment)
+        self.state, self.recorder, self.upstream, bulk, self._bodies = _get_shared(type(self), self.environment)
         self.path, self.protocol_headers, self.judge = bulk.url_path, bulk.headers, bulk.judge
         super().on_start()
 
@@ -100,7 +102,7 @@ class _LocustEvents:
         )
 
 
-_Shared = tuple[WorkerState, "Upstream", Bulk, "Iterator[Body]"]
+_Shared = tuple[WorkerState, _LocustEvents, "Upstream", Bulk, "Iterator[Body]"]
 _SHARED: WeakKeyDictionary[Any, dict[type, _Shared]] = WeakKeyDictionary()
 # Locust does not tell a worker how many there are. Synthetic documents are generated in blocks; with this stride, that
 # many workers have documents of their own.
@@ -125,12 +127,12 @@ def _get_shared(user: type[BulkIndexUser], environment: Environment) -> _Shared:
     by_class: dict[type, _Shared] = _SHARED.setdefault(environment, {})
     if user not in by_class:
         plan = _build_plan(user, environment)
-        recorder = _LocustEvents(environment, plan.path)
-        state = WorkerState(source=plan.open_source(), recorder=recorder, users=range(sys.maxsize))
+        state = WorkerState(source=plan.open_source(), users=sys.maxsize)
         state.end_ns = sys.maxsize
-        bulk = Bulk.for_path(plan.path, plan.workload.index, plan.options)
+        bulk = Bulk.for_path(plan.wire.destination, plan.workload.index, plan.options)
         upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker)
-        by_class[user] = state, upstream, bulk, state.source.bodies_of(plan.worker)
+        recorder, bodies = _LocustEvents(environment, plan.wire.destination), state.source.bodies_of(plan.worker)
+        by_class[user] = state, recorder, upstream, bulk, bodies
     return by_class[user]
 
 

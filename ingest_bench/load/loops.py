@@ -1,7 +1,7 @@
 """Open and closed loop: release arrivals (scheduled times of requests) to users.
 
 Users wait for arrivals. In an open loop a kernel timer releases them on schedule; in a closed loop finishing a request
-releases the next one. Both have the interface `ArrivalQueue`.
+releases the next one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gevent.event import Event
 from gevent.hub import Waiter, get_hub
@@ -27,39 +27,16 @@ _READ = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class ArrivalQueue(Protocol):
-    """The arrivals of one worker process."""
-
-    opened: Event
-    """Set once users may ask for arrivals, and when there are no more; until then they wait."""
-    waited: int
-    """Arrivals that were due while no user was free."""
-    send_delay: DurationHistogram
-    """From the scheduled time until a free user had the arrival: the generator's own delay."""
-
-    def open(self, start_ns: int, end_ns: int) -> None:
-        """Release arrivals from `start_ns` (in the future) until before `end_ns`."""
-
-    def wait_for_next(self) -> int:
-        """Wait until the caller's next arrival is due and return its scheduled time; 0 if there are no more."""
-
-    def take_due(self, now_ns: int) -> int:
-        """Return the scheduled time of an arrival that is due; 0 if there is none now. Never waits."""
-
-    def close(self) -> None:
-        """Release no more arrivals; waiting users get 0."""
-
-    def unsent(self) -> tuple[int, ...]:
-        """Return the scheduled times of arrivals that were due and not taken."""
-
-
 class ClosedLoop:
     """A user's next arrival is due when its last request is finished."""
 
     def __init__(self) -> None:
         self.opened = Event()
+        """Set once users may ask for arrivals, and when there are no more; until then they wait."""
         self.waited = 0
+        """Arrivals that were due while no user was free."""
         self.send_delay = DurationHistogram()
+        """From the scheduled time until a free user had the arrival: the generator's own delay."""
         self._end_ns = 0
         self._timer: KernelTimer | None = None
 
@@ -70,11 +47,11 @@ class ClosedLoop:
         self._timer.set(start_ns)
 
     def wait_for_next(self) -> int:
-        """Return the current time, until the end."""
+        """Return the current time; 0 after the end."""
         return self.take_due(time.monotonic_ns())
 
     def take_due(self, now_ns: int) -> int:
-        """Return the current time, until the end."""
+        """Return the current time; 0 after the end."""
         return now_ns if now_ns < self._end_ns else 0
 
     def close(self) -> None:
@@ -93,7 +70,10 @@ class ClosedLoop:
 
 
 class OpenLoop:
-    """Arrivals are due at scheduled times. If no user is free, an arrival waits, and its wait is response time."""
+    """Arrivals are due at scheduled times. If no user is free, an arrival waits, and its wait is response time.
+
+    It has the attributes of a `ClosedLoop`.
+    """
 
     def __init__(self, offsets_ns: Iterator[int]) -> None:
         self.opened = Event()
@@ -182,6 +162,10 @@ class OpenLoop:
         while self._idle:
             waiter = self._idle.popleft()
             waiter.hub.loop.run_callback(waiter.switch, 0)
+
+
+ArrivalQueue = ClosedLoop | OpenLoop
+"""The arrivals of one worker process."""
 
 
 class _TimerSpec(ctypes.Structure):

@@ -30,12 +30,8 @@ _READ_ONLY_METHODS = {"GET", "HEAD"}
 class _PageRunner(LocalRunner):
     """A runner without users of its own: they are in other processes."""
 
-    shown_users = 0
-
-    @property
-    def user_count(self) -> int:
-        """Number of users of the load that is shown."""
-        return self.shown_users
+    # Locust computes it from the users of the runner.
+    user_count = 0
 
 
 def _serve_page(environment: Environment, host: str, port: int) -> None:
@@ -62,7 +58,7 @@ def _show_loads(channel: LineChannel, runner: _PageRunner) -> None:
     """Show one load after the other, until the parent closes our input."""
     shown = LoadFigures()
     for line in channel.lines():
-        runner.shown_users = line["users"]
+        runner.user_count = line["users"]
         if not line["users"]:
             runner.update_state(STATE_STOPPED)
             continue

@@ -11,11 +11,11 @@ from ingest_bench.documents import corpus, lines, source
 from ingest_bench.documents.source import POOL_BYTES, Source
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import credentials, files
-from ingest_bench.inputs.records import from_json, to_json
+from ingest_bench.inputs.records import to_json
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, TrackFile, Workload
+from ingest_bench.model.samples import RECORDS
 from ingest_bench.model.target import ServerAddress
-from ingest_bench.protocols.bulk import Search
 from ingest_bench.protocols.protocol import Protocol, create_protocol
 
 # A load that ends when everything is sent, and takes longer than this, is not a benchmark.
@@ -100,15 +100,6 @@ class LoadPlan:
         """Return the protocol by which documents are sent."""
         return create_protocol(self.wire, self.workload.index, self.options)
 
-    def build_search(self) -> Search:
-        """Return the protocol by which queries are sent."""
-        return Search(self.search_path)
-
-    @property
-    def path(self) -> str:
-        """Destination of the documents, for display."""
-        return self.wire.destination
-
     @property
     def server_addresses(self) -> tuple[ServerAddress, ...]:
         """All addresses of the server."""
@@ -180,36 +171,20 @@ class LoadPlan:
         file = None if self.corpus is None else str(lines.decompress_to(Path(self.corpus), self.folder))
         return dataclasses.replace(self, step=step, corpus=file)
 
-    @property
-    def sample_file(self) -> Path:
-        """Samples of this worker's bulks."""
-        return self.folder / f"samples-{self.worker}.bin"
-
-    @property
-    def query_sample_file(self) -> Path:
-        """Samples of this worker's queries."""
-        return self.folder / f"queries-{self.worker}.bin"
-
-    @property
-    def cpu_file(self) -> Path:
-        """CPU use of this worker."""
-        return self.folder / f"cpu-{self.worker}.bin"
-
-    @property
-    def loop_stall_file(self) -> Path:
-        """Event-loop stalls of this worker."""
-        return self.folder / f"loop_stalls-{self.worker}.bin"
-
-    @property
-    def record_files(self) -> tuple[Path, ...]:
-        """Files of records (`model.samples.RECORDS`) that this worker writes."""
-        queries = (self.query_sample_file,) if self.worker_query_users else ()
-        return (self.sample_file, *queries, self.cpu_file, self.loop_stall_file)
+    def record_file(self, kind: str) -> Path:
+        """Return this worker's file of records. *kind* is a key of `model.samples.RECORDS`, such as "samples"."""
+        return self.folder / f"{kind}-{self.worker}.bin"
 
     @property
     def report_file(self) -> Path:
         """Report of this worker."""
         return self.folder / f"load-{self.worker}.json"
+
+    @property
+    def output_files(self) -> tuple[Path, ...]:
+        """Files that this worker leaves: records and report."""
+        kinds = (kind for kind in RECORDS if kind != "queries" or self.worker_query_users)
+        return (*map(self.record_file, kinds), self.report_file)
 
     @property
     def log_file(self) -> Path:
@@ -220,8 +195,3 @@ class LoadPlan:
         """Return the plan as JSON values."""
         values: dict[str, Any] = to_json(dataclasses.replace(self, folder=self.folder.absolute()))
         return values
-
-
-def plan_from_json(values: dict[str, Any]) -> LoadPlan:
-    """Return the plan from its JSON values."""
-    return from_json(LoadPlan, values)

@@ -26,7 +26,7 @@ from ingest_bench.model.results import SCHEMAS
 from ingest_bench.model.samples import WorkerReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ingest_bench.load.figures import LoadFigures
@@ -337,11 +337,12 @@ class RunningLoad:
         with contextlib.suppress(RunFailed):
             if in_order or not self.pids:
                 workers.command({"do": "end"})
-                workers.wait_until(self._has_sent_all, _END_TIMEOUT_S, ignore_failures=True)
+                workers.wait_until(
+                    lambda: all(worker.phase == "done" or worker in workers.failed for worker in workers.workers),
+                    _END_TIMEOUT_S,
+                    ignore_failures=True,
+                )
             self._collect()
-
-    def _has_sent_all(self) -> bool:
-        return all(worker.phase == "done" or worker in self._workers.failed for worker in self._workers.workers)
 
 
 def _is_all(workers: Sequence[LoadWorker], phase: str) -> bool:
@@ -421,7 +422,7 @@ class LoadPage:
             return
         self._next_ns = now_ns + _PAGE_INTERVAL_NS
         users = plan.users + plan.options.query_users
-        names = {"bulks": plan.path, "queries": plan.search_path}
+        names = {"bulks": plan.wire.destination, "queries": plan.search_path}
         self._write({"users": users, **names, "figures": to_json(progress.figures)})
 
     def clear(self) -> None:
@@ -475,20 +476,15 @@ def write_report(report: WorkerReport, folder: Path) -> None:
 
 def merge_reports(reports: Sequence[WorkerReport]) -> WorkerReport:
     """Merge the reports of all workers: sums are exact, a quantile is that of the worst worker."""
-    first, *others = reports
-    if not others:
-        return first
-
-    def concatenate(items: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
-        return tuple(item for part in items for item in part)
-
+    if len(reports) == 1:
+        return reports[0]
     most_lag = max(reports, key=lambda report: report.loop_lag_p99_ns)
     most_delay = max(reports, key=lambda report: report.send_delay_p99_ns)
     names = ["bytes_written", "bytes_unread", "cpu_ns", "documents_resent", "documents_repeated"]
     names += ["arrivals_waited", "arrivals_unsent"]
     sums: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in names}
     return dataclasses.replace(
-        first,
+        reports[0],
         **sums,
         started_monotonic_ns=min(report.started_monotonic_ns for report in reports),
         warm_up_end_ns=max(report.warm_up_end_ns for report in reports),
@@ -500,7 +496,7 @@ def merge_reports(reports: Sequence[WorkerReport]) -> WorkerReport:
         loop_lag_samples=most_lag.loop_lag_samples,
         send_delay_p99_ns=most_delay.send_delay_p99_ns,
         send_delay_samples=most_delay.send_delay_samples,
-        errors=concatenate(report.errors for report in reports),
+        errors=tuple(error for report in reports for error in report.errors),
         longest_heartbeat_gap_ns=max(report.longest_heartbeat_gap_ns for report in reports),
-        clock_offsets=concatenate(report.clock_offsets for report in reports),
+        clock_offsets=tuple(clock for report in reports for clock in report.clock_offsets),
     )

@@ -53,7 +53,8 @@ class RetryingUser(User):
     abstract = True
     state: WorkerState
     recorder: SampleSink
-    number: int
+    numbers: Iterator[int]
+    """Of the users of this class; each takes the next one when it starts."""
     judge: Callable[[Response, Body, bool], Verdict]
     """Of the protocol."""
     retries = 0
@@ -78,9 +79,10 @@ class RetryingUser(User):
         raise NotImplementedError
 
     def on_start(self) -> None:
-        """Open the connection of this user."""
+        """Open the connection and take the next user number."""
         super().on_start()
         self.failures_in_a_row = 0
+        self.number = next(self.numbers)
 
     def send(self, scheduled_ns: int, body: Body, started: Callable[[Body], Response] | None = None) -> None:  # noqa: PLR0915 - one loop, and every call in it costs CPU per request
         """Send one arrival to its end: all attempts, one sample, and a pause if it failed.
@@ -219,12 +221,6 @@ class IngestUser(RetryingUser):
     working_outcomes = frozenset((OK, PARTIAL))
     """A response about each document comes from a working server."""
 
-    def on_start(self) -> None:
-        """Open the connection and take the next user number."""
-        super().on_start()
-        self.recorder = self.state.recorder
-        self.number = next(self.state.numbers)
-
     def record_failure(self, verdict: Verdict) -> None:
         """Count the failed items and the message."""
         if verdict.outcome != OK:
@@ -277,15 +273,9 @@ class QueryUser(RetryingUser):
     """Sends queries; their samples go to a file of their own."""
 
     abstract = True
-    numbers: Iterator[int]
     queries: tuple[Body, ...] = ()
     weights: tuple[int, ...] = ()
     seed = 1
-
-    def on_start(self) -> None:
-        """Open the connection and take the next user number."""
-        super().on_start()
-        self.number = next(self.numbers)
 
     def record_failure(self, verdict: Verdict) -> None:
         """Count the message."""
@@ -321,7 +311,7 @@ class Pump:
         self._user, self._bodies = user, bodies
         self._state, self._number, self._connection = user.state, user.number, user.connection
         self._judge, self._request = user.judge, user.request
-        self._take_due, self._add = user.state.arrivals.take_due, user.state.recorder.add
+        self._take_due, self._add = user.state.arrivals.take_due, user.recorder.add
         self._scheduled_ns = 0
         self._body: Body | None = None
         """Of the request under way."""

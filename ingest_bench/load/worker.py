@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -23,23 +23,26 @@ from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError, RunFailed, describe_error, describe_error_for_remote
 from ingest_bench.inputs import credentials
-from ingest_bench.inputs.records import to_json
+from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import schedule, take_share
 from ingest_bench.load.channel import LineChannel, die_with_parent
 from ingest_bench.load.figures import LoadFigures, RequestFigures, read_cpu_mark
 from ingest_bench.load.loops import OpenLoop
-from ingest_bench.load.plan import plan_from_json
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.recorder import ProcessMonitor, Recorder, pack_sample, unsent_sample
 from ingest_bench.load.users import QueryUser, ScheduledUser
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.samples import WorkerReport
+from ingest_bench.protocols.bulk import Search
 from ingest_bench.protocols.upstream import resolve_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.documents.source import Source
-    from ingest_bench.load.plan import LoadPlan
+    from ingest_bench.load.users import RetryingUser
+    from ingest_bench.model.load import Arrivals
+    from ingest_bench.protocols.protocol import Protocol
     from ingest_bench.protocols.upstream import Upstream
 
 _STATUS_INTERVAL_NS = 5 * 10**8
@@ -59,10 +62,13 @@ def send_load(plan: LoadPlan, leader: Leader) -> None:
     # In a thread: heartbeats continue meanwhile.
     run_in_thread = get_hub().threadpool.apply
     plan = _add_credentials(run_in_thread(plan.with_decompressed_files))
-    computes_figures = plan.reports_figures
-    queries = Recorder(plan.query_sample_file, computes_figures=computes_figures) if plan.worker_query_users else None
-    with Recorder(plan.sample_file, computes_figures=computes_figures) as recorder, queries or nullcontext():
-        _WorkerLoad(plan, run_in_thread(plan.open_source), recorder, queries, leader).run()
+    kinds = ("samples", "queries") if plan.worker_query_users else ("samples",)
+    with ExitStack() as stack:
+        recorders = [
+            stack.enter_context(Recorder(plan.record_file(kind), computes_figures=plan.reports_figures))
+            for kind in kinds
+        ]
+        _WorkerLoad(plan, run_in_thread(plan.open_source), recorders, leader).run()
 
 
 def status_offset_ns(plan: LoadPlan) -> int:
@@ -84,48 +90,96 @@ def _add_credentials(plan: LoadPlan) -> LoadPlan:
 
 
 class _WorkerLoad:
-    """One load of this process."""
+    """One load of this process. *recorders*: of the bulks, and of the queries if it has query users."""
 
-    def __init__(
-        self, plan: LoadPlan, source: Source, recorder: Recorder, query_recorder: Recorder | None, leader: Leader
-    ) -> None:
-        self._plan, self._leader = plan, leader
-        self._recorder, self._query_recorder = recorder, query_recorder
-        self._recorders = [recorder] if query_recorder is None else [recorder, query_recorder]
-        self._state = state = WorkerState(source=source, recorder=recorder, users=plan.worker_users)
+    def __init__(self, plan: LoadPlan, source: Source, recorders: Sequence[Recorder], leader: Leader) -> None:
+        self._plan, self._recorders, self._leader = plan, recorders, leader
+        self._state = state = WorkerState(source=source, users=len(plan.worker_users))
         self._upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker)
         self._first_mark = read_cpu_mark()
-        if plan.options.arrivals.is_open_loop:
+        options = plan.options
+        if options.arrivals.is_open_loop:
             state.arrivals = OpenLoop(_bulk_offsets_ns(plan, state))
+        if plan.worker_query_users and options.query_arrivals.is_open_loop:
+            # With the seed of the bulks, queries would be due at the same moments.
+            times = schedule(options.query_arrivals, seed=options.seed + 1)
+            state.query_arrivals = OpenLoop(take_share(times, plan.worker, min(plan.workers, options.query_users)))
 
     def run(self) -> None:
         """Start the users, send, drain, and report."""
         plan, state, leader = self._plan, self._state, self._leader
-        classes: list[type[User]] = [_ingest_user_class(plan, state, self._upstream)]
-        if self._query_recorder is not None:
-            classes.append(_query_user_class(plan, state, self._upstream, self._query_recorder))
+        classes = self._user_classes()
         _end_load_on_error(state)
         # What exists now lives until the end, so that no later collection needs to look at it. This one takes 20 ms:
         # now, because later all users start at one moment, and many workers at once would miss heartbeats.
         gc.collect()
-        leader.spawn_users(classes, lambda: state.failure_reason)
+        leader.spawn_users(classes, lambda: state.failure)
         gc.freeze()
         leader.report(phase="ready")
         start_ns = leader.wait_for_start()
-        monitor = ProcessMonitor(plan.cpu_file, plan.loop_stall_file, start_ns)
+        monitor = ProcessMonitor(plan.record_file("cpu"), plan.record_file("loop_stalls"), start_ns)
         end_ns = self._measure(start_ns)
         monitor.close()
         self._drain()
         self._record_unsent(end_ns)
-        if state.has_failed and not state.failure_reason:
+        if state.has_failed and state.failure is None:
             state.give_up()
         report = _build_report(plan, state, self._upstream, (start_ns, end_ns), monitor)
         plan.report_file.write_text(json.dumps(to_json(report), indent=1))
         last = {"documents": state.acknowledged, "seconds_left": 0.0, **self._figures()}
-        if state.failure_reason:
+        if state.failure is not None:
             leader.report(phase="drain", **last)
-            raise state.failure()
+            raise state.failure
         leader.report(phase="done", **last)
+
+    def _user_classes(self) -> list[type[User]]:
+        plan, options = self._plan, self._plan.options
+        bulks = self._user_class(
+            ScheduledUser,
+            plan.build_protocol(),
+            options.arrivals,
+            plan.worker_users,
+            recorder=self._recorders[0],
+            retries=options.retries,
+            think_time_ns=options.think_time_ns,
+            start_delay_ns=staticmethod(plan.user_start_delay_ns),
+        )
+        if not plan.worker_query_users:
+            return [bulks]
+        search = Search(plan.search_path)
+        queries = self._user_class(
+            QueryUser,
+            search,
+            options.query_arrivals,
+            plan.worker_query_users,
+            recorder=self._recorders[1],
+            queries=tuple(search.build_body(query.body) for query in plan.workload.queries),
+            weights=tuple(query.weight for query in plan.workload.queries),
+            seed=options.seed,
+        )
+        return [bulks, queries]
+
+    def _user_class(
+        self,
+        kind: type[RetryingUser],
+        protocol: Protocol | Search,
+        arrivals: Arrivals,
+        numbers: range,
+        **attributes: Any,
+    ) -> type[User]:
+        options = self._plan.options
+        attributes |= {
+            "abstract": False,
+            "fixed_count": len(numbers),
+            "numbers": iter(numbers),
+            "state": self._state,
+            "upstream": self._upstream,
+            "judge": staticmethod(protocol.judge),
+            "aborts": options.on_error == "abort",
+            "is_open_loop": arrivals.is_open_loop,
+            "timeout_ns": options.timeout_ns,
+        }
+        return type(kind.__name__, (kind, protocol.user_class()), attributes)
 
     def _measure(self, start_ns: int) -> int:
         """Return the end of the measurement: as planned, or earlier if stopped, out of bodies, or given up."""
@@ -172,9 +226,10 @@ class _WorkerLoad:
         if not plan.reports_figures:
             return {}
         deadlines = self._upstream.deadlines.pending()
+        bulks, queries = [*(recorder.figures for recorder in self._recorders), RequestFigures()][:2]
         load = LoadFigures(
-            bulks=self._recorder.figures,
-            queries=RequestFigures() if self._query_recorder is None else self._query_recorder.figures,
+            bulks=bulks,
+            queries=queries,
             in_flight=len(deadlines),
             oldest_ns=max(0, last.at_ns + plan.options.timeout_ns - min(deadlines)) if deadlines else 0,
             cpu_ns={
@@ -270,48 +325,6 @@ def _build_report(
     )
 
 
-def _ingest_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream) -> type[User]:
-    protocol = plan.build_protocol()
-    attributes = {
-        "abstract": False,
-        "fixed_count": len(plan.worker_users),
-        "state": state,
-        "upstream": upstream,
-        "judge": staticmethod(protocol.judge),
-        "retries": plan.options.retries,
-        "aborts": plan.options.on_error == "abort",
-        "is_open_loop": plan.options.arrivals.is_open_loop,
-        "timeout_ns": plan.options.timeout_ns,
-        "think_time_ns": plan.options.think_time_ns,
-        "start_delay_ns": staticmethod(plan.user_start_delay_ns),
-    }
-    return type("IngestUser", (ScheduledUser, protocol.user_class()), attributes)
-
-
-def _query_user_class(plan: LoadPlan, state: WorkerState, upstream: Upstream, recorder: Recorder) -> type[User]:
-    options, queries, protocol = plan.options, plan.workload.queries, plan.build_search()
-    if options.query_arrivals.is_open_loop:
-        # With the seed of the bulks, queries would be due at the same moments.
-        times = schedule(options.query_arrivals, seed=options.seed + 1)
-        state.query_arrivals = OpenLoop(take_share(times, plan.worker, min(plan.workers, options.query_users)))
-    attributes = {
-        "abstract": False,
-        "fixed_count": len(plan.worker_query_users),
-        "state": state,
-        "upstream": upstream,
-        "judge": staticmethod(protocol.judge),
-        "recorder": recorder,
-        "numbers": iter(plan.worker_query_users),
-        "queries": tuple(protocol.build_body(query.body) for query in queries),
-        "aborts": options.on_error == "abort",
-        "is_open_loop": options.query_arrivals.is_open_loop,
-        "weights": tuple(query.weight for query in queries),
-        "seed": options.seed,
-        "timeout_ns": options.timeout_ns,
-    }
-    return type("QueryUser", (QueryUser, protocol.user_class()), attributes)
-
-
 class Leader:
     """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`, and `alive` in a fleet."""
 
@@ -327,7 +340,7 @@ class Leader:
 
     def run(self) -> None:
         """Send one load: its plan is the first line."""
-        plan = plan_from_json(next(self._lines))
+        plan = from_json(LoadPlan, next(self._lines))
         gevent.spawn(self._read_commands)
         try:
             send_load(plan, self)
@@ -348,13 +361,13 @@ class Leader:
         if self._is_stopped:
             stop()
 
-    def spawn_users(self, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
+    def spawn_users(self, classes: Sequence[type[User]], find_failure: Callable[[], RunFailed | None]) -> None:
         """Wait for `spawn`, then start `fixed_count` users of each class; RunFailed if one fails."""
         self.report(phase="prepared")
         self._may_spawn.wait()
         self.runner.environment.user_classes = list(classes)
         self.runner.spawn_users({user.__name__: user.fixed_count for user in classes})
-        wait_for_users(self.runner, classes, failure_reason)
+        wait_for_users(self.runner, classes, find_failure)
 
     def wait_for_start(self) -> int:
         """Wait for `begin`: the load begins at that moment, in the future (our CLOCK_MONOTONIC)."""
@@ -383,15 +396,15 @@ class Leader:
             self._stop()
 
 
-def wait_for_users(runner: Any, classes: Sequence[type[User]], failure_reason: Callable[[], str]) -> None:
+def wait_for_users(runner: Any, classes: Sequence[type[User]], find_failure: Callable[[], RunFailed | None]) -> None:
     """Wait until all users of these classes have started; RunFailed if one fails, or after 300 s."""
     users = sum(user.fixed_count for user in classes)
     limit = time.monotonic() + _SPAWN_TIMEOUT_S
     # Let new greenlets run, so that a user that fails at once is noticed.
     gevent.sleep(0)
-    while runner.user_count != users or failure_reason():
-        if reason := failure_reason():
-            raise RunFailed(reason)
+    while runner.user_count != users or find_failure():
+        if failure := find_failure():
+            raise failure
         if time.monotonic() > limit:
             raise RunFailed(f"{runner.user_count} of {users} users started within {_SPAWN_TIMEOUT_S:.0f} s")
         gevent.sleep(_SPAWN_POLL_S)

@@ -1,4 +1,4 @@
-"""State that all users of one worker process share: arrivals, bodies, recorder, and counts."""
+"""State that all users of one worker process share: arrivals, bodies, and counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.documents.source import Source
-    from ingest_bench.load.recorder import SampleSink
     from ingest_bench.model.load import RateUnit
     from ingest_bench.protocols.response import Verdict
 
@@ -37,13 +36,12 @@ _MAX_FAILING_NS = 300 * 10**9
 
 
 class WorkerState:
-    """The shared state of one worker's users."""
+    """The shared state of one worker's users, of which *users* send bulks."""
 
-    def __init__(self, *, source: Source, recorder: SampleSink, users: range) -> None:
+    def __init__(self, *, source: Source, users: int) -> None:
         self.arrivals: ArrivalQueue = ClosedLoop()
         self.query_arrivals: ArrivalQueue = ClosedLoop()
         self.source = source
-        self.recorder = recorder
         self.acknowledged = 0
         """Documents."""
         self.documents_reached_ns = 0
@@ -53,12 +51,8 @@ class WorkerState:
         self.item_failures: Counter[str] = Counter()
         self.item_reasons: dict[str, str] = {}
         """The server's reason for the first failed item of a kind."""
-        self.failure_reason = ""
-        """Why the load was given up, without contents of files, for other machines; empty: it was not."""
-        self._local_failure_reason = ""
-        """The same with contents of files; empty: no difference."""
-        self.numbers = iter(users)
-        """The number of each user, taken when it starts."""
+        self.failure: RunFailed | None = None
+        """The first reason to give the load up; None: there is none."""
         self.stopped = False
         self._closed = Event()
         """Set when there are no more arrivals: wakes users that pause."""
@@ -66,7 +60,7 @@ class WorkerState:
         """Start of the load, once known."""
         self.end_ns = 0
         """End of the measurement, once known."""
-        self._users = len(users)
+        self._users = users
         self._errors: Counter[str] = Counter()
         self._count_documents_from_ns = _NEVER_NS
         self._documents_left = 0
@@ -146,26 +140,20 @@ class WorkerState:
 
     def _give_up(self, reason: str) -> None:
         items = describe_item_failures(self.item_failures, self.item_reasons)
-        self.failure_reason = f"{reason}: {'; '.join(self.errors()[:3] or items)}"
-        self.stop()
+        self._end(RunFailed(f"{reason}: {'; '.join(self.errors()[:3] or items)}"))
 
     def abort(self, scheduled_ns: int, attempt: str, failure: str) -> None:
         """End the load because a request failed and `on_error` is "abort"."""
         due = f"due {(scheduled_ns - self.start_ns) / 1e9:.3f} s after the start of the load"
-        self.failure_reason = (
-            self.failure_reason or f'a request failed, and on_error is "abort": {attempt}, {due}: {failure}'
-        )
-        self.stop()
+        self._end(RunFailed(f'a request failed, and on_error is "abort": {attempt}, {due}: {failure}'))
 
     def fail(self, error: BaseException) -> None:
         """End the load because of an exception that is not a response: the run has failed with its text."""
-        if not self.failure_reason:
-            self.failure_reason, self._local_failure_reason = describe_error_for_remote(error), describe_error(error)
-        self.stop()
+        self._end(RunFailed(describe_error(error), remote_message=describe_error_for_remote(error)))
 
-    def failure(self) -> RunFailed:
-        """Return the error that says why the load was given up."""
-        return RunFailed(self._local_failure_reason or self.failure_reason, remote_message=self.failure_reason)
+    def _end(self, failure: RunFailed) -> None:
+        self.failure = self.failure or failure
+        self.stop()
 
     def end_after(self, documents: int, start_ns: int) -> None:
         """Close arrivals once *documents* are acknowledged by responses from `start_ns` on.

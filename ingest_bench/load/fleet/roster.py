@@ -149,7 +149,7 @@ class Fleet(Workers[FleetWorker]):
 
     def _send_plan(self, worker: FleetWorker) -> None:
         plan = worker.plan
-        for old in (*plan.record_files, plan.report_file):
+        for old in plan.output_files:
             old.unlink(missing_ok=True)
         text = json.dumps(plan.to_json())
         if len(text) > transfer.MAX_MESSAGE_BYTES * 3 // 4:
@@ -206,7 +206,7 @@ class Fleet(Workers[FleetWorker]):
         """Fetch the files of a worker. Return why not all of them are here; empty: they are."""
         plan = worker.plan
         self._fetch_errors.pop(worker.id, None)
-        files = {path.name: str(path.absolute()) for path in (*plan.record_files, plan.report_file)}
+        files = {path.name: str(path.absolute()) for path in plan.output_files}
         self._command_master({"do": "fetch", "from": worker.id, "files": files, "clock": to_json(clock)})
         # Without a timeout: the master reports a worker that stops sending.
         self.wait_until(lambda: worker.id in self._fetch_errors, None, ignore_failures=True)

@@ -30,9 +30,10 @@ from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError, RunFailed, describe_error_for_remote
 from ingest_bench.inputs import credentials
+from ingest_bench.inputs.records import from_json
 from ingest_bench.load.fleet import curve
 from ingest_bench.load.fleet.transfer import read_piece
-from ingest_bench.load.plan import LoadPlan, plan_from_json
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import LocalWorker
 
 if TYPE_CHECKING:
@@ -141,13 +142,13 @@ class FleetMember:
         self._loads += 1
         folder = self._folder / f"load-{self._loads}"
         folder.mkdir(parents=True)
-        plan = dataclasses.replace(plan_from_json(json.loads(data["plan"])), folder=folder)
+        plan = dataclasses.replace(from_json(LoadPlan, json.loads(data["plan"])), folder=folder)
         destination = f"{plan.workload.name} to {plan.server.endpoint}"
         self._log(f"load {self._loads}: {destination}, worker {plan.worker + 1} of {plan.workers}")
         # In threads: heartbeats continue meanwhile.
         run_in_thread = get_hub().threadpool.apply
         plan = run_in_thread(self._accept_plan, (plan, data["files"]))
-        self._files = {path.name: path for path in (*plan.record_files, plan.report_file)}
+        self._files = {path.name: path for path in plan.output_files}
         self._child = LocalWorker(plan)
         self._forwarding = gevent.spawn(self._forward_status, self._child)
         run_in_thread(self._child.command, (plan.to_json(),))
