@@ -322,6 +322,14 @@ def build_script_argv(path: str | Path, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", str(path), *arguments)
 
 
+def read_text(path: str | Path) -> str | None:
+    """Return a kernel file's text, in which a path may have any bytes; None if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape").strip()
+    except OSError:
+        return None
+
+
 def is_root() -> bool:
     """Return True if we run as root."""
     return os.geteuid() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ingest_bench.model.network import Profile
 from ingest_bench.model.results import Histogram, ProbeOutput, Reading, RunRecord
 from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE, WorkerReport
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.network.measure import tcp_info
 
 SECOND = 10**9
 START = 1_000 * SECOND  # of the worker, CLOCK_MONOTONIC
@@ -113,6 +115,11 @@ def cpu(*shares: float) -> Samples:
     marks = np.zeros(len(at_ns), dtype=CPU_MARK)
     marks["at_ns"], marks["user_ns"], marks["system_ns"] = at_ns, used_ns // 4, used_ns - used_ns // 4
     return marks
+
+
+def tcp_connection(**changed: Any) -> tcp_info.Connection:
+    """Return the kernel's data about a connection on which nothing has happened yet."""
+    return dataclasses.replace(tcp_info.parse_tcp_info(40000, 9200, bytes(tcp_info.INFO_BYTES)), **changed)
 
 
 def measured(**changed: Any) -> list[ProbeOutput]:

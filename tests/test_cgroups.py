@@ -54,10 +54,9 @@ sys.stdin.readline()
 """
 FIND_OWN = """
 from ingest_bench.host import cgroups
-mounts, memberships = cgroups._read("/proc/self/mountinfo"), cgroups._read("/proc/self/cgroup")
 for controller in ("cpu", "memory"):
-    print(cgroups.find_own_cgroup(mounts, memberships, controller).folder)
-print(cgroups.check_cgroups().detail)
+    print(cgroups.find_own_cgroup(*cgroups._read_own_cgroups(), controller).folder)
+print(cgroups.require_cgroups())
 """
 # This machine may have version 1; User-Mode Linux has both.
 VERSION_2 = """
@@ -109,12 +108,10 @@ def test_parent_in_version_2_delegates_all_controllers(tmp_path: Path, session_f
 def test_node_in_version_2_has_one_cgroup_for_all_controllers(
     tmp_path: Path, session_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = {
-        "/proc/self/mountinfo": f"29 1 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n",
-        "/proc/self/cgroup": f"0::/{session_folder.relative_to(tmp_path)}\n",
-    }
+    mounts = f"29 1 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    memberships = f"0::/{session_folder.relative_to(tmp_path)}\n"
     monkeypatch.setattr(system, "is_root", lambda: True)
-    monkeypatch.setattr(cgroups, "_read", lambda path: texts.get(str(path)) or Path(path).read_text())
+    monkeypatch.setattr(cgroups, "_read_own_cgroups", lambda: (mounts, memberships))
     monkeypatch.setattr(cgroups, "open_session", lambda *_, **__: nullcontext(SimpleNamespace(apply=list)))
     with cgroups.create_node_cgroups(frozenset({"cpu", "memory"}), 1) as (node,):
         folders = {cgroup.folder for cgroup in node.by_controller.values()}
@@ -163,8 +160,10 @@ def test_cgroup_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeCgroups, ...]]:
-    if not (capability := cgroups.check_cgroups()).present:
-        pytest.skip(f"needs root: {capability.detail}")
+    try:
+        cgroups.require_cgroups()
+    except MissingCapability as error:
+        pytest.skip(f"needs root: {error}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGEST_BENCH_STATE", str(tmp_path_factory.mktemp("state")))
         with cgroups.create_node_cgroups(frozenset({"cpu", "memory"}), 2) as created:

@@ -393,10 +393,10 @@ def watched(results: Results) -> Results:
     example_runs.cpu(0.5, 0.5, 0.5).tofile(folder.load / "cpu-0.bin")
     stood = np.array([(start_ns + 3 * 10**9, start_ns + 5 * 10**9)], dtype=EVENT_LOOP_STALL)
     stood.tofile(folder.load / "loop_stalls-0.bin")
-    again = {"local_port": 40000, "remote_port": 9200, "send_mss_bytes": 1448, "rtt_us": 300, "sent_ms_ago": 900}
-    again |= {"received_ms_ago": 950, "receiver_full_us": 0, "send_buffer_full_us": 0}
+    connection = example_runs.tcp_connection(rtt_us=300, sent_ms_ago=900, received_ms_ago=950, timeouts=1)
+    again = dataclasses.asdict(connection)
     tcp = [
-        {"at_ns": start_ns + ahead_ns + at * 250_000_000, "connections": [again | {"retransmits": at, "timeouts": 1}]}
+        {"at_ns": start_ns + ahead_ns + at * 250_000_000, "connections": [again | {"retransmits": at}]}
         for at in range(28)
     ]
     end = {"frames": {"1514": 70}, "sampled_frames": 70, "lost": 0, "seconds": 7.0, "tcp": tcp}

@@ -13,7 +13,7 @@ import pytest
 
 from ingest_bench import system, targets
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.host.capability_checks import PACKAGES, CapabilityCheck, run_check
+from ingest_bench.host.capability_checks import PACKAGES, run_check
 from ingest_bench.jvm import java
 from ingest_bench.model.experiment import Capability
 from ingest_bench.network.act import link as link_module
@@ -83,7 +83,7 @@ def complete() -> dict[str, Capability]:
 
 
 def test_a_successful_check_has_its_detail() -> None:
-    result = run_check(CapabilityCheck(name="this", attempt=lambda: "seen", remedy="not needed"))
+    result = run_check("this", lambda: "seen", remedy="not needed")
     assert result == Capability(name="this", present=True, detail="seen")
 
 
@@ -101,15 +101,13 @@ def test_a_successful_check_has_its_detail() -> None:
     ],
 )
 def test_any_error_of_a_check_is_its_detail(error: Exception, detail: str, remedy: str) -> None:
-    result = run_check(CapabilityCheck(name="this", attempt=lambda: raising(error), remedy="Mend it."))
+    result = run_check("this", lambda: raising(error), remedy="Mend it.")
     assert result == Capability(name="this", present=False, detail=detail, remedy=remedy)
 
 
 def test_a_check_without_its_programs_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "PATH", str(tmp_path))
-    result = run_check(
-        CapabilityCheck(name="this", attempt=lambda: raising(AssertionError()), programs=("tc", "sysctl", "ip"))
-    )
+    result = run_check("this", lambda: raising(AssertionError()), ("tc", "sysctl", "ip"))
     assert not result.present
     assert result.detail == "skipped: requires tc, sysctl, ip"
     assert result.remedy == "Install iproute2 procps."

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from interface_lab import Lab, lab
+from interface_lab import HAS_IPV6, NEEDS_IPV6, SERVER, Lab, lab
 
 pytestmark = pytest.mark.netns
 
@@ -12,8 +12,35 @@ pytestmark = pytest.mark.netns
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with lab(tmp_path_factory.mktemp("state")) as opened:
+        # To be restored too: the MTU of an upper device, and a route to the host alone.
+        opened.run("sh", "-c", "ip link add link eth0 name up0 mtu 1450 type macvlan")
+        opened.run("sh", "-c", f"ip route add {SERVER} dev eth0 metric 5 mtu 1490 initcwnd 20")
+        if HAS_IPV6:
+            opened.run("sh", "-c", "ip -6 route add fd00:40::2 dev eth0 metric 5")
         opened.run("ip", "addr", "add", "198.18.41.1/24", "dev", "eth1")
         yield opened
+
+
+@pytest.mark.parametrize("variant", ["route", "mtu", pytest.param("ipv6", marks=NEEDS_IPV6)])
+def test_session_restores_everything_at_its_end(machine: Lab, variant: str) -> None:
+    before = machine.snapshot()
+    process = machine.running("-1", "-1", variant)
+    during = machine.snapshot()
+    assert during != before
+    output, errors = process.communicate("\n", timeout=120)
+    assert process.returncode == 0, errors
+    machine.assert_restored(before, output)
+
+
+def test_removed_interface_needs_no_undo(tmp_path: Path) -> None:
+    with lab(tmp_path / "state") as machine:
+        process = machine.running("-1", "-1", "route")
+        machine.run("ip", "link", "del", "eth0")
+        _, errors = process.communicate("\n", timeout=120)
+        assert process.returncode == 0, errors
+        machine.wait_until_free()
+        assert machine.leftovers() == []
+        assert "ibench" not in machine.run("ip", "link", "show")
 
 
 def test_shared_setting_left_behind_is_restored_before_the_next_change(machine: Lab) -> None:

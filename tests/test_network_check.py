@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ordinary_user
 import pytest
@@ -64,12 +65,17 @@ def test_shipped_profile_passes_every_check(name: str, backend: str) -> None:
 
 def test_every_property_in_another_state_fails_its_check() -> None:
     to_server = Impairment(rate_bps=60 * 10**6, loss_ppm=50_000, delay_ns=10**7, jitter_ns=4 * 10**6)
-    with open_link(catalog.load_profile("ethernet-100m")) as link:
+    with open_link(replace(catalog.load_profile("ethernet-100m"), gso_max_segs=None)) as link:
         link.profile = replace(
-            link.profile, mtu_bytes=1400, mss_bytes=1000, congestion_control="reno", to_server=to_server
+            link.profile,
+            mtu_bytes=1400,
+            mss_bytes=1000,
+            gso_max_segs=1,
+            congestion_control="reno",
+            to_server=to_server,
         )
         passed = check_passed(link)
-    names = ("mtu", "mss", "congestion control", "rate", "loss", "jitter", "qdisc")
+    names = ("mtu", "mss", "frames", "congestion control", "rate", "loss", "jitter", "qdisc")
     assert {passed[f"{name} to-server"] for name in names} == {passed["rtt"]} == {False}
     assert passed["loss to-client"] is True
 
@@ -89,12 +95,6 @@ def test_bucket_that_passes_a_burst_fails_though_it_keeps_the_rate(name: str) ->
         passed = check_passed(link)
     assert "burst to-server" not in names
     assert (passed["burst to-server"], passed["rate to-server"], passed["burst to-client"]) == (False, True, True)
-
-
-def test_segments_larger_than_configured_fail() -> None:
-    with open_link(Profile(name="x")) as link:
-        link.profile = replace(link.profile, gso_max_segs=1)
-        assert check_passed(link)["frames to-server"] is False
 
 
 @pytest.fixture
@@ -132,21 +132,17 @@ def test_watched_wire_has_frame_sizes_and_tcp_values(tmp_path: Path) -> None:
         checks = check_link(link)
         with watch_wire(link, tmp_path / "wire.json"):
             send(link, 100_000_000)
-        columns = link_columns(link, wires=(tmp_path / "wire.json",))
+        columns: dict[str, Any] = dict(link_columns(link, wires=(tmp_path / "wire.json",)))
     record = json.loads((tmp_path / "wire.json").read_text())
     assert columns["wire_bytes_p50"] == 1514
     assert columns["mss"] == 1448
-    assert isinstance(columns["rtt_ms"], float)
+    assert columns["rtt_ms"] > 0
     (rtt,) = (check for check in checks if check.name == "rtt")
-    assert isinstance(columns["rtt_samples"], int)
     assert columns["rtt_samples"] > 0
-    assert isinstance(columns["idle_rtt_ms"], float)
-    assert isinstance(columns["idle_rtt_samples"], int)
     assert columns["idle_rtt_samples"] > 9
     assert f", {columns['idle_rtt_ms']:.2f} ms, " in rtt.measured
     assert columns["loss_ppm"] == 0
     # 100 MB are 69061 full segments; at most one acknowledgement each.
-    assert isinstance(columns["wire_packets"], int)
     assert 69061 <= columns["wire_packets"] < 69061 * 2.5
     assert 0.7 < sum(record["to-server"]["frames"].values()) / 69061 < 1.3
     assert record["to-server"]["sampled_frames"] > 300
@@ -158,9 +154,8 @@ def test_wire_of_a_loopback_is_watched_by_direction(tmp_path: Path) -> None:
     with open_link(catalog.load_profile("loopback")) as link:
         with watch_wire(link, tmp_path / "wire.json"):
             send(link, 200_000_000)
-        columns = link_columns(link, wires=(tmp_path / "wire.json",))
+        columns: dict[str, Any] = dict(link_columns(link, wires=(tmp_path / "wire.json",)))
     record = json.loads((tmp_path / "wire.json").read_text())
-    assert isinstance(columns["wire_bytes_p50"], int)
     assert columns["wire_bytes_p50"] > 30_000
     # 200 MB are some 3,000 frames of 64 KiB.
     assert record["to-server"]["sampled_frames"] > 100
@@ -170,14 +165,9 @@ def test_wire_of_a_loopback_is_watched_by_direction(tmp_path: Path) -> None:
 
 def test_server_that_does_not_read_sends_zero_windows() -> None:
     with open_link(catalog.load_profile("ethernet", {"tcp_rmem": "4096 16384 65536"})) as link:
-        send(link, 1_000_000)
-        quick = link_columns(link)["zero_windows"]
         send(link, 1_000_000, wait_s=0.5)
-        slow = link_columns(link)["zero_windows"]
-    assert isinstance(quick, int)
-    assert isinstance(slow, int)
-    assert slow > 0
-    assert slow >= quick
+        columns: dict[str, Any] = dict(link_columns(link))
+    assert columns["zero_windows"] > 0
 
 
 @pytest.mark.nightly

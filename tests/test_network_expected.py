@@ -97,11 +97,14 @@ def test_flood_sends_blocks_that_the_queue_need_not_split() -> None:
         assert 1 <= packets * (mtu_bytes - 28) < 65_508 or packets == 1
 
 
+def plan_burst(**values: Any) -> expected.BurstPlan:
+    plan = expected.plan_burst(Impairment(**values), 1500)
+    assert plan is not None
+    return plan
+
+
 def test_burst_takes_the_time_of_its_frames() -> None:
-    fast, medium, slow = (expected.plan_burst(Impairment(rate_bps=rate), 1500) for rate in (10**9, 10**8, 3 * 10**6))
-    assert fast is not None
-    assert medium is not None
-    assert slow is not None
+    fast, medium, slow = (plan_burst(rate_bps=rate) for rate in (10**9, 10**8, 3 * 10**6))
     assert (fast.frames, fast.times, fast.frame_bytes) == (132, 20, 1514)
     assert fast.seconds == pytest.approx(131 * 1514 * 8e-9)
     # A bucket of 2 ms would let most of it pass.
@@ -133,8 +136,7 @@ def arrivals(frames: int, every_ns: float, saved: int = 0) -> list[int]:
 
 
 def test_burst_through_a_bucket_fails_and_one_on_a_busy_machine_passes() -> None:
-    plan = expected.plan_burst(Impairment(rate_bps=10**9), 1500)
-    assert plan is not None
+    plan = plan_burst(rate_bps=10**9)
     wire_times, late = arrivals(132, 12112), arrivals(132, 40_000)
     assert judge_bursts([wire_times] * 9, plan) == ("1.587 ms (median of 9; 25%: 1.587 ms)", True)
     assert judge_bursts([wire_times] * 3 + [late] * 6, plan)[1]
@@ -146,8 +148,7 @@ def test_burst_through_a_bucket_fails_and_one_on_a_busy_machine_passes() -> None
 
 
 def test_lost_frames_do_not_shorten_a_burst() -> None:
-    plan = expected.plan_burst(Impairment(rate_bps=10**9, loss_ppm=300_000), 1500)
-    assert plan is not None
+    plan = plan_burst(rate_bps=10**9, loss_ppm=300_000)
     assert judge_bursts([arrivals(90, 12112)] * 9, plan) == ("1.587 ms (median of 9; 25%: 1.587 ms)", True)
     assert judge_bursts([[0] * 60] * 9, plan) == ("9 of 9 bursts lost more than half of their frames", False)
     assert not judge_bursts([[]] * 9, plan)[1]

@@ -170,11 +170,11 @@ def test_values_that_the_machine_rejects_are_reported(
 @pytest.mark.parametrize("direction", ["to-server", "to-client"])
 def test_cut_direction_is_silent_until_it_is_restored(direction: Any) -> None:
     with open_link(catalog.load_profile("ethernet")) as link:
-        link.cut(direction)
+        link.set_cut(direction, is_cut=True)
         with pytest.raises(subprocess.CalledProcessError) as failed:
             echo(link, timeout_s=0.3)
         assert "timed out" in failed.value.stderr
-        link.restore(direction)
+        link.set_cut(direction, is_cut=False)
         assert echo(link)[0] == "1448"
 
 

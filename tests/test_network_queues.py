@@ -78,16 +78,6 @@ def test_aqm_queue_is_below_a_shaper(impairment: Impairment, lines: tuple[str, .
     assert netem.qdisc_lines("d", impairment, 1500, rate_by_netem=True) == lines
 
 
-def test_new_rate_is_set_in_place_and_new_queue_replaces_the_old() -> None:
-    slower = replace(FAIR, rate_bps=10**6)
-    assert netem.change_lines("d", FAIR, slower, 1500) == netem.qdisc_lines("d", slower, 1500)
-    for other in (replace(FAIR, queue="red"), replace(FAIR, queue="cake"), replace(FAIR, queue="fifo")):
-        assert netem.change_lines("d", FAIR, other, 1500) == (
-            "qdisc del dev d root",
-            *netem.qdisc_lines("d", other, 1500),
-        )
-
-
 def test_red_lengths_fit_into_the_kernels_average() -> None:
     for rate_bps, mtu_bytes, frames in (
         (10**4, 576, None),

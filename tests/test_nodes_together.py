@@ -125,7 +125,7 @@ def test_table_has_a_row_for_each_node() -> None:
 def snapshot(at_ms: int, *connections: tuple[int, int, int]) -> TcpSnapshot:
     """Return a sample of connections: local port, and times since the last send and receive."""
     rows = tuple(
-        {"local_port": port, "remote_port": 9300, "sent_ms_ago": sent, "received_ms_ago": received, "rtt_us": 50_000}
+        made.tcp_connection(local_port=port, sent_ms_ago=sent, received_ms_ago=received, rtt_us=50_000)
         for port, sent, received in connections
     )
     return TcpSnapshot(at_ns=at_ms * MS, connections=rows)

@@ -14,7 +14,7 @@ import ordinary_user
 import pytest
 from fault_lab import make_cell, make_fault, make_resource_stage, wait_until
 
-from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.kind import Stage
 from ingest_bench.host import supervised, sync_supervisor
@@ -115,8 +115,10 @@ def start_syncer(supervisor: SyncSupervisor, folder: Path) -> Iterator[Syncer]:
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[SyncSupervisor]:
-    if not (capability := sync_supervisor.check_sync_supervisor()).present:
-        pytest.skip(capability.detail)
+    try:
+        sync_supervisor.require_sync_supervisor()
+    except MissingCapability as error:
+        pytest.skip(str(error))
     # Longer than a socket's name may be.
     folder = tmp_path / ("long" * 40)
     folder.mkdir()

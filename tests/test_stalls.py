@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -520,8 +521,8 @@ def test_phase_columns_are_of_the_slowest_hundredth() -> None:
 
 
 def tcp_row(n: int, **counters: int) -> dict[str, object]:
-    ports = {"local_port": 40000, "remote_port": 9200, "rtt_us": 300}
-    return {"at_ns": n * SECOND // 4, "connections": [ports | counters]}
+    connection = made.tcp_connection(**{"rtt_us": 300, **counters})
+    return {"at_ns": n * SECOND // 4, "connections": [dataclasses.asdict(connection)]}
 
 
 def write_wire(folder: Path, to_server: list[dict[str, object]] | None, to_client: list[dict[str, object]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import time
@@ -71,8 +72,7 @@ def test_receiver_that_does_not_read_fills_its_senders_window(tmp_path: Path) ->
                 with suppress(BlockingIOError):
                     client.send(bytes(1 << 20))
                 connections = [row for row in tcp_info.list_connections() if row.local_port == port]
-                rows = [{name: getattr(row, name) for name in wire._RECORDED_VALUES} for row in connections]
-                snapshots.append({"at_ns": time.time_ns(), "connections": rows})
+                snapshots.append({"at_ns": time.time_ns(), "connections": [*map(dataclasses.asdict, connections)]})
                 time.sleep(0.1)
     record = {"frames": {}, "sampled_frames": 0, "lost": 0, "seconds": 2.0, "tcp": snapshots}
     (tmp_path / wire.WIRE_FILE).write_text(json.dumps({"to-client": record, "to-server": None}))

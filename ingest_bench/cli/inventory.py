@@ -15,8 +15,8 @@ from ingest_bench.cli import screen
 from ingest_bench.documents import export
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
-from ingest_bench.host import cgroups, settings, sync_supervisor, volume
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.host import node_resources, settings
+from ingest_bench.host.capability_checks import run_check
 from ingest_bench.inputs import files, records
 from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import LoadOptions
@@ -111,12 +111,12 @@ def doctor(
 ) -> None:
     """Show the capabilities of this machine, and the remedy for each one that is missing."""
     custom = {options.name: targets.resolve(options) for options in map(_target_options, servers or ())}
-    screen.print_text(run_check(CapabilityCheck(name="machine", attempt=_describe_machine)).detail)
+    screen.print_text(run_check("machine", _describe_machine).detail)
     for capability in (
         *link_capabilities.capabilities(),
         settings.check_settings(),
-        *(cgroups.check_cgroups(), volume.check_volume(), cgroups.check_io_throttle()),
-        *(sync_supervisor.check_sync_supervisor(), kernel_reads.check_capability()),
+        *node_resources.check_resources(),
+        kernel_reads.check_capability(),
         *check_targets({**targets.TARGETS, **custom}),
     ):
         screen.print_capability(capability.present, capability.name, capability.detail)

@@ -194,10 +194,10 @@ def apply(
         _print_steps(interface.plan_steps(link, chosen))
         return
     with interface.shape_interface(link, chosen, time_limit_s=time_limit_s) as shaped:
-        for connection in shaped.exempt:
+        for connection in shaped.facts.ssh_connections:
             screen.print_text(f"exempt: SSH {connection}")
         screen.print_text(f"{chosen.name} on {link.name} {link.traffic} for {time_limit}; Ctrl-C ends it")
-        shaped.wait()
+        shaped.session.wait_until_expired()
     screen.print_text("all changes are undone")
 
 

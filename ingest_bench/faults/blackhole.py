@@ -138,7 +138,7 @@ def partition(stack: ExitStack, link: Link, directions: Sequence[Direction]) -> 
         drop_packets(stack, link, directions, "all")
         return
     for direction in directions:
-        cut, restore = partial(link.cut, direction), partial(link.restore, direction)
+        cut, restore = (partial(link.set_cut, direction, is_cut=is_cut) for is_cut in (True, False))
         stack.callback(hold_effect(link.active_faults, ("cut", direction), cut, restore))
 
 

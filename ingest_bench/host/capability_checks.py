@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError
@@ -20,39 +19,29 @@ PACKAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapabilityCheck:
-    """A check of one capability."""
+def run_check(name: str, attempt: Callable[[], str], programs: Sequence[str] = (), remedy: str = "") -> Capability:
+    """Check a capability by using it, and return the result; it never raises.
 
-    name: str
-    attempt: Callable[[], str]
-    """Uses the capability and returns a detail. An IngestBenchError says why it fails, and from line 2 what to do."""
-    programs: tuple[str, ...] = ()
-    """Programs that the attempt requires."""
-    remedy: str = ""
-    """What to do if it fails."""
-
-
-def run_check(check: CapabilityCheck) -> Capability:
-    """Run a check and return its result; it never raises."""
-    missing = [program for program in check.programs if system.which(program) is None]
-    if missing:
-        return skip_check(check, ", ".join(missing), advise_install(missing))
+    *attempt* requires these programs and returns a detail. Its IngestBenchError says why it fails, and from line 2 what
+    to do, in addition to *remedy*.
+    """
+    if missing := [program for program in programs if system.which(program) is None]:
+        return skip_check(name, ", ".join(missing), advise_install(missing))
     try:
-        return Capability(name=check.name, present=True, detail=check.attempt())
+        return Capability(name=name, present=True, detail=attempt())
     except IngestBenchError as error:
-        detail, _, advice = str(error).removeprefix(f"{check.name}: ").partition("\n")
-        remedy = "\n".join(filter(None, (advice, check.remedy)))
+        detail, _, advice = str(error).removeprefix(f"{name}: ").partition("\n")
+        remedy = "\n".join(filter(None, (advice, remedy)))
     except Exception as error:  # noqa: BLE001 - a check that is broken itself must not hide the others
-        detail, remedy = f"unknown: the check failed: {type(error).__name__}: {error}", check.remedy
-    return Capability(name=check.name, present=False, detail=detail, remedy=remedy)
+        detail = f"unknown: the check failed: {type(error).__name__}: {error}"
+    return Capability(name=name, present=False, detail=detail, remedy=remedy)
 
 
-def skip_check(check: CapabilityCheck, missing: str, remedy: str = "") -> Capability:
+def skip_check(name: str, missing: str, remedy: str = "") -> Capability:
     """Return the result of a check whose requirement is missing."""
-    return Capability(name=check.name, present=False, detail=f"skipped: requires {missing}", remedy=remedy)
+    return Capability(name=name, present=False, detail=f"skipped: requires {missing}", remedy=remedy)
 
 
-def advise_install(programs: list[str]) -> str:
+def advise_install(programs: Sequence[str]) -> str:
     """Return how to install these programs."""
     return f"Install {' '.join(sorted({PACKAGES[program] for program in programs}))}."

@@ -28,11 +28,9 @@ from typing import Literal, TypeVar, get_args
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, undo_on_error
 from ingest_bench.host import volume as volumes
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.host.volume import Volume
 from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.ledger.watchdog import open_session
-from ingest_bench.model.experiment import Capability
 from ingest_bench.model.load import MAX_LOAD_S
 
 T = TypeVar("T")
@@ -166,8 +164,7 @@ def find_parents(controllers: Set[Controller]) -> dict[Controller, Cgroup]:
     wanted = [name for name in CONTROLLERS if name in controllers]
     if wanted and not system.is_root():
         raise MissingCapability(f"cgroups: only root can give a server its own cgroup for {wanted[0]}. Run as root.")
-    mounts, memberships = _read("/proc/self/mountinfo"), _read("/proc/self/cgroup")
-    parents = {name: find_own_cgroup(mounts, memberships, name) for name in wanted}
+    parents = {name: find_own_cgroup(*_read_own_cgroups(), name) for name in wanted}
     version_2 = [name for name, cgroup in parents.items() if cgroup.version == 2]
     for name, cgroup in parents.items():
         version_1_file = cgroup.folder / _VERSION_1_FILES.get(name, "")
@@ -183,7 +180,7 @@ def find_parents(controllers: Set[Controller]) -> dict[Controller, Cgroup]:
 def find_delegating_parent(own: Cgroup, controllers: Sequence[Controller]) -> Cgroup:
     """Return the nearest cgroup at or above *own* whose children have all these controllers."""
     for folder in (own.folder, *own.folder.parents):
-        if set(controllers) <= set(_read(folder / "cgroup.subtree_control").split()):
+        if set(controllers) <= set((system.read_text(folder / "cgroup.subtree_control") or "").split()):
             return Cgroup(folder, 2, own.folder)
         if not (folder.parent / "cgroup.subtree_control").exists():
             break
@@ -214,6 +211,11 @@ def find_own_cgroup(mounts: str, memberships: str, controller: str) -> Cgroup:
             folder = Path(mount_point) / PurePosixPath(path).relative_to(root)
             return Cgroup(folder, version, folder)
     raise MissingCapability(f"cgroups: the controller {controller} is not mounted here")
+
+
+def _read_own_cgroups() -> tuple[str, str]:
+    """Return the texts of mountinfo and cgroup of this process; "" if this kernel has none."""
+    return system.read_text("/proc/self/mountinfo") or "", system.read_text("/proc/self/cgroup") or ""
 
 
 @dataclass(slots=True)
@@ -299,14 +301,16 @@ def require_io_throttle() -> str:
 
 
 def _is_blkio_version_1() -> bool:
-    return any("blkio" in line.split(":", 2)[1].split(",") for line in _read("/proc/self/cgroup").splitlines())
+    _, memberships = _read_own_cgroups()
+    return any("blkio" in line.split(":", 2)[1].split(",") for line in memberships.splitlines())
 
 
 def _find_blkio_root() -> Cgroup:
     """Return the root group of blkio, of version 1."""
     if not system.is_root():
         raise MissingCapability("throttle: only root can limit a disk. Run as root.")
-    root = find_own_cgroup(_read("/proc/self/mountinfo"), "1:blkio:/", "blkio")
+    mounts, _ = _read_own_cgroups()
+    root = find_own_cgroup(mounts, "1:blkio:/", "blkio")
     # Only the root has this file: in a container our own group may look like the root (cgroup_namespaces(7)).
     if not (root.folder / "release_agent").exists():
         raise MissingCapability(
@@ -319,26 +323,7 @@ def _find_blkio_root() -> Cgroup:
     return root
 
 
-def check_cgroups() -> Capability:
-    """Check whether a node can have its own cgroup."""
-
-    def attempt() -> str:
-        parents = find_parents(frozenset({"cpu", "memory"}))
-        return ", ".join(f"{name} of version {cgroup.version}" for name, cgroup in parents.items())
-
-    remedy = "Only the faults cpu and memory require it."
-    return run_check(CapabilityCheck(name="cgroups", attempt=attempt, remedy=remedy))
-
-
-def check_io_throttle() -> Capability:
-    """Check whether the reads and writes of a volume can be limited."""
-    remedy = "Only the fault slow-disk requires it."
-    return run_check(CapabilityCheck(name="throttle", attempt=require_io_throttle, remedy=remedy))
-
-
-def _read(path: str | Path) -> str:
-    """Return a file's text, in which a path may have any bytes; "" if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
+def require_cgroups() -> str:
+    """Return the versions of a node's cgroups here; MissingCapability if it cannot have its own. Nothing is changed."""
+    parents = find_parents(frozenset({"cpu", "memory"}))
+    return ", ".join(f"{name} of version {cgroup.version}" for name, cgroup in parents.items())

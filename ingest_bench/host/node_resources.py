@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from ingest_bench.host import cgroups, sync_supervisor, volume
+from ingest_bench.host.capability_checks import run_check
 from ingest_bench.host.cgroups import Controller, IoThrottle, NodeCgroups
 from ingest_bench.host.sync_supervisor import SyncSupervisor
 from ingest_bench.host.volume import DiskFiller, Volume
+from ingest_bench.model.experiment import Capability
 
 Need = Literal["cpu", "memory", "disk", "throttle", "syncs"]
 """A resource that a fault needs. `throttle` also needs `disk`."""
@@ -34,6 +36,14 @@ class NodeResources:
         for resource in (self.sync_supervisor, self.io_throttle, self.cgroups):
             argv = argv if resource is None else resource.wrap(argv)
         return argv
+
+
+def check_resources() -> Iterator[Capability]:
+    """Check which resources a node can have here; only some faults require them."""
+    yield run_check("cgroups", cgroups.require_cgroups, remedy="Only the faults cpu and memory require it.")
+    yield run_check("disk", volume.require_volume, remedy="Only the faults full-disk and slow-disk require it.")
+    yield run_check("throttle", cgroups.require_io_throttle, remedy="Only the fault slow-disk requires it.")
+    yield run_check("syncs", sync_supervisor.require_sync_supervisor, remedy="Only the fault slow-fsync requires it.")
 
 
 def require_resources(needs: Set[Need]) -> None:

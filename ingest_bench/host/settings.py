@@ -20,7 +20,7 @@ import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.host.capability_checks import run_check
 from ingest_bench.inputs import records
 from ingest_bench.ledger.steps import Step, make_setting_step, parse_setting
 from ingest_bench.ledger.watchdog import open_session
@@ -108,7 +108,7 @@ def check_settings() -> Capability:
             raise MissingCapability("; ".join(others))
         return "; ".join([changeable, *(f"but not {problem}" for problem in others)])
 
-    return run_check(CapabilityCheck(name="host settings", attempt=attempt, remedy="Only keys of [host] require it."))
+    return run_check("host settings", attempt, remedy="Only keys of [host] require it.")
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _apply_setting(key: str, value: str) -> Iterator[None]:
 
 def _read_value(path: Path) -> str | None:
     """Return a setting's value, with one blank between numbers (the kernel writes tabs); None if it has no file."""
-    text = _read_text(path)
+    text = system.read_text(path)
     return None if text is None else " ".join(parse_setting(text).split())
 
 
@@ -214,9 +214,8 @@ class MachineFacts:
 def read_machine_facts() -> MachineFacts:
     """Return the facts of this machine, for a process that we start."""
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    governors = {
-        _read_text(path) or "" for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    }
+    governor_files = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {system.read_text(path) or "" for path in governor_files}
     return MachineFacts(
         transparent_hugepages=_read_value(_THP / "enabled"),
         is_numad_running=any(process.info["name"] == "numad" for process in psutil.process_iter(["name"])),
@@ -234,15 +233,8 @@ def count_numa_nodes() -> int:
 
 
 def _read_number(path: Path) -> int | None:
-    text = _read_text(path)
+    text = system.read_text(path)
     return int(text) if text is not None and text.isdigit() else None
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
 
 
 # Elasticsearch and OpenSearch refuse to start with less, once they listen on more than loopback.

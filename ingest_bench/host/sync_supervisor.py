@@ -22,9 +22,7 @@ from pathlib import Path
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.host import supervised
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.host.cgroups import add_limit
-from ingest_bench.model.experiment import Capability
 
 _SOCKET = ".syncs"
 # linux/seccomp.h: SECCOMP_IOCTL_NOTIF_RECV and _SEND, struct seccomp_notif and seccomp_notif_resp.
@@ -188,9 +186,3 @@ def require_sync_supervisor() -> str:
     if not actions.exists() or "user_notif" not in actions.read_text(encoding="ascii").split():
         raise MissingCapability("syncs: this kernel has no seccomp user notification (user_notif, Linux 5.0)")
     return "seccomp traps fsync, fdatasync, msync and syncfs"
-
-
-def check_sync_supervisor() -> Capability:
-    """Check whether a node's sync calls can be delayed."""
-    remedy = "Only the fault slow-fsync requires it."
-    return run_check(CapabilityCheck(name="syncs", attempt=require_sync_supervisor, remedy=remedy))

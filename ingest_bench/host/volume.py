@@ -18,10 +18,8 @@ from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
 from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.ledger.watchdog import Session, open_session
-from ingest_bench.model.experiment import Capability
 from ingest_bench.model.load import MAX_LOAD_S
 
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "umount": "mount", "findmnt": "util-linux"}
@@ -114,12 +112,6 @@ def require_volume() -> str:
     if "ext4" not in Path("/proc/filesystems").read_text(encoding="ascii").split():
         raise MissingCapability("disk: this kernel has no ext4")
     return "ext4 on a loop device"
-
-
-def check_volume() -> Capability:
-    """Check whether a node's home can be a file system of its own."""
-    remedy = "Only the faults full-disk and slow-disk require it."
-    return run_check(CapabilityCheck(name="disk", attempt=require_volume, remedy=remedy))
 
 
 class DiskFiller:

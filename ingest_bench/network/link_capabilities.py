@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
-from ingest_bench.host.capability_checks import PACKAGES, CapabilityCheck, advise_install, run_check, skip_check
+from ingest_bench.host.capability_checks import PACKAGES, advise_install, run_check, skip_check
 from ingest_bench.model.network import Profile
 from ingest_bench.network.act import sandbox as sandbox_module
 from ingest_bench.network.act.link import NETEM_CHECKS, QUEUE_CHECKS, open_link
 from ingest_bench.network.plan import link_plan, netem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ingest_bench.model.experiment import Capability
 
 _VETH = "ip link add name try0 type veth peer name try1"
@@ -23,31 +24,29 @@ _BUCKET = "tc qdisc add dev lo root tbf rate 1gbit burst 250000b limit 1m"
 
 def capabilities() -> tuple[Capability, ...]:
     """Check programs, namespaces and what works in them for the current user, and the netem backends."""
-    programs = ("nsenter", "setpriv", "unshare")
-    namespaces = run_check(CapabilityCheck(name="namespaces", attempt=_try_namespaces, programs=programs))
-    by_kernel = partial(CapabilityCheck, programs=("tc",))
-    in_namespaces = (
-        CapabilityCheck(name="process namespaces", attempt=_try_process_namespaces),
-        CapabilityCheck(
-            name="veth pairs", attempt=partial(_try_command, _VETH), programs=("ip",), remedy="As root: modprobe veth"
-        ),
-        by_kernel(name="token bucket", attempt=partial(_try_command, _BUCKET), remedy="As root: modprobe sch_tbf"),
-        CapabilityCheck(name="offloads", attempt=_try_offloads),
-        CapabilityCheck(name="links", attempt=_try_link, programs=("ip", "tc", "sysctl")),
-        by_kernel(
-            name="netem by kernel",
-            attempt=partial(_try_netem, "kernel"),
+    namespaces = run_check("namespaces", _try_namespaces, ("nsenter", "setpriv", "unshare"))
+
+    def check_inside(name: str, attempt: Callable[[], str], *programs: str, remedy: str = "") -> Capability:
+        return run_check(name, attempt, programs, remedy) if namespaces.present else skip_check(name, "namespaces")
+
+    return (
+        run_check("programs", _try_programs),
+        namespaces,
+        check_inside("process namespaces", _try_process_namespaces),
+        check_inside("veth pairs", lambda: _try_command(_VETH), "ip", remedy="As root: modprobe veth"),
+        check_inside("token bucket", lambda: _try_command(_BUCKET), "tc", remedy="As root: modprobe sch_tbf"),
+        check_inside("offloads", _try_offloads),
+        check_inside("links", _try_link, "ip", "tc", "sysctl"),
+        check_inside(
+            "netem by kernel",
+            lambda: _try_netem("kernel"),
+            "tc",
             remedy="As root: modprobe sch_netem; or use --netem uml.",
         ),
-        CapabilityCheck(name="netem by uml", attempt=partial(_try_netem, "uml")),
-        by_kernel(name="queues by kernel", attempt=partial(_try_queues, "kernel"), remedy="Use --netem uml."),
-        CapabilityCheck(name="queues by uml", attempt=partial(_try_queues, "uml")),
-    )
-    return (
-        run_check(CapabilityCheck(name="programs", attempt=_try_programs)),
-        namespaces,
-        *(run_check(check) if namespaces.present else skip_check(check, "namespaces") for check in in_namespaces),
-        run_check(CapabilityCheck(name="congestion control", attempt=_read_congestion_controls)),
+        check_inside("netem by uml", lambda: _try_netem("uml")),
+        check_inside("queues by kernel", lambda: _try_queues("kernel"), "tc", remedy="Use --netem uml."),
+        check_inside("queues by uml", lambda: _try_queues("uml")),
+        run_check("congestion control", _read_congestion_controls),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench.errors import SpecError
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.host.capability_checks import run_check
 from ingest_bench.inputs import records
 from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, cache, java
@@ -205,7 +205,7 @@ def check_targets(targets: Mapping[str, Target]) -> Iterator[Capability]:
             # A custom target has no version.
             options = TargetOptions(name=name, version=version or None)
             attempt = functools.partial(_describe_start, target, options)
-            yield run_check(CapabilityCheck(name=f"{name} {version}".rstrip(), attempt=attempt))
+            yield run_check(f"{name} {version}".rstrip(), attempt)
 
 
 def _describe_start(target: Target, options: TargetOptions) -> str:

@@ -72,15 +72,6 @@ class ShapedInterface:
     devices: Mapping[Direction, str]
     """The ifb device of each shaped direction: only the flows' packets leave it, shaped."""
 
-    @property
-    def exempt(self) -> tuple[Connection, ...]:
-        """The SSH connections of the user's terminal on this interface, which are not shaped."""
-        return self.facts.ssh_connections
-
-    def wait(self) -> None:
-        """Sleep until the time limit."""
-        self.session.wait_until_expired()
-
 
 def plan_steps(link: RealInterface, profile: Profile) -> tuple[Step, ...]:
     """Return the exact commands, each with its undo, without any change.
@@ -236,7 +227,7 @@ def read_facts(link: RealInterface, profile: Profile) -> InterfaceFacts:
     )
     shown = _show_link(interface)
     index = int(shown["ifindex"])
-    buffers = {name: _read_text(Path(f"/proc/sys/net/ipv4/{name}")) for name in ("tcp_rmem", "tcp_wmem")}
+    buffers = {name: system.read_text(f"/proc/sys/net/ipv4/{name}") for name in ("tcp_rmem", "tcp_wmem")}
     return InterfaceFacts(
         link=link,
         index=index,
@@ -372,7 +363,7 @@ def _interface_names() -> list[str]:
 
 def _read_ipv6_mtu(interface: str) -> int | None:
     addresses = _run_json("ip", "-6", "-j", "addr", "show", "dev", interface)
-    text = _read_text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    text = system.read_text(f"/proc/sys/net/ipv6/conf/{interface}/mtu")
     return int(text) if text and any(entry.get("addr_info") for entry in addresses) else None
 
 
@@ -412,13 +403,6 @@ def _find_foreign_upper_devices(index: int) -> Iterator[str]:
 
 def _device_kind(link: Mapping[str, Any]) -> str:
     return str(link.get("linkinfo", {}).get("info_kind", ""))
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
 
 
 def _run_json(*argv: str) -> list[dict[str, Any]]:

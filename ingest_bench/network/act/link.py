@@ -149,17 +149,10 @@ class Link:
         before, self.profile = self.profile, self.layout.adapt(profile)
         self._apply_profile(before)
 
-    def cut(self, direction: Direction) -> None:
-        """Silently drop all frames of a direction: their MAC address has no receiver. `restore` ends it."""
+    def set_cut(self, direction: Direction, *, is_cut: bool) -> None:
+        """Silently drop all frames of a direction: their MAC address has no receiver. Or let them pass again."""
         if self.profile.medium == "loopback":
             raise SpecError('a loopback link cannot be cut. Use a profile with medium = "veth".')
-        self._set_next_hop(direction, is_cut=True)
-
-    def restore(self, direction: Direction) -> None:
-        """End a `cut`."""
-        self._set_next_hop(direction, is_cut=False)
-
-    def _set_next_hop(self, direction: Direction, *, is_cut: bool) -> None:
         sender = "client" if direction == "to-server" else "server"
         run_steps(link_plan.neighbour_steps(self.layout, sender, is_cut=is_cut), self.places)
 

@@ -27,7 +27,7 @@ from ingest_bench.network.plan.link_plan import DIRECTIONS, UNUSED_MAC, impairme
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.model.network import Impairment
+    from ingest_bench.model.network import Impairment, Profile
     from ingest_bench.network.act.link import Link
     from ingest_bench.network.plan.link_plan import Direction
 
@@ -131,10 +131,16 @@ def _check_rtt(meters: MeterPair, link: Link) -> Iterator[LinkCheck]:
 
 def _check_qdiscs(link: Link, direction: Direction) -> LinkCheck:
     """Check the kernel's qdiscs, read back."""
-    _, device = link.shaping_device(direction)
     differences, _ = _compare_queues(link, direction)
-    impairment, by_netem = impairment_of(link.profile, direction), link.layout.has_uml_router
-    lines = netem.qdisc_lines(device, impairment, link.profile.mtu_bytes, rate_by_netem=by_netem)
+    return report_qdiscs(link.profile, direction, differences, rate_by_netem=link.layout.has_uml_router)
+
+
+def report_qdiscs(
+    profile: Profile, direction: Direction, differences: list[str], *, rate_by_netem: bool = False
+) -> LinkCheck:
+    """Return the check of a direction's qdiscs, which differ from the profile in this way."""
+    impairment = impairment_of(profile, direction)
+    lines = netem.qdisc_lines("", impairment, profile.mtu_bytes, rate_by_netem=rate_by_netem)
     options = [re.split(" handle | classid ", line)[1].partition(" ")[2] for line in lines]
     return LinkCheck(
         name=f"qdisc {direction}",

@@ -199,11 +199,7 @@ class DirectionCheck:
         mtu = str(self.profile.mtu_bytes)
         yield measure_repeatedly(f"mtu {self.direction}", mtu, "exact", self._measure_mtu)
 
-        @functools.cache
-        def probe(attempt: int) -> ProbeResult:
-            return self._send_probes(attempt)
-
-        impairment = self.impairment
+        probe, impairment = functools.cache(self._send_probes), self.impairment
         lost_share = netem.lost_share(impairment)
         if lost_share is not None:
             factor = netem.variance_factor(impairment)
@@ -310,11 +306,12 @@ class DirectionCheck:
     def _check_share(
         self, name: str, share: float, count: Callable[[int], tuple[int, int]], factor: float = 1.0
     ) -> LinkCheck:
-        def measure(attempt: int) -> tuple[str, bool]:
-            return judge_share(*count(attempt), share, factor)
-
-        tolerance = "inside the 99% interval" if share else "none"
-        return measure_repeatedly(f"{name} {self.direction}", units.format_ppm(share * _MILLION), tolerance, measure)
+        return measure_repeatedly(
+            f"{name} {self.direction}",
+            units.format_ppm(share * _MILLION),
+            "inside the 99% interval" if share else "none",
+            lambda attempt: judge_share(*count(attempt), share, factor),
+        )
 
     def _check_tcp(self) -> Iterator[LinkCheck]:
         @functools.cache

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ingest_bench.model.network import LinkName
     from ingest_bench.model.results import ColumnValue
     from ingest_bench.network.act.link import Link
+    from ingest_bench.network.measure.tcp_info import Connection
     from ingest_bench.network.measure.wire import WireRecord
 
 _MILLION = 10**6
@@ -47,8 +48,6 @@ _FULL_BUFFER_CAUSES = {
     },
 }
 _HALF = 0.5
-# Values that the wait for a reply is computed from.
-_WAIT_VALUES = {"local_port", "remote_port", "sent_ms_ago", "received_ms_ago", "rtt_us"}
 # A retransmission without timeout costs about a round trip. A short one delays no request, and a busy machine that is
 # late with its acknowledgements makes TCP resend data that was never lost (a tail loss probe).
 _MIN_LOSS_RTT_US = 50_000
@@ -140,8 +139,9 @@ def _wire_columns(wires: Sequence[Path]) -> dict[str, ColumnValue]:
     sizes: Counter[int] = Counter()
     for record in to_server:
         sizes.update(record.frames)
-    rtts_us = [value for record in to_client for value in record.connection_values("rtt_us")]
-    mss = [value for record in to_client for value in record.connection_values("send_mss_bytes")]
+    connections = [connection for record in to_client for connection in record.connections]
+    rtts_us = [connection.rtt_us for connection in connections]
+    mss = [connection.send_mss_bytes for connection in connections]
     return {
         "wire_bytes_p50": percentile(sizes, 50),
         "wire_frames": sum(record.sampled_frames for record in to_server) if to_server else None,
@@ -188,13 +188,12 @@ def longest_waits(record: WireRecord, since_ns: int) -> Iterator[tuple[int, floa
     for snapshot in record.tcp:
         passed_ms = (snapshot.at_ns - before_ns) / 1e6
         since_ms = (snapshot.at_ns - since_ns) / 1e6
-        # The local end opened it, by its port: it waits for replies, and its peer for requests. Rows of a damaged file
-        # may lack values.
-        opened = [
-            row for row in snapshot.connections if row.keys() >= _WAIT_VALUES and row["local_port"] >= FIRST_NODE_PORT
-        ]
-        rows = [row for row in opened if row["sent_ms_ago"] <= since_ms]
-        now = {_ports(row): _wait_ms(row, waits.get(_ports(row), 0.0), passed_ms) for row in rows}
+        # The local end opened it, by its port: it waits for replies, and its peer for requests.
+        now = {
+            connection.ports: _wait_ms(connection, waits.get(connection.ports, 0.0), passed_ms)
+            for connection in snapshot.connections
+            if connection.local_port >= FIRST_NODE_PORT and connection.sent_ms_ago <= since_ms
+        }
         yield snapshot.at_ns, max(now.values(), default=0.0)
         before_ns, waits = snapshot.at_ns, now
 
@@ -208,9 +207,7 @@ def find_losses(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals, ...]
     """
     by_direction = read_wire(raw / WIRE_FILE)
     ends = [record for direction in DIRECTIONS if (record := by_direction.get(direction)) is not None]
-    snapshots = (snapshot for record in ends for snapshot in record.tcp)
-    has_timeouts = any("timeouts" in row for snapshot in snapshots for row in snapshot.connections)
-    if len(ends) < 2 or not has_timeouts:
+    if len(ends) < 2 or not any(record.connections for record in ends):
         return ()
     fast = [
         span
@@ -236,7 +233,7 @@ def find_full_buffers(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals
         )
         for direction, causes in _FULL_BUFFER_CAUSES.items()
         for counter, cause in causes.items()
-        if (record := by_direction.get(direction)) is not None and record.connection_values(counter)
+        if (record := by_direction.get(direction)) is not None and record.connections
     )
 
 
@@ -250,12 +247,10 @@ def _find_growth(
     before: dict[tuple[int, int], int] = {}
     before_ns = 0
     for snapshot in record.tcp:
-        now = {
-            _ports(row): row[counter]
-            for row in snapshot.connections
-            if counter in row
-            and row["rtt_us"] >= min_rtt_us
-            and not ports.isdisjoint((row["local_port"], row["remote_port"]))
+        now: dict[tuple[int, int], int] = {
+            connection.ports: getattr(connection, counter)
+            for connection in snapshot.connections
+            if connection.rtt_us >= min_rtt_us and not ports.isdisjoint(connection.ports)
         }
         threshold = minimum if minimum >= 1 else minimum * (snapshot.at_ns - before_ns) / 1e3
         for connection, count in now.items():
@@ -268,8 +263,7 @@ def _find_growth(
 def _find_timeouts(record: WireRecord, port: int) -> Iterator[Interval]:
     before_ns = begun_ns = None
     for snapshot in record.tcp:
-        rows = [row for row in snapshot.connections if port in (row["local_port"], row["remote_port"])]
-        if any(row.get("timeouts") for row in rows):
+        if any(connection.timeouts for connection in snapshot.connections if port in connection.ports):
             if begun_ns is None:
                 begun_ns = (before_ns or snapshot.at_ns) - _MIN_TIMEOUT_NS
         elif begun_ns is not None:
@@ -280,13 +274,9 @@ def _find_timeouts(record: WireRecord, port: int) -> Iterator[Interval]:
         yield Interval(LOST, begun_ns, before_ns, port=port)
 
 
-def _wait_ms(row: Mapping[str, int], before_ms: float, passed_ms: float) -> float:
-    if row["sent_ms_ago"] >= row["received_ms_ago"]:
+def _wait_ms(connection: Connection, before_ms: float, passed_ms: float) -> float:
+    if connection.sent_ms_ago >= connection.received_ms_ago:
         return 0.0
-    is_silent = row["received_ms_ago"] >= passed_ms
-    wait_ms = before_ms + passed_ms if is_silent and before_ms else row["sent_ms_ago"]
-    return max(wait_ms, row["rtt_us"] / 1000)
-
-
-def _ports(row: Mapping[str, int]) -> tuple[int, int]:
-    return row["local_port"], row["remote_port"]
+    is_silent = connection.received_ms_ago >= passed_ms
+    wait_ms = before_ms + passed_ms if is_silent and before_ms else connection.sent_ms_ago
+    return max(wait_ms, connection.rtt_us / 1000)

@@ -18,7 +18,7 @@ from ingest_bench import system, units
 from ingest_bench.model.network import LinkCheck
 from ingest_bench.network.act import interface
 from ingest_bench.network.measure import expected, qdiscs, tcp_info
-from ingest_bench.network.measure.check import typical_rtt
+from ingest_bench.network.measure.check import report_qdiscs, typical_rtt
 from ingest_bench.network.measure.direction_check import fastest_bps, judge_share
 from ingest_bench.network.measure.wire import read_device_counters
 from ingest_bench.network.plan import netem
@@ -196,13 +196,7 @@ def _check_qdiscs(shaped: ShapedInterface) -> Iterator[LinkCheck]:
         impairment = impairment_of(shaped.profile, direction)
         output = system.run(qdiscs.show_argv(device))
         differences = qdiscs.find_differences(output, impairment, shaped.profile.mtu_bytes)
-        yield LinkCheck(
-            name=f"qdisc {direction}",
-            expected="the profile's options",
-            measured="; ".join(differences) or "as expected",
-            tolerance="2%, for tc's rounding",
-            passed=not differences,
-        )
+        yield report_qdiscs(shaped.profile, direction, differences)
 
 
 def _check_rtt(profile: Profile, before: Handshakes, now: Handshakes) -> LinkCheck:

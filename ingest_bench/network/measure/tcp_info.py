@@ -65,6 +65,11 @@ class Connection:
     """Time limited by its own send buffer (tcpi_sndbuf_limited)."""
     remote_address: str = ""
 
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The local and the remote port."""
+        return self.local_port, self.remote_port
+
 
 def list_connections() -> list[Connection]:
     """Return the established IPv4 connections of this namespace."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.host.capability_checks import CapabilityCheck, run_check
+from ingest_bench.host.capability_checks import run_check
 from ingest_bench.inputs import files, records
 from ingest_bench.jvm import attach
 from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
@@ -89,7 +89,7 @@ def _read(context: ReadContext) -> Iterator[ProbeOutput]:
 
 def check_capability() -> Capability:
     """Check if this probe works here, by using it."""
-    return run_check(CapabilityCheck(name="kernel-reads", attempt=_try, programs=("setpriv",)))
+    return run_check("kernel-reads", _try, programs=("setpriv",))
 
 
 def _try() -> str:
