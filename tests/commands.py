@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import ctypes
 import fcntl
 import os
@@ -136,6 +137,20 @@ class Place:
             for descriptor in (event_fd, command.output_fd):
                 if descriptor >= 0:
                     os.close(descriptor)
+
+    def run(self, *arguments: str, exit_code: int = 0) -> str:
+        """Run `ingest-bench run` to its end, with no process left; return its output in one line."""
+        with nothing_left(), self.command("run", *arguments) as command:
+            code, output = command.end(), " ".join(command.text.split())
+        assert (code, "Traceback" in output) == (exit_code, False), f"{arguments}: {output}"
+        return output
+
+    def read_row(self) -> dict[str, str]:
+        """Return the only row of the newest results."""
+        newest = max(self.results, key=lambda path: path.name)
+        with (newest / "summary.csv").open(encoding="utf-8") as file:
+            (values,) = csv.DictReader(file)
+        return values
 
     @property
     def results(self) -> list[Path]:

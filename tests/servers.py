@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from ingest_bench import system, targets
 from ingest_bench.errors import MissingCapability
 from ingest_bench.jvm import cache, process
+from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.load import Workload
 from ingest_bench.model.network import Medium, Profile
@@ -60,6 +62,10 @@ class Served:
         count = self.target.count((self.http,), (index,))
         assert count is not None
         return count
+
+    def counters(self) -> dict[str, Any]:
+        """Return what the server counted since its start."""
+        return self.target.read_counters((self.http,))
 
     def bulk(self, documents: int) -> Response:
         """Return the response to a bulk of small documents."""
@@ -116,6 +122,12 @@ def launched(
         )
         with serve(launch) as (process,):
             yield http, process
+
+
+def list_outputs(jvm: AttachedJvm) -> tuple[list[str], list[str]]:
+    """Return log outputs and recordings of a JVM."""
+    outputs = re.findall(r"^ #\d+: (.*)$", jvm.run_jcmd("VM.log", "list"), re.MULTILINE)
+    return outputs, re.findall(r"name=\S+", jvm.run_jcmd("JFR.check"))
 
 
 @contextmanager

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from commands import ORDINARY_UID, fill_cache, place
 from running import canned_server, running
-from servers import served, visible
+from servers import list_outputs, served, visible
 
 from ingest_bench import system
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
@@ -25,7 +23,6 @@ from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import AttachedJvm, attach, find_endpoints, read_start_id
 from ingest_bench.lab import evaluation
 from ingest_bench.lab.server import reach, running_server
-from ingest_bench.ledger import sessions
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import TargetOptions, Url
 from ingest_bench.results.layout import open_results
@@ -66,13 +63,6 @@ def test_a_missing_process_is_refused_before_the_start() -> None:
         plan_for(4194304)
 
 
-def list_outputs(pid: int) -> tuple[list[str], list[str]]:
-    """Return log outputs and recordings of a JVM."""
-    jvm = attach(pid)
-    outputs = re.findall(r"^ #\d+: (.*)$", jvm.run_jcmd("VM.log", "list"), re.MULTILINE)
-    return outputs, re.findall(r"name=\S+", jvm.run_jcmd("JFR.check"))
-
-
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.processes
@@ -86,10 +76,10 @@ def test_a_run_reads_what_the_sink_counts(java: int, user: int | None) -> None:
         # A server below a closed folder gets a capability, and we may not inspect a process with more rights.
         where.folder.chmod(0o755)
         http, server = stack.enter_context(running(where.folder / "server", sink(java)))
-        before, was_on = http.request_json("GET", "/_counters")["by_peer_port"], list_outputs(server.jvm_pid)
+        before, was_on = http.request_json("GET", "/_counters")["by_peer_port"], list_outputs(attach(server.jvm_pid))
         with where.command("run", "--attach", str(server.jvm_pid), *SHORT) as command:
             assert command.end() == 0, command.text
-        assert list_outputs(server.jvm_pid) == was_on
+        assert list_outputs(attach(server.jvm_pid)) == was_on
         after = http.request_json("GET", "/_counters")["by_peer_port"]
         (results,) = where.results
         folder = open_results(results)
@@ -131,10 +121,10 @@ def test_a_running_opensearch_is_measured_and_restored() -> None:
         (where.folder / "whole.toml").write_text(toml, encoding="utf-8")
         options = TargetOptions(name="opensearch", version="2.19.6", heap_bytes=512 << 20)
         http, server = stack.enter_context(running(where.folder / "server", options))
-        was_on = list_outputs(server.jvm_pid)
+        was_on = list_outputs(attach(server.jvm_pid))
         with where.command("run", "whole.toml", "--attach", str(server.jvm_pid), "--out", "out") as command:
             assert command.end() == 0, command.text
-        assert list_outputs(server.jvm_pid) == was_on
+        assert list_outputs(attach(server.jvm_pid)) == was_on
         assert http.request("GET", "/geonames").status == 404
         (results,) = where.results
         (summary,) = evaluation.summarise_runs(open_results(results))
@@ -146,31 +136,6 @@ def test_a_running_opensearch_is_measured_and_restored() -> None:
     assert values["gc_pauses"] == values["gc_pauses_log"]
     if system.is_root():
         assert values["kernel_bytes_read"] == values["bytes_sent"]
-
-
-@pytest.mark.nightly
-@pytest.mark.jvm
-@pytest.mark.processes
-def test_a_killed_command_leaves_no_trace_in_the_jvm(tmp_path: Path) -> None:
-    with running(tmp_path, sink()) as (_, server), place() as where:
-        was_on = list_outputs(server.jvm_pid)
-        argv = ("run", "--attach", str(server.jvm_pid), "--measure", "60s", "--out", "out")
-        with where.command(*argv) as command:
-            command.until("stage load")
-            time.sleep(1)
-            assert list_outputs(server.jvm_pid) != was_on
-            command.popen.send_signal(signal.SIGKILL)
-            command.popen.wait(60)
-            limit = time.monotonic() + 60
-            while list_outputs(server.jvm_pid) != was_on or list_sessions_of(server.jvm_pid):
-                assert time.monotonic() < limit
-                time.sleep(0.2)
-
-
-def list_sessions_of(pid: int) -> list[str]:
-    """Return the ledger sessions with this JVM."""
-    descriptions = (session.description for session in sessions.list_sessions())
-    return [description for description in descriptions if description.endswith(f" {pid}")]
 
 
 @pytest.mark.nightly

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import commands
 import pytest
-from commands import Place, nothing_left
+from commands import Place
 from running import running
 
 from ingest_bench import targets
@@ -23,9 +22,8 @@ pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 EXAMPLE = Path(__file__).parent.parent / "docs" / "custom-targets"
 SHORT = (
     *("--set", "network=ethernet", "--set", "arrivals=50/s"),
-    *("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100"),
+    *("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100", "--out", "out"),
 )
-RESULTS = ("--out", "out")
 NOWHERE = Endpoint("127.0.0.1", 1)
 
 
@@ -43,20 +41,6 @@ def here() -> Iterator[Place]:
         yield place
 
 
-def run(place: Place, *arguments: str, exit_code: int = 0) -> str:
-    """Run the command and return its output in one line."""
-    with nothing_left(), place.command("run", *arguments, *RESULTS) as command:
-        code, output = command.end(), " ".join(command.text.split())
-    assert code == exit_code, output
-    return output
-
-
-def read_rows(place: Place) -> list[dict[str, str]]:
-    newest = max(place.results, key=lambda path: path.name)
-    with (newest / "summary.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def write_example(place: Place, *changes: tuple[str, str]) -> str:
     """Write the example into the folder, with replacements."""
     text = (EXAMPLE / "jetty.toml").read_text()
@@ -71,8 +55,8 @@ def write_example(place: Place, *changes: tuple[str, str]) -> str:
 
 @pytest.mark.nightly
 def test_a_jetty_behind_a_shaped_link_is_measured(here: Place) -> None:
-    run(here, "--target", write_example(here), *SHORT[2:], "--set", "network=ethernet-100m")
-    (values,) = read_rows(here)
+    here.run("--target", write_example(here), *SHORT[2:], "--set", "network=ethernet-100m")
+    values = here.read_row()
     (record,) = (json.loads(path.read_text()) for path in here.results[-1].glob("*/1/run.json"))
     assert (values["state"], values["target"], values["documents_check"]) == ("measured", "mine", "counted")
     assert values["documents_counted"] == values["documents_acked"] != "0"
@@ -102,15 +86,15 @@ def test_a_command_may_start_the_jvm_or_become_it(here: Place, program: str) -> 
     after = after[after.index("[ready]") :]
     start = '[start]\ncommand = ["./run.sh", "{host}", "{port}"]\n'
     (here.folder / "script.toml").write_text(before + start + after)
-    run(here, "--target", "script.toml", *SHORT, "--set", "heap=128m")
-    (values,) = read_rows(here)
+    here.run("--target", "script.toml", *SHORT, "--set", "heap=128m")
+    values = here.read_row()
     assert values["documents_counted"] == values["documents_acked"] != "0"
     assert values["bytes_read"] == values["bytes_sent"] != "0"
     assert int(values["heap_after_gc_max_bytes"]) <= 128 << 20
     # A JVM without the options is refused.
     script.write_text(script.read_text().replace(program, "env -u JDK_JAVA_OPTIONS java"))
-    assert 'its output has no "NOTE: Picked up JDK_JAVA_OPTIONS"' in run(
-        here, "--target", "script.toml", *SHORT, exit_code=3
+    assert 'its output has no "NOTE: Picked up JDK_JAVA_OPTIONS"' in here.run(
+        "--target", "script.toml", *SHORT, exit_code=3
     )
 
 
@@ -119,8 +103,8 @@ def test_a_running_custom_target_is_measured(here: Place, tmp_path: Path) -> Non
     options = spec.build_target({"file": str(here.folder / write_example(here))}, "target")
     with running(tmp_path, options) as (http, process):
         for options_of_run in (("--url", http.origin), ("--attach", str(process.jvm_pid), "--url", http.origin)):
-            run(here, "--target", "mine.toml", *options_of_run, *SHORT[2:])
-            (values,) = read_rows(here)
+            here.run("--target", "mine.toml", *options_of_run, *SHORT[2:])
+            values = here.read_row()
             # Documents of the first run are not part of the second one.
             assert values["documents_counted"] == values["documents_acked"] != "0"
             assert (values["network"], values["target"]) == ("as-is", "mine")
@@ -147,5 +131,5 @@ def test_a_running_custom_target_is_measured(here: Place, tmp_path: Path) -> Non
 def test_a_wrong_description_is_one_clear_error(
     here: Place, changes: list[tuple[str, str]], exit_code: int, message: str
 ) -> None:
-    output = run(here, "--target", write_example(here, *changes), *SHORT, exit_code=exit_code)
+    output = here.run("--target", write_example(here, *changes), *SHORT, exit_code=exit_code)
     assert message in output

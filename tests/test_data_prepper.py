@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_forwarder import number
-from test_run import carried_out
+from test_run import carried_out, number
 
 from ingest_bench import targets
 from ingest_bench.analysis.run import delivery
@@ -110,27 +109,6 @@ def test_a_node_is_started_with_the_chosen_settings_in_its_files(tmp_path: Path)
     assert (pipeline["workers"], pipeline["delay"]) == (5, 3000)
     assert pipeline["buffer"] == {"bounded_blocking": {"buffer_size": 300, "batch_size": 200}}
     assert pipeline["sink"] == [{"file": {"path": str(tmp_path / "node" / "delivered.ndjson")}}]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({}, 'data-prepper requires the folder where its archive is unpacked, such as home = "/opt/'),
-        ({"home": "data-prepper"}, "target.setting.home: 'data-prepper' is not an absolute path"),
-        (
-            {"home": "/nowhere"},
-            "target.setting.home: /nowhere is not a home of Data Prepper: /nowhere/lib cannot be read",
-        ),
-        ({"batch_delay": "1500us"}, "target.setting.batch_delay: '1500us' is not a whole number of milliseconds"),
-        ({"forwarding_batch_size": "15001"}, "target.setting.forwarding_batch_size: '15001' is not between 1 and"),
-        ({"waiting": "blocking"}, 'target.setting: data-prepper has no "waiting"'),
-    ],
-)
-def test_wrong_settings_are_refused_in_one_sentence(setting: dict[str, str], message: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        targets.resolve(data_prepper_options()).requirements(data_prepper_options(**setting))
-    assert str(refused.value).startswith(message)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("version", ["1.5.1", "2.0.1", "3.0.0"])

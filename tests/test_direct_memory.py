@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from test_run import carried_out
 
-from ingest_bench import targets
-from ingest_bench.errors import SpecError
-from ingest_bench.experiment import spec
 from ingest_bench.model.results import Summary
 
 ALONE = """
@@ -106,23 +103,3 @@ def test_the_server_runs_out_of_buffers_that_are_not_reclaimed(
     assert allocations > 0
     # The JDK sleeps 1, 2, 4 … 256 ms before the error; the last one ends in its millisecond.
     assert "128 ms: " in str(values["direct_sleeps"])
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("setting.mode=both", "target.setting.mode: 'both' is not one of alone, fed"),
-        ("setting.threads=0", "target.setting.threads: '0' is not between 1 and 1024"),
-        ("setting.thread=1", 'target.setting: direct-memory has no "thread"'),
-        ("setting.max_direct_memory=0", "0 means the size of the heap"),
-        ("allocator=pooled", "target.allocator: direct-memory allocates each buffer from the JDK"),
-        ("version=java8", 'target.version: direct-memory has no "java8"'),
-        ("gc=cms", 'target.gc: Java 17 has no "cms"'),
-    ],
-)
-def test_wrong_settings_are_refused_in_one_sentence(key: str, message: str) -> None:
-    experiment = spec.load_experiment("direct-buffers-fed", [key])
-    (cell, *_) = spec.build_cells(experiment)
-    with pytest.raises(SpecError) as refused:
-        targets.resolve(cell.target).requirements(cell.target)
-    assert message in str(refused.value)

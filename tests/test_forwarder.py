@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 from running import free_port
 from servers import launched
-from test_run import carried_out
+from test_run import carried_out, number
 
-from ingest_bench import targets
 from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.analysis.run import delivery
-from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.experiment import spec
+from ingest_bench.errors import RunFailed
 from ingest_bench.model.results import Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.report import gate
@@ -83,12 +81,6 @@ def run(folder: Path, settings: str, load: str) -> list[Summary]:
     for summary in summaries:
         assert summary.state == "measured", summary.reason
     return summaries
-
-
-def number(summary: Summary, name: str) -> float:
-    value = summary.values[name]
-    assert isinstance(value, (int, float)), (name, value)
-    return value
 
 
 def check_account(summary: Summary) -> float:
@@ -184,27 +176,6 @@ def test_a_batch_is_unsure_after_an_invalid_response(tmp_path: Path, nonsense: b
     assert account["unsure"] >= at_peer > 0
     assert account["delivered"] + account["inside"] + account["dropped"] == 2000
     assert delivery.find_account_errors(account | {"delivered": account["delivered"] + at_peer}) == []
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("setting.waiting=both", "target.setting.waiting: 'both' is not one of blocking, asynchronous"),
-        ("setting.batch_size=0", "target.setting.batch_size: '0' is not between 1 and 1000000"),
-        ("setting.batch_delay=2h", "target.setting.batch_delay: '2h' is not between 0ns and 1h"),
-        ("setting.client_timeout=0ms", "target.setting.client_timeout: '0ms' is not between 1ms and"),
-        ("setting.key=a.b", "target.setting.key: 'a.b' is not the name of a field"),
-        ("setting.batchsize=3", 'target.setting: forwarder has no "batchsize"; did you mean "batch_size"'),
-        ("allocator=pooled", "target.allocator: forwarder has no such option"),
-        ("version=java8", 'target.version: forwarder has no "java8"'),
-    ],
-)
-def test_wrong_settings_are_refused_in_one_sentence(key: str, message: str) -> None:
-    (cell, *_) = spec.build_cells(spec.load_experiment("peer-forwarding-cap", [key]))
-    with pytest.raises(SpecError) as refused:
-        targets.resolve(cell.target).requirements(cell.target)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 class CannedNode:

@@ -1,4 +1,4 @@
-"""Protocol `kafka` against librdkafka's mock broker, and the settings of the target `kafka`."""
+"""Protocol `kafka` against librdkafka's mock broker, settings of the target `kafka`, and runs of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from running import free_port
 from test_load_process import loaded, plan_for
+from test_run import carried_out, number
 from test_users import PLANNED_NS, documents, outcome, started
 
 from ingest_bench import targets
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, spec
+from ingest_bench.experiment import catalog
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
@@ -272,22 +273,6 @@ def test_unsupported_options_of_the_protocol_are_refused(
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("setting.log.dirs=/", "target.setting.log.dirs: set by ingest-bench"),
-        ("setting.listeners=PLAINTEXT://0.0.0.0:1", "target.setting.listeners"),
-        ("allocator=pooled", "target.allocator: kafka has no Netty"),
-        ("version=3.9.1", 'target.version: kafka has no "3.9.1"'),
-    ],
-)
-def test_unsupported_options_of_the_broker_are_refused(override: str, message: str) -> None:
-    (cell, *_) = spec.build_cells(spec.load_experiment("kafka", [override]))
-    with pytest.raises(SpecError) as refused:
-        targets.resolve(cell.target).requirements(cell.target)
-    assert message in str(refused.value)
-
-
 def test_producer_settings_go_to_the_protocol_others_to_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,3 +319,59 @@ def test_topic_with_unknown_partitions_has_no_count(error: KafkaError | None) ->
     result = broker.count({"topics": ["t"]})
     assert result.keys() == {"error"}
     assert result["error"].startswith("topic t: its partitions are unknown (")
+
+
+BROKER = """
+probes = ["reads"]
+[target]
+name = "kafka"
+heap = "256m"
+[target.setting]
+"num.network.threads" = "2"
+"num.partitions" = "3"
+"producer.linger" = "2ms"
+"producer.compression" = "lz4"
+[load]
+workload = "nyc_taxis"
+users = 2
+bulk_documents = 200
+think_time = "10ms"
+timeout = "5s"
+warm_up = "1s"
+"""
+FAULTS = """
+measure = "5s"
+[network]
+profile = "ethernet"
+[[fault]]
+kind = "reset"
+at = "1s"
+[[fault]]
+kind = "pause"
+at = "2s"
+for = "1s"
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_records_and_bytes_are_equal_at_both_ends(tmp_path: Path) -> None:
+    _, (run,) = carried_out(tmp_path, BROKER + 'measure = "2s"\n[network]\nprofile = "ethernet"\n')
+    assert run.state == "measured", run.reason
+    assert number(run, "documents_counted") == number(run, "documents_acked") > 1000
+    assert number(run, "bytes_read") == number(run, "bytes_sent")
+    # Kafka reads the length of a request separately.
+    assert min(run.histograms["read_bytes"]) == 4
+
+
+@pytest.mark.nightly
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_broken_connections_lose_no_acknowledged_record(tmp_path: Path) -> None:
+    results, (run,) = carried_out(tmp_path, BROKER + FAULTS)
+    assert run.state == "measured", run.reason
+    assert number(run, "documents_counted") >= number(run, "documents_acked") > 1000
+    report = results.run_folder(results.plan.runs[0]).read_load_report()
+    assert report is not None
+    assert len(report.local_ports) >= 4, "each of the two connections was made again"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from probe_lab import make_context
-from servers import BULK, Served, served, visible
+from servers import BULK, Served, list_outputs, served, visible
 
 from ingest_bench import probes, system
 from ingest_bench.errors import RunFailed
@@ -28,7 +27,6 @@ from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import observer, recording
 from ingest_bench.probes.context import ReadContext
-from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
@@ -75,20 +73,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def list_outputs(jvm: AttachedJvm) -> tuple[list[str], list[str]]:
-    """Return log outputs and recordings of a JVM."""
-    outputs = re.findall(r"^ #\d+: (.*)$", jvm.run_jcmd("VM.log", "list"), re.MULTILINE)
-    return outputs, re.findall(r"name=\S+", jvm.run_jcmd("JFR.check"))
-
-
 def send_bulks(server: Served, count: int) -> None:
     for _ in range(count):
         assert server.http.request("POST", "/test/_bulk", DOCUMENT * 1000, BULK).status == 200
-
-
-def counters(server: Served) -> dict[str, Any]:
-    assert isinstance(server.target, Sink)
-    return server.target.read_counters((server.http,))
 
 
 def watch(names: list[str], jvm: AttachedJvm, raw: Path) -> AbstractContextManager[None]:
@@ -117,12 +104,12 @@ def test_probes_read_exactly_what_the_sink_counts(server: Served, jvm: AttachedJ
     own = server.home / "own.log"
     own_bytes = [own.stat().st_size]
     send_bulks(server, 3)
-    before = counters(server)
+    before = server.counters()
     start_ns = time.time_ns()
     with watch(names, jvm, raw):
         outputs, recordings = list_outputs(jvm)
         send_bulks(server, 40)
-        after = counters(server)
+        after = server.counters()
         own_bytes.append(own.stat().st_size)
     assert list_outputs(jvm) == own_before
     send_bulks(server, 20)
@@ -169,10 +156,10 @@ def test_a_running_jvm_is_profiled_without_probes(server: Served, jvm: AttachedJ
 def test_another_recording_hides_no_reads(server: Served, jvm: AttachedJvm, raw: Path) -> None:
     jvm.run_jcmd("JFR.start", "name=other", "settings=default")
     try:
-        before = counters(server)
+        before = server.counters()
         with watch(["reads"], jvm, raw):
             send_bulks(server, 80)
-            after = counters(server)
+            after = server.counters()
     finally:
         jvm.run_jcmd("JFR.stop", "name=other")
     ports = {int(port) for port in after["by_peer_port"]}

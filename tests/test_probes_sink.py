@@ -15,7 +15,6 @@ from ingest_bench.jvm.java import find_java
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import PROBES, jvm_options, recording
 from ingest_bench.probes.context import ReadContext
-from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.nightly]
 
@@ -46,19 +45,13 @@ def bulks(server: Served, count: int, documents: int) -> None:
         assert server.http.request("POST", path, DOCUMENT * documents, BULK).status == 200
 
 
-def counters(server: Served) -> dict[str, Any]:
-    target = server.target
-    assert isinstance(target, Sink)
-    return target.read_counters((server.http,))
-
-
 @pytest.mark.parametrize("java", [11, 17, 25])
 @pytest.mark.parametrize("buffers", ["heap", "direct"])
 def test_reads_equal_the_counts_of_the_sink(java: int, buffers: str, tmp_path: Path, raw: Path) -> None:
     options = sink(java, {"sink.buffers": buffers})
     with served(tmp_path, options, jvm_options(["reads", "gc"], raw, java)) as server:
         bulks(server, 5, 1000)
-        counted = counters(server)
+        counted = server.counters()
     for port, truth in counted["by_peer_port"].items():
         measured = read("reads", context(raw, java, {int(port)}))
         assert sum(histogram(measured).values()) == truth["reads"]
@@ -75,10 +68,10 @@ def test_kernel_reads_equal_the_counts_of_the_sink(java: int, how: str, tmp_path
     target = sink(java, {"sink.transport": "epoll"} if how == "epoll" else {"sink.buffers": how})
     # A recording would have the reads before the watch too.
     with served(tmp_path, target, jvm_options(["reads"], raw, java) if how == "epoll" else ()) as server:
-        before = counters(server)["by_peer_port"]
+        before = server.counters()["by_peer_port"]
         with PROBES["kernel-reads"].watch(server.process.jvm_pid, raw):
             bulks(server, 20, 1000)
-            after = counters(server)["by_peer_port"]
+            after = server.counters()["by_peer_port"]
     # The HTTP child's only connection sent most.
     port = max(after, key=lambda port: after[port]["bytes_read"])
     reads, bytes_read = (after[port][name] - before[port][name] for name in ("reads", "bytes_read"))

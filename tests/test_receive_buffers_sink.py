@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servers import Served, served
+from servers import served
 from test_receive_buffers import predict_costs
 
 from ingest_bench import system
@@ -19,7 +19,6 @@ from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import jvm_options, recording
 from ingest_bench.probes.context import ReadContext
-from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
@@ -40,7 +39,7 @@ def run(path: Path, *predictor_bytes: int) -> tuple[TargetOptions, Reads, dict[s
     with served(path, target, jvm_options(["reads"], raw, 17), medium="loopback") as server:
         host, port = server.listen.host, server.listen.port
         system.run(server.link.client.command([sys.executable, SENDER, host, str(port), "5,20,40,60", "100"]))
-        counted = counters(server)
+        counted = server.counters()
     java = find_java(17)
     ports = frozenset(map(int, counted["by_peer_port"]))
     recording.load_recording(
@@ -50,12 +49,6 @@ def run(path: Path, *predictor_bytes: int) -> tuple[TargetOptions, Reads, dict[s
     # Later reads are the ends of the connections.
     ordered = reads[np.argsort(reads["end_ns"], kind="stable")]
     return target, ordered[: counted["buffers_allocated"]], counted
-
-
-def counters(server: Served) -> dict[str, Any]:
-    target = server.target
-    assert isinstance(target, Sink)
-    return target.read_counters((server.http,))
 
 
 @pytest.mark.nightly

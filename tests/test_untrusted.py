@@ -47,23 +47,13 @@ while True:
 """
 
 
-def pipe(path: Path, _: Path) -> None:
-    os.mkfifo(path)
-
-
-def link(path: Path, secret: Path) -> None:
-    path.symlink_to(secret)
-
-
-def second_name(path: Path, secret: Path) -> None:
-    path.hardlink_to(secret)
-
-
-def socket(path: Path, _: Path) -> None:
-    os.mknod(path, stat.S_IFSOCK | 0o600)
-
-
-each_kind = pytest.mark.parametrize("plant", [pipe, link, second_name, socket])
+PLANTS: dict[str, Callable[[Path, Path], None]] = {
+    "pipe": lambda path, _: os.mkfifo(path),
+    "link": lambda path, secret: path.symlink_to(secret),
+    "second-name": lambda path, secret: path.hardlink_to(secret),
+    "socket": lambda path, _: os.mknod(path, stat.S_IFSOCK | 0o600),
+}
+each_kind = pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 
 
 @pytest.fixture
@@ -162,16 +152,9 @@ def test_link_races_cannot_read_or_change_other_files(theirs: Path, tmp_path: Pa
         folder.mkdir()
         ours.mkdir()
         untrusted.give_ownership(folder, OTHER_UID)
-        argv = (
-            "setpriv",
-            f"--reuid={OTHER_UID}",
-            f"--regid={OTHER_UID}",
-            "--clear-groups",
-            sys.executable,
-            "-c",
-            SWAPS,
-        )
-        with subprocess.Popen((*argv, str(folder), str(victim)), stdout=subprocess.PIPE) as swapping:
+        as_other = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-groups")
+        argv = (*as_other, sys.executable, "-c", SWAPS, str(folder), str(victim))
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as swapping:
             assert swapping.stdout is not None
             swapping.stdout.readline()
             for _ in range(200):

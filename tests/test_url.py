@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import json
 import os
 import subprocess
@@ -87,21 +86,12 @@ def proxy(backend: str, certificate: Path | None = None, *clients: Path, **envir
 
 
 def run(place: Place, *arguments: str, exit_code: int = 0) -> str:
-    """Run the command and return its output in one line. A measured run has counted all acknowledged documents."""
-    with nothing_left(), place.command("run", *arguments) as command:
-        code, output = command.end(), " ".join(command.text.split())
-    assert (code, "Traceback" in output) == (exit_code, False), f"{arguments}: {output}"
-    if code == 0:
-        values = read_row(place)
+    """Run the command; a measured run has counted all acknowledged documents."""
+    output = place.run(*arguments, exit_code=exit_code)
+    if exit_code == 0:
+        values = place.read_row()
         assert values["documents_counted"] == values["documents_acked"] != "0"
     return output
-
-
-def read_row(place: Place) -> dict[str, str]:
-    """Return the only row of the newest results."""
-    with (place.results[-1] / "summary.csv").open(encoding="utf-8") as file:
-        (values,) = csv.DictReader(file)
-    return values
 
 
 def create_index(node: Http, index: str) -> None:
@@ -119,7 +109,7 @@ def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, here: Place) -
     create_index(node, "existing")
     (here.folder / "x.toml").write_text('probes = ["reads", "gc", "host"]\n[target]\nheap = "4g"\n')
     run(here, "x.toml", "--url", node.origin, "--set", "query_users=1", *SHORT)
-    values = read_row(here)
+    values = here.read_row()
     summary = json.loads((here.results[-1] / "summary.json").read_text())
     assert values["target"] == "opensearch 2.19.6"
     assert int(values["heap_bytes"]) == 512 << 20
@@ -136,7 +126,7 @@ def test_own_documents_get_a_new_index_and_the_refused_ones_are_quoted(node: Htt
     text = "".join(f'{{"price": {price}, "at": "2026-11-29"}}\n' for price in range(99)) + '{"price": "n/a"}\n'
     (here.folder / "Orders (1).ndjson").write_text(text)
     run(here, "--url", node.origin, "--documents", "Orders (1).ndjson", *SHORT)
-    values = read_row(here)
+    values = here.read_row()
     assert int(values["documents_acked"]) == 99 * int(values["documents_failed"]) > 0
     (summary,) = json.loads((here.results[-1] / "summary.json").read_text())
     (note,) = [note["text"] for note in summary["notes"] if note["text"].startswith("refused documents: ")]
@@ -181,7 +171,7 @@ def test_a_track_does_not_write_through_an_existing_alias(node: Http, here: Plac
     assert 'there is an index "all" already; it is not touched' in output
     node.request_json("DELETE", "/prod")
     output = run(here, "--url", node.origin, "--track", str(folder), "--out", "out")
-    assert read_row(here)["documents_counted"] == "1"
+    assert here.read_row()["documents_counted"] == "1"
     assert indices(node) == set()
 
 
@@ -197,7 +187,7 @@ def test_ctrl_c_leaves_no_index_and_the_rest_can_be_resumed(node: Http, here: Pl
     plan = here.results[0] / "plan.json"
     plan.write_text(plan.read_text().replace('"measure_ns": 20000000000', '"measure_ns": 1000000000'))
     run(here, "--resume", str(here.results[0]))
-    assert read_row(here)["state"] == "measured"
+    assert here.read_row()["state"] == "measured"
     assert indices(node) == set()
 
 
@@ -253,7 +243,7 @@ def test_credentials_go_over_tls_and_into_no_file(
             command_lines = "\n".join(" ".join(process.info["cmdline"] or ()) for process in processes)
             assert command.end() == 0, command.text
         assert not [secret for secret in secrets if secret in command_lines + command.text]
-        values = read_row(here)
+        values = here.read_row()
         assert values["documents_counted"] == values["documents_acked"] != "0"
         assert int(values["queries"]) > 0
     files = [path for path in here.folder.rglob("*") if path.is_file()]
@@ -267,7 +257,7 @@ def test_running_server_that_requires_an_api_key_is_measured_as_it_is(
     monkeypatch.setenv("INGEST_BENCH_API_KEY", KEY)
     with proxy(sink.origin, FRONT_WANTS=f"ApiKey {KEY}") as port:
         run(here, "--url", f"http://localhost:{port}", *SHORT)
-    values = read_row(here)
+    values = here.read_row()
     assert (values["state"], values["network"]) == ("measured", "as-is")
     assert values["target"].startswith("sink 4.1.")
     assert values["sink_reads"] == values["mss"] == values["gc_pauses"] == ""

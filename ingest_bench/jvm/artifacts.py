@@ -8,18 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import files
 from ingest_bench.jvm import cache
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the name of a download, the bytes received and the bytes in total (None: unknown)."""

@@ -8,9 +8,9 @@ import os
 import pwd
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -18,24 +18,13 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import java
 from ingest_bench.jvm.java import Java
+from ingest_bench.jvm.options import COLLECTORS
 from ingest_bench.ledger.journal import read_boot_id
 from ingest_bench.model.target import Endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The first with an open flight recorder.
 _OLDEST_JAVA = 11
 _JCMD_LIMIT_S = 60
-# The flags of jvm.options.COLLECTORS. VM.flags names the collector also if the JVM chose it itself.
-_COLLECTORS = {
-    "G1": "g1",
-    "ConcMarkSweep": "cms",
-    "Parallel": "parallel",
-    "ParallelOld": "parallel",
-    "Serial": "serial",
-    "Z": "zgc",
-}
 _TCP_LISTEN = "0A"  # include/net/tcp_states.h
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - found, not chosen
 
@@ -132,12 +121,15 @@ def read_facts(jvm: AttachedJvm) -> JvmFacts:
 
 def parse_facts(flags: str, recorder: str) -> JvmFacts:
     """Parse the responses to VM.flags and JFR.configure."""
-    collector = re.search(r"-XX:\+Use(\w+?)GC\b", flags)
+    # The JVM names the collector also if it chose it itself. Old Javas may name ParallelOld first.
+    option = re.search(r"-XX:\+Use(\w+?)(?:Old)?GC\b", flags)
+    names = (name for name, gc in COLLECTORS.items() if option and f"-XX:+Use{option[1]}GC" in gc.options)
+    unknown = f"unknown: {option[1]}" if option else ""
     heap = re.search(r"-XX:MaxHeapSize=(\d+)", flags)
     region = re.search(r"-XX:G1HeapRegionSize=(\d+)", flags)
     depth = re.search(r"^Stack depth: (\d+)", recorder, re.MULTILINE)
     return JvmFacts(
-        collector=_COLLECTORS.get(collector[1], f"unknown: {collector[1]}") if collector else "",
+        collector=next(names, unknown),
         heap_bytes=int(heap[1]) if heap else None,
         stack_depth=int(depth[1]) if depth else None,
         g1_region_bytes=int(region[1]) if region else None,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.inputs import untrusted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # A server that root starts runs as another uid and must read its archive; /root is closed to it.
 ROOT_FOLDER = Path("/var/cache/ingest-bench")

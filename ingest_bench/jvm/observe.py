@@ -10,21 +10,17 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import untrusted
+from ingest_bench.jvm.attach import AttachedJvm
+from ingest_bench.jvm.options import Log
 from ingest_bench.ledger import watchdog
 from ingest_bench.ledger.steps import Action, Step, Undo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ingest_bench.jvm.attach import AttachedJvm
-    from ingest_bench.jvm.options import Log
 
 # To write a recording of some hundred megabytes.
 _STOP_LIMIT_S = 600

@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import SpecError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ingest_bench.model.target import Collector
+from ingest_bench.model.target import Collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -16,11 +16,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import untrusted
 from ingest_bench.jvm import cache
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ingest_bench.model.target import Endpoint, LaunchPlan
+from ingest_bench.model.target import Endpoint, LaunchPlan
 
 # The traditional unprivileged uid. OpenSearch, Elasticsearch and Cassandra refuse to run as root.
 SERVER_UID = 65534

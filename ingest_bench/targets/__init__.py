@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, java
+from ingest_bench.jvm.artifacts import Progress
+from ingest_bench.jvm.java import Java
+from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets.base import Requirements, Target
 from ingest_bench.targets.builtin.direct_memory import DirectMemory
 from ingest_bench.targets.builtin.forwarder import Forwarder
@@ -16,14 +19,6 @@ from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.data_prepper import DataPrepper
 from ingest_bench.targets.elastic.versions import ELASTICSEARCH, OPENSEARCH
 from ingest_bench.targets.kafka import Kafka
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ingest_bench.jvm.artifacts import Progress
-    from ingest_bench.jvm.java import Java
-    from ingest_bench.model.target import TargetOptions
-
 
 _ALL: tuple[Target, ...] = (
     OPENSEARCH,

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ingest_bench.errors import SpecError
 from ingest_bench.host.capability_checks import run_check
@@ -15,19 +15,24 @@ from ingest_bench.inputs import records
 from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
+from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.options import collector_options, heap_options
-from ingest_bench.model.target import Endpoint, ListenOptions, Preparation, TargetOptions, ThreadRoles
+from ingest_bench.model.experiment import Capability
+from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import (
+    Collector,
+    Endpoint,
+    LaunchPlan,
+    ListenOptions,
+    Preparation,
+    TargetOptions,
+    ThreadRoles,
+)
+from ingest_bench.targets.http import Http
+from ingest_bench.targets.settings import Settings, parse_settings
 from ingest_bench.units import format_count
-
-if TYPE_CHECKING:
-    from ingest_bench.jvm.attach import AttachedJvm
-    from ingest_bench.model.experiment import Capability
-    from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import Collector, LaunchPlan
-    from ingest_bench.targets.http import Http
-
 
 _PINS = tomllib.loads(Path(__file__).with_name("jars.toml").read_text(encoding="utf-8"))
 
@@ -65,20 +70,6 @@ def pinned_jars(*sections: str) -> tuple[Artifact, ...]:
     return tuple(artifacts.parse_jar(f"{coordinate}@{sha256}") for coordinate, sha256 in pins)
 
 
-def choose_version(name: str, versions: Mapping[str, Requirements], version: str | None, default: str) -> str:
-    """Return the version or the default; SpecError with a suggestion if the target does not have it."""
-    chosen = version or default
-    check_name(chosen, versions, f'target.version: {name} has no "{chosen}"')
-    return chosen
-
-
-def find_requirements(target: Target, options: TargetOptions) -> Requirements:
-    """Return what the chosen version needs; SpecError for an unknown version or a collector that its Java lacks."""
-    chosen = choose_version(target.name, target.versions, options.version, target.default_version)
-    collector_options(options.gc, target.versions[chosen].java_version)
-    return target.versions[chosen]
-
-
 def refuse_options(options: TargetOptions, fields: Iterable[str], reason: str) -> None:
     """Raise SpecError, with the reason, if one of these fields is not at its default."""
     defaults = TargetOptions()
@@ -97,13 +88,41 @@ def count_copies(options: TargetOptions) -> int:
     return copies
 
 
-def build_java_argv(
-    node: NodeStart, flags: Iterable[str], classpath: Iterable[Path], *main: str, default_gc: Collector = "g1"
-) -> tuple[str, ...]:
-    """Return the command that starts a node's JVM, with a temporary folder in its home. The chosen options win."""
+def format_log4j2(level: str, layout: str) -> str:
+    """Return log4j2.properties that log to the console."""
+    return f"""\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d{{ISO8601}}][%-5p]{layout}%m%n
+rootLogger.level = {level}
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their names below a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def plan_java(
+    node: NodeStart,
+    flags: Iterable[str],
+    classpath: Iterable[Path],
+    *main: str,
+    default_gc: Collector = "g1",
+    files: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """Return how to start a node's JVM in its home, which is made with these files. The chosen options win."""
+    write_files(node.home, files or {})
     options = node.options
     gc = default_gc if options.gc == "default" else options.gc
-    return (
+    argv = (
         str(node.java.java),
         *heap_options(options.heap_bytes),
         *collector_options(gc, node.java.version),
@@ -115,6 +134,7 @@ def build_java_argv(
         ":".join(map(str, classpath)),
         *main,
     )
+    return LaunchPlan(argv=argv, env={}, cwd=node.home, writable=(node.home,))
 
 
 class Target(Protocol):
@@ -132,6 +152,12 @@ class Target(Protocol):
     """Flushes the indices in memory of all nodes to files at once; None: unsupported."""
     jvm_stats: Callable[[Http], Any] | None = None
     """Requests the JVM statistics of all nodes, for `probes.nodestats`; None: no API."""
+    settings: ClassVar[Settings | None] = None
+    """Its known `[target.setting]`; None: it checks them itself."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """By property: its value unless the user chooses another."""
+    refused: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """By reason: the fields of TargetOptions that it does not have."""
 
     @property
     def thread_roles(self) -> ThreadRoles:
@@ -142,15 +168,35 @@ class Target(Protocol):
     def versions(self) -> Mapping[str, Requirements]:
         """Return the requirements of each version."""
 
+    def choose_version(self, options: TargetOptions) -> str:
+        """Return the chosen version or the default; SpecError with a suggestion if there is no such version."""
+        chosen = options.version or self.default_version
+        check_name(chosen, self.versions, f'target.version: {self.name} has no "{chosen}"')
+        return chosen
+
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have. Start nothing."""
+        requirements = self.versions[self.choose_version(options)]
+        collector_options(options.gc, requirements.java_version)
+        for reason, fields in self.refused.items():
+            refuse_options(options, fields, reason)
+        self.read_properties(options)
+        return requirements
+
+    def read_properties(self, options: TargetOptions) -> dict[str, Any]:
+        """Return the properties that the options choose; SpecError for an unknown setting or an invalid value."""
+        return {} if self.settings is None else parse_settings(self.name, self.settings, options)
+
+    def complete_properties(self, options: TargetOptions) -> dict[str, Any]:
+        """Return the properties of `defaults`, as chosen."""
+        values = self.read_properties(options)
+        return {name: values.get(name, default) for name, default in self.defaults.items()}
 
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start a node, whose home is made here. Fetch what the cache lacks."""
 
     def listens(self, options: TargetOptions) -> ListenOptions:
         """Return its port and the time limit until it is ready."""
-        del options
         return ListenOptions()
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
@@ -164,12 +210,10 @@ class Target(Protocol):
 
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return the requests that prepare these indices for documents; none if it has no such concept."""
-        del options, indices, mapping
         return Preparation()
 
     def adapt_track_request(self, options: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
         """Return a track's request in the form of the chosen version; SpecError for a server without indices."""
-        del options, request
         raise SpecError(
             f"load.track: {operation}: {self.name} has no indices; send the track's documents by --documents"
         )
@@ -183,7 +227,6 @@ class Target(Protocol):
 
     def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Return what the nodes counted themselves, added up as a table; empty if they do not count."""
-        del nodes
         return {}
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
@@ -191,7 +234,6 @@ class Target(Protocol):
 
         It is the last request to the nodes.
         """
-        del nodes
         return None
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:

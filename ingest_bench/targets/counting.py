@@ -1,25 +1,16 @@
-"""Read document counts, document numbers and counters from the responses of servers."""
+"""Read document counts, document numbers and metrics from the responses of servers."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from ingest_bench.errors import RunFailed
-from ingest_bench.units import quote_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from prometheus_client.samples import Sample
-
-    from ingest_bench.model.target import DocumentCount
-    from ingest_bench.targets.http import Http
+from ingest_bench.model.target import DocumentCount
 
 # No column of a summary holds more, and no server has more.
 _MAX_COUNT = 2**63
@@ -112,34 +103,3 @@ def parse_count(value: Any, name: str) -> int:
     if not is_number or not 0 <= value < _MAX_COUNT or value != int(value):
         raise ValueError(f"{name} is {str(value)[:_MAX_QUOTED]!r}, not a number of documents")
     return int(value)
-
-
-def request_count(http: Http, path: str, timeout_s: float = 60) -> int:
-    """Return the number in `count` of a JSON response; RunFailed for anything else."""
-    response = http.request_json("GET", path, timeout_s=timeout_s)
-    try:
-        return parse_count(response["count"], "count")
-    except (KeyError, TypeError, ValueError):
-        raise RunFailed(
-            f"server: the response to GET {http.origin}{path} has no number of documents: {quote_value(response)}"
-        ) from None
-
-
-def sum_counters(nodes: Sequence[Http]) -> dict[str, Any]:
-    """Return the counters of built-in servers, including this request, added up; RunFailed if they do not match."""
-    tables = [http.request_json("GET", "/_counters") for http in nodes]
-    for http, counters in zip(nodes, tables, strict=True):
-        if not isinstance(counters, dict):
-            raise RunFailed(f"{http.origin}: its counters are not a table: {counters!r}")
-    try:
-        return functools.reduce(_add_tables, tables)
-    except (TypeError, ValueError):
-        raise RunFailed(f"{nodes[0].origin}: its counters differ in structure from other nodes': {tables!r}") from None
-
-
-def _add_tables(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Add two tables of counts, which may contain tables of counts."""
-    total = dict(table)
-    for key, count in other.items():
-        total[key] = _add_tables(total.get(key, {}), count) if isinstance(count, dict) else total.get(key, 0) + count
-    return total

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts
-from ingest_bench.jvm.java import ECJ, compile_classes
+from ingest_bench.jvm.java import ECJ, Java, compile_classes
 from ingest_bench.jvm.options import collector_options, heap_options
-from ingest_bench.model.load import ProtocolOptions
+from ingest_bench.model.load import ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import (
     CustomTarget,
     DeliveredDocuments,
@@ -29,14 +31,7 @@ from ingest_bench.model.target import (
 )
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from ingest_bench.jvm.java import Java
-    from ingest_bench.model.load import Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.targets.http import Http, Response
+from ingest_bench.targets.http import Http, Response
 
 T = TypeVar("T")
 # Of a log that is read repeatedly until it has a text: ten thousand times what a server writes at its start.
@@ -130,7 +125,6 @@ class Custom(Target):
 
     def listens(self, options: TargetOptions) -> ListenOptions:
         """Return its port and the time limit until it is ready."""
-        del options
         ready_timeout_s = self.definition.ready.timeout_ns / 1e9
         return ListenOptions(port=self._require_start().port, ready_timeout_s=ready_timeout_s)
 
@@ -190,7 +184,6 @@ class Custom(Target):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol of the file."""
-        del options, workload
         self.check()
         keys = {key: value for key, value in self.definition.protocol.items() if key != "name"}
         name = str(self.definition.protocol["name"])
@@ -198,7 +191,6 @@ class Custom(Target):
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int | None:
         """Return the number of documents; None if it cannot be counted. RunFailed for an unexpected response."""
-        del indices
         count = self.definition.count
         if count is None:
             return None
@@ -225,7 +217,6 @@ class Custom(Target):
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return name and description of the file; RunFailed if it cannot be counted, InvalidRun if not observed."""
-        del options
         self.count((http,), ())
         description: dict[str, ColumnValue] = {"name": self.name, "description": self.definition.description}
         start, log = self.definition.start, http.log

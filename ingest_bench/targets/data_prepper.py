@@ -11,43 +11,30 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.inputs import untrusted
 from ingest_bench.jvm.options import default_to_g1
-from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ListenOptions, ThreadRoles
+from ingest_bench.model.load import ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import Endpoint, LaunchPlan, ListenOptions, TargetOptions, ThreadRoles
 from ingest_bench.model.values import HOUR, MS
 from ingest_bench.targets import counting
-from ingest_bench.targets.base import (
-    NodeStart,
-    Requirements,
-    Target,
-    build_java_argv,
-    find_requirements,
-    refuse_options,
-)
+from ingest_bench.targets.base import NodeStart, Requirements, Target, plan_java
+from ingest_bench.targets.http import Http
 from ingest_bench.targets.settings import (
     PEER_FORWARDER_DEFAULTS,
-    Settings,
-    parse_settings,
+    PEER_FORWARDER_REFUSED,
     peer_forwarder_settings,
     time_between,
 )
 
-if TYPE_CHECKING:
-    from io import BufferedReader
-
-    from ingest_bench.model.load import Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.targets.http import Http
-
 NAME = "data-prepper"
 _MAIN = "org.opensearch.dataprepper.DataPrepperExecute"
-_REFUSED_OPTIONS = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
 # Its default ports: HTTP source, API with metrics, peer forwarder.
 _SOURCE_PORT, _API_PORT, _PEER_PORT = 2021, 4900, 4994
 _CONFIGURATION, _PIPELINES, _DELIVERED = "data-prepper-config.yaml", "pipelines.yaml", "delivered.ndjson"
@@ -90,16 +77,6 @@ def _parse_home(text: str) -> str:
     return str(home)
 
 
-SETTINGS: Settings = {
-    "home": ("home", _parse_home),
-    # It knows no shorter times than milliseconds.
-    **peer_forwarder_settings(whole_ms=True),
-    "request_timeout": ("request_timeout_ns", time_between(2 * MS, HOUR, whole_ms=True)),
-    "delay": ("delay_ns", time_between(MS, HOUR, whole_ms=True)),
-}
-_DEFAULTS = {**PEER_FORWARDER_DEFAULTS, "delay_ns": 3_000_000_000}
-
-
 class DataPrepper(Target):
     """The target `data-prepper`. Its home decides the exact version."""
 
@@ -107,40 +84,47 @@ class DataPrepper(Target):
     default_version = "2"
     thread_roles = ThreadRoles(network=("armeria-common-worker-",), indexing=("-processor-worker-",))
     versions: Mapping[str, Requirements] = {"2": Requirements(artifacts=(), java_version=17)}
+    settings: ClassVar = {
+        "home": ("home", _parse_home),
+        # It knows no shorter times than milliseconds.
+        **peer_forwarder_settings(whole_ms=True),
+        "request_timeout": ("request_timeout_ns", time_between(2 * MS, HOUR, whole_ms=True)),
+        "delay": ("delay_ns", time_between(MS, HOUR, whole_ms=True)),
+    }
+    defaults: ClassVar = {**PEER_FORWARDER_DEFAULTS, "delay_ns": 3_000_000_000}
+    refused: ClassVar = {f"{NAME} has no such option": PEER_FORWARDER_REFUSED}
 
-    def requirements(self, options: TargetOptions) -> Requirements:
-        """Return what it needs besides its home; SpecError without a home, or for options that it cannot have."""
-        requirements = find_requirements(self, options)
-        refuse_options(options, _REFUSED_OPTIONS, f"{self.name} has no such option")
-        if "home" not in parse_settings(NAME, SETTINGS, options):
+    def read_properties(self, options: TargetOptions) -> dict[str, Any]:
+        """Return its home and what else is chosen; SpecError without a home."""
+        properties = super().read_properties(options)
+        if "home" not in properties:
             raise SpecError(
                 f"{self.name} requires the folder where its archive is unpacked, such as "
                 'home = "/opt/data-prepper" in [target.setting]'
             )
-        return requirements
+        return properties
 
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start a node as bin/data-prepper does, with two files of its own, equal for all nodes."""
-        options, home = node.options, node.home
-        installed = Path(parse_settings(NAME, SETTINGS, options)["home"])
-        home.mkdir(parents=True, exist_ok=True)
-        values = read_numbers(options)
+        home, installed = node.home, Path(self.read_properties(node.options)["home"])
+        values = self.complete_properties(node.options)
+        contents = {
+            _CONFIGURATION: _configuration(values, node.nodes),
+            _PIPELINES: _pipelines(values, home / _DELIVERED),
+        }
         # JSON is YAML.
-        home.joinpath(_CONFIGURATION).write_text(json.dumps(_configuration(values, node.nodes), indent=1) + "\n")
-        home.joinpath(_PIPELINES).write_text(json.dumps(_pipelines(values, home / _DELIVERED), indent=1) + "\n")
+        files = {name: json.dumps(content, indent=1) + "\n" for name, content in contents.items()}
         flags = (
             "-Dfile.encoding=UTF-8",
             f"-Dlog4j.configurationFile={installed / _LOG4J}",
             f"-Ddata-prepper.dir={installed}",
         )
         arguments = (str(home / _PIPELINES), str(home / _CONFIGURATION))
-        argv = build_java_argv(node, flags, (installed / "lib" / "*",), _MAIN, *arguments)
-        readable = (installed / _LOG4J, *installed.joinpath("lib").glob("*.jar"))
-        return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,), readable=readable)
+        plan = plan_java(node, flags, (installed / "lib" / "*",), _MAIN, *arguments, files=files)
+        return replace(plan, readable=(installed / _LOG4J, *installed.joinpath("lib").glob("*.jar")))
 
     def listens(self, options: TargetOptions) -> ListenOptions:
         """Return the port of its source and the time limit until it is ready."""
-        del options
         # It needs 5 s on an idle machine, and 80 s on two busy cores (2.15.0).
         # It does not forward to loopback addresses (RemotePeerForwarder.isAddressDefinedLocally).
         return ListenOptions(port=_SOURCE_PORT, ready_timeout_s=300, accepts_loopback_peers=False)
@@ -162,7 +146,6 @@ class DataPrepper(Target):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol: JSON arrays of numbered documents; the number is the key of the forwarding."""
-        del options, workload
         keys = {
             "path": _PATH,
             "sequence": _KEY,
@@ -174,7 +157,6 @@ class DataPrepper(Target):
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """Return the number of accepted documents. `read_counters` waits and returns what became of them."""
-        del indices
         return _account_now(nodes)["accepted"]
 
     def read_counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
@@ -218,8 +200,8 @@ class DataPrepper(Target):
         heap_bytes = int(_read_metrics(http).get("jvm_gc_max_data_size_bytes", 0))
         if default_to_g1(options.gc) == "g1" and heap_bytes != options.heap_bytes:
             raise InvalidRun(f"{self.name}: a heap of {heap_bytes:,} bytes instead of {options.heap_bytes:,}")
-        home = Path(parse_settings(NAME, SETTINGS, options)["home"])
-        return {"version": read_version(home), "heap_bytes": options.heap_bytes, **read_numbers(options)}
+        version = read_version(Path(self.read_properties(options)["home"]))
+        return {"version": version, "heap_bytes": options.heap_bytes, **self.complete_properties(options)}
 
 
 def read_version(home: Path) -> str:
@@ -229,12 +211,6 @@ def read_version(home: Path) -> str:
     if len(jars) != 1:
         raise FileNotFoundError(0, f"found {len(jars)} instead of one", str(home / "lib" / _JAR))
     return jars[0].stem.removeprefix(_JAR.removesuffix("*.jar"))
-
-
-def read_numbers(options: TargetOptions) -> dict[str, int]:
-    """Return each numeric setting, as chosen or Data Prepper's default."""
-    values = parse_settings(NAME, SETTINGS, options)
-    return {name: values.get(name, default) for name, default in _DEFAULTS.items()}
 
 
 def _configuration(values: Mapping[str, int], nodes: Sequence[Endpoint]) -> dict[str, Any]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets import counting
+from ingest_bench.targets.base import Target
 from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.elastic.node import ElasticTarget
-from ingest_bench.targets.http import NoResponse, Response
-
-if TYPE_CHECKING:
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import TargetOptions
-    from ingest_bench.targets.base import Target
-    from ingest_bench.targets.http import Http
+from ingest_bench.targets.http import Http, NoResponse, Response
 
 T = TypeVar("T")
 _CREDENTIALS = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"

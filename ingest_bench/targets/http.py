@@ -7,23 +7,19 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import credentials
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.load import AdminRequest
+from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.targets import counting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ingest_bench.model.load import AdminRequest
-    from ingest_bench.model.target import Tls
+from ingest_bench.units import quote_value
 
 Enter = Callable[[Sequence[str]], tuple[str, ...]]
 # A child enforces time limits itself; this is for one that is stopped.
@@ -147,7 +143,17 @@ class Http:
                 f"server: the response to {method} {self.origin}{path} is not JSON: {response.excerpt()}"
             ) from None
 
-    def execute(self, request: AdminRequest, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def request_count(self, path: str, timeout_s: float = 60) -> int:
+        """Return the number in `count` of a JSON response; RunFailed for anything else."""
+        response = self.request_json("GET", path, timeout_s=timeout_s)
+        try:
+            return counting.parse_count(response["count"], "count")
+        except (KeyError, TypeError, ValueError):
+            raise RunFailed(
+                f"server: the response to GET {self.origin}{path} has no number of documents: {quote_value(response)}"
+            ) from None
+
+    def execute(self, request: AdminRequest) -> None:
         """Send a request, repeatedly until its condition holds; RunFailed if it is refused or that takes too long."""
         body = None if request.body is None else json.dumps(request.body).encode()
         name = f"{request.method} {self.origin}{request.path}"
@@ -165,7 +171,7 @@ class Http:
                 return
             if time.monotonic() > limit:
                 raise RunFailed(f"server: {name}: {request.until_path} was not {request.until_value!r} within an hour")
-            sleep(_CONDITION_POLL_S)
+            time.sleep(_CONDITION_POLL_S)
 
     def ask_rpc(self, protocol: str, ask: str, *, limit_s: float = 60, **arguments: Any) -> dict[str, Any]:
         """Return the answer of an RPC child (`rpc_child.py`): it asks the question in the server's own protocol.

@@ -6,29 +6,16 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.jvm import artifacts
-from ingest_bench.model.load import AdminRequest, ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation, ThreadRoles
-from ingest_bench.targets.base import (
-    NodeStart,
-    Requirements,
-    Target,
-    build_java_argv,
-    find_requirements,
-    pinned_jars,
-    refuse_options,
-)
+from ingest_bench.model.load import AdminRequest, ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation, TargetOptions, ThreadRoles
+from ingest_bench.targets.base import NodeStart, Requirements, Target, format_log4j2, pinned_jars, plan_java
+from ingest_bench.targets.http import Http
 
-if TYPE_CHECKING:
-    from ingest_bench.model.load import Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import TargetOptions
-    from ingest_bench.targets.http import Http
-
-MAIN = "kafka.Kafka"
 _PORT = 9092
 # Settings of the load's producers, not of the server.
 _PRODUCER = "producer."
@@ -44,15 +31,6 @@ _RESERVED_SETTINGS = (
 )
 # JVM options of its own start script (bin/kafka-run-class.sh of 4.1.0).
 _G1 = ("-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent")
-_LOGGING = """\
-status = error
-appender.console.type = Console
-appender.console.name = console
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = [%d{ISO8601}][%-5p][%c{1}] %m%n
-rootLogger.level = warn
-rootLogger.appenderRef.console.ref = console
-"""
 
 
 class Kafka(Target):
@@ -70,32 +48,30 @@ class Kafka(Target):
         "4.1.0": Requirements(artifacts=pinned_jars("kafka-4.1.0"), java_version=17)
     }
 
-    def requirements(self, options: TargetOptions) -> Requirements:
-        """Return what the chosen version needs; SpecError for options that it cannot have."""
-        requirements = find_requirements(self, options)
-        for key in _server_settings(options):
+    refused: ClassVar = {"kafka has no Netty and no such setting": ("receive_predictor_bytes", "allocator")}
+
+    def read_properties(self, options: TargetOptions) -> dict[str, str]:
+        """Return the brokers' properties; SpecError for one that is not the user's to choose."""
+        properties = {key: text for key, text in options.setting.items() if not key.startswith(_PRODUCER)}
+        for key in properties:
             if key.startswith(_RESERVED_SETTINGS):
                 raise SpecError(f"target.setting.{key}: set by ingest-bench; remove it")
-        refuse_options(options, ("receive_predictor_bytes", "allocator"), "kafka has no Netty and no such setting")
-        return requirements
+        if options.socket_receive_buffer_bytes is not None:
+            properties.setdefault("socket.receive.buffer.bytes", str(options.socket_receive_buffer_bytes))
+        return properties
 
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start a node in an empty home, which is made here, its data folder formatted."""
         classpath = [artifacts.fetch(artifact) for artifact in self.requirements(node.options).artifacts]
-        for name, text in _config_files(node).items():
-            path = node.home / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
         flags = (
             *(_G1 if node.options.gc in ("default", "g1") else ()),
             f"-Dlog4j2.configurationFile={node.home / 'log4j2.properties'}",
         )
-        argv = build_java_argv(node, flags, classpath, MAIN, str(node.home / "server.properties"))
-        return LaunchPlan(argv=argv, env={}, cwd=node.home, writable=(node.home,))
+        files = _config_files(node, self.read_properties(node.options))
+        return plan_java(node, flags, classpath, "kafka.Kafka", str(node.home / "server.properties"), files=files)
 
     def listens(self, options: TargetOptions) -> ListenOptions:
         """Return its port and the default time limit."""
-        del options
         return ListenOptions(port=_PORT)
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
@@ -106,13 +82,11 @@ class Kafka(Target):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol: records for the index's topic, with the `producer.` settings."""
-        del workload
         keys = {key.removeprefix(_PRODUCER): text for key, text in options.setting.items() if key.startswith(_PRODUCER)}
         return ProtocolOptions(protocol="kafka", keys=keys, toml_key=f"target.setting: {_PRODUCER}*")
 
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return requests for a topic per index, with a replica on each node; records have no mapping."""
-        del options, mapping
         requests = tuple(AdminRequest(method="PUT", path=f"/{name}") for name in indices)
         return Preparation(requests=requests, indices=tuple(indices))
 
@@ -127,20 +101,13 @@ class Kafka(Target):
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return what a broker reports about itself; InvalidRun if that is not as chosen."""
         reported = http.ask_rpc("kafka", "describe")
-        expected = _server_settings(options)
+        expected = self.read_properties(options)
         actual = {key: reported["settings"].get(key) for key in expected}
         wrong = {key: text for key, text in actual.items() if text is None or not _is_equal(expected[key], text)}
         if wrong:
             raise InvalidRun(f"kafka: expected {expected}; it reports {wrong}")
-        version = options.version or self.default_version
-        return {"version": version, "cluster": reported["cluster"], "brokers": len(reported["brokers"])}
-
-
-def _server_settings(options: TargetOptions) -> dict[str, str]:
-    settings = {key: text for key, text in options.setting.items() if not key.startswith(_PRODUCER)}
-    if options.socket_receive_buffer_bytes is not None:
-        settings.setdefault("socket.receive.buffer.bytes", str(options.socket_receive_buffer_bytes))
-    return settings
+        brokers = len(reported["brokers"])
+        return {"version": self.choose_version(options), "cluster": reported["cluster"], "brokers": brokers}
 
 
 def _is_equal(expected: str, actual: str) -> bool:
@@ -148,8 +115,8 @@ def _is_equal(expected: str, actual: str) -> bool:
     return expected.strip().lower() in (actual.lower(), re.sub(r"\.0$", "", actual))
 
 
-def _config_files(node: NodeStart) -> dict[str, str]:
-    """Return the files of a node's home by their names."""
+def _config_files(node: NodeStart, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a node's home by their names, with the properties that the user chose."""
     listen, number = node.listen, node.number + 1
     voters = ",".join(f"{index + 1}@{other.host}:{other.port + 1}" for index, other in enumerate(node.nodes))
     properties = {
@@ -165,7 +132,7 @@ def _config_files(node: NodeStart) -> dict[str, str]:
         "offsets.topic.replication.factor": str(len(node.nodes)),
         "transaction.state.log.replication.factor": str(len(node.nodes)),
         "transaction.state.log.min.isr": "1",
-        **_server_settings(node.options),
+        **chosen,
     }
     # What its StorageTool writes to format a folder, without starting a JVM for it.
     metadata = {
@@ -177,7 +144,7 @@ def _config_files(node: NodeStart) -> dict[str, str]:
     return {
         "server.properties": _format_properties(properties),
         "data/meta.properties": _format_properties(metadata),
-        "log4j2.properties": _LOGGING,
+        "log4j2.properties": format_log4j2("warn", "[%c{1}] "),
     }
 
 

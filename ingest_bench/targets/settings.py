@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import units
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.names import check_name
+from ingest_bench.model.target import TargetOptions
 from ingest_bench.model.values import HOUR, MS, S
 from ingest_bench.units import quote_value
-
-if TYPE_CHECKING:
-    from ingest_bench.model.target import TargetOptions
 
 Settings = Mapping[str, tuple[str, Callable[[str], Any]]]
 """By setting: the property that carries it to the server, and the parser of its text (ValueError explains)."""
@@ -35,6 +33,7 @@ _PEER_FORWARDER = {
     "source_batch_size": (200, 1, 10**6),
 }
 PEER_FORWARDER_DEFAULTS = {name: default for name, (default, _, _) in _PEER_FORWARDER.items()}
+PEER_FORWARDER_REFUSED = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
 
 
 def parse_settings(target: str, settings: Settings, options: TargetOptions) -> dict[str, Any]:
@@ -48,11 +47,6 @@ def parse_settings(target: str, settings: Settings, options: TargetOptions) -> d
         except ValueError as error:
             raise SpecError(f"target.setting.{key}: {error}") from None
     return values
-
-
-def jvm_properties(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return properties as options of the JVM."""
-    return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
 def matching(pattern: str, description: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
@@ -98,12 +92,12 @@ def time_between(minimum_ns: int, maximum_ns: int, *, whole_ms: bool = False) ->
     return parse
 
 
-def peer_forwarder_settings(*, whole_ms: bool = False, prefix: str = "") -> Settings:
+def peer_forwarder_settings(*, whole_ms: bool = False) -> Settings:
     """Return the settings of PEER_FORWARDER_DEFAULTS."""
     settings: dict[str, tuple[str, Callable[[str], Any]]] = {}
     for name, (_, minimum, maximum) in _PEER_FORWARDER.items():
         key = name.removesuffix("_ns").replace("source_", "bounded_blocking.")
         is_time = name.endswith("_ns")
         parse = time_between(minimum, maximum, whole_ms=whole_ms) if is_time else number_between(minimum, maximum)
-        settings[key] = (f"{prefix}{name}", parse)
+        settings[key] = (name, parse)
     return settings

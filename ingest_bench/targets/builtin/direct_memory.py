@@ -7,28 +7,24 @@ are reclaimed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 from ingest_bench import units
-from ingest_bench.errors import SpecError
-from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.targets.base import NodeStart, Requirements, find_requirements, refuse_options
+from ingest_bench.model.load import ProtocolOptions, Workload
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets.base import NodeStart, Requirements
 from ingest_bench.targets.builtin import launch
-from ingest_bench.targets.settings import Settings, jvm_properties, number_between, one_of, parse_settings
-
-if TYPE_CHECKING:
-    from ingest_bench.model.load import Workload
-    from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets.settings import number_between, one_of
 
 # An option of the JVM itself (-XX:MaxDirectMemorySize).
 _MAX_SIZE = "max_direct_memory"
-SETTINGS: Settings = {
-    "mode": ("direct.mode", one_of("alone", "fed")),
-    "threads": ("direct.threads", number_between(1, 1024)),
-    "retain": ("direct.retain_ns", units.parse_time_ns),
-    _MAX_SIZE: (_MAX_SIZE, units.parse_bytes),
-}
-_DEFAULTS = {"direct.mode": "alone", "direct.threads": 2, "direct.retain_ns": 0}
+
+
+def _parse_max_size(text: str) -> int:
+    size_bytes = units.parse_bytes(text)
+    if not size_bytes:
+        raise ValueError("for the JVM, 0 means the size of the heap; leave it out")
+    return size_bytes
 
 
 class DirectMemory(launch.BuiltIn):
@@ -37,31 +33,25 @@ class DirectMemory(launch.BuiltIn):
     name = "direct-memory"
     main, prefix = "DirectMemory", "direct"
     versions: Mapping[str, Requirements] = launch.java_versions(11, 17, 21, 25)
-
-    def requirements(self, options: TargetOptions) -> Requirements:
-        """Return what the chosen version needs; SpecError for options that it cannot have."""
-        requirements = find_requirements(self, options)
-        if parse_settings(self.name, SETTINGS, options).get(_MAX_SIZE) == 0:
-            raise SpecError(f"target.setting.{_MAX_SIZE}: for the JVM, 0 means the size of the heap; leave it out")
-        sizes = ("receive_predictor_bytes", "socket_receive_buffer_bytes")
-        refuse_options(options, sizes, f"{self.name} has no such option")
-        refuse_options(options, ("allocator",), f"{self.name} allocates each buffer from the JDK")
-        return requirements
+    settings: ClassVar = {
+        "mode": ("mode", one_of("alone", "fed")),
+        "threads": ("threads", number_between(1, 1024)),
+        "retain": ("retain_ns", units.parse_time_ns),
+        _MAX_SIZE: (_MAX_SIZE, _parse_max_size),
+    }
+    defaults: ClassVar = {"mode": "alone", "threads": 2, "retain_ns": 0}
+    refused: ClassVar = {
+        "direct-memory has no such option": ("receive_predictor_bytes", "socket_receive_buffer_bytes"),
+        "direct-memory allocates each buffer from the JDK": ("allocator",),
+    }
 
     def flags(self, node: NodeStart) -> tuple[str, ...]:
-        """Return the options of the JVM that carry its settings."""
-        values = parse_settings(self.name, SETTINGS, node.options)
-        limit = (f"-XX:MaxDirectMemorySize={values.pop(_MAX_SIZE)}",) if _MAX_SIZE in values else ()
-        return (*limit, *jvm_properties(values))
+        """Return the options of the JVM that carry its properties."""
+        limit = f"-D{self.prefix}.{_MAX_SIZE}="
+        return tuple(flag.replace(limit, "-XX:MaxDirectMemorySize=") for flag in super().flags(node))
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol: documents as lines, to any path."""
-        del options, workload
         return ProtocolOptions(
             protocol="json-array", keys={"path": "/", "format": "lines"}, toml_key=f"{self.name}: protocol"
         )
-
-    def expected(self, options: TargetOptions) -> dict[str, Any]:
-        """Return the settings that it must report."""
-        values = _DEFAULTS | parse_settings(self.name, SETTINGS, options)
-        return {name.removeprefix("direct."): values[name] for name in _DEFAULTS}

@@ -8,41 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from ingest_bench.errors import InvalidRun, RunFailed
-from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.targets.base import NodeStart, Requirements, find_requirements, refuse_options
+from ingest_bench.model.load import ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets.base import NodeStart, Requirements
 from ingest_bench.targets.builtin import launch
+from ingest_bench.targets.http import Http
 from ingest_bench.targets.settings import (
     PEER_FORWARDER_DEFAULTS,
-    Settings,
-    jvm_properties,
+    PEER_FORWARDER_REFUSED,
     matching,
     one_of,
-    parse_settings,
     peer_forwarder_settings,
 )
 
-if TYPE_CHECKING:
-    from ingest_bench.model.load import Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import TargetOptions
-    from ingest_bench.targets.http import Http
-
-SETTINGS: Settings = {
-    **peer_forwarder_settings(prefix="forwarder."),
-    # The field that decides which node owns a document.
-    "key": (
-        "forwarder.key",
-        matching(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of a field: A-Z, a-z, 0-9 and underscore"),
-    ),
-    "waiting": ("forwarder.waiting", one_of("blocking", "asynchronous")),
-    "receive_delay": ("forwarder.receive_delay", one_of("fixed", "adaptive")),
-}
-# The last two: as before that pull request.
-_DEFAULTS = {**PEER_FORWARDER_DEFAULTS, "key": "sequence", "waiting": "blocking", "receive_delay": "fixed"}
-_REFUSED_OPTIONS = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
 # A node that is still busy so long after its client timeout never becomes idle: half a second for free buffer space,
 # and the rest for one round.
 _IDLE_GRACE_S = 10.0
@@ -55,18 +37,29 @@ class Forwarder(launch.BuiltIn):
     name = prefix = "forwarder"
     main = "Forwarder"
     versions: Mapping[str, Requirements] = launch.java_versions(11, 17, 21, 25)
-
-    def requirements(self, options: TargetOptions) -> Requirements:
-        """Return what the chosen version needs; SpecError for options that it cannot have."""
-        requirements = find_requirements(self, options)
-        parse_settings(self.name, SETTINGS, options)
-        refuse_options(options, _REFUSED_OPTIONS, f"{self.name} has no such option")
-        return requirements
+    settings: ClassVar = {
+        **peer_forwarder_settings(),
+        # The field that decides which node owns a document.
+        "key": (
+            "key",
+            matching(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of a field: A-Z, a-z, 0-9 and underscore"),
+        ),
+        "waiting": ("waiting", one_of("blocking", "asynchronous")),
+        "receive_delay": ("receive_delay", one_of("fixed", "adaptive")),
+    }
+    # The last two: as before that pull request.
+    defaults: ClassVar = {
+        **PEER_FORWARDER_DEFAULTS,
+        "key": "sequence",
+        "waiting": "blocking",
+        "receive_delay": "fixed",
+    }
+    refused: ClassVar = {"forwarder has no such option": PEER_FORWARDER_REFUSED}
 
     def flags(self, node: NodeStart) -> tuple[str, ...]:
-        """Return the options of the JVM that carry its settings, and its place among the nodes."""
-        place = {"forwarder.node": node.number, "forwarder.nodes": ",".join(map(str, node.nodes))}
-        return jvm_properties(parse_settings(self.name, SETTINGS, node.options) | place)
+        """Return the options of the JVM that carry its properties and its place among the nodes."""
+        nodes = ",".join(map(str, node.nodes))
+        return (*super().flags(node), f"-Dforwarder.node={node.number}", f"-Dforwarder.nodes={nodes}")
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Return True if the node has a connection to each other one; RunFailed names the missing ones."""
@@ -77,7 +70,6 @@ class Forwarder(launch.BuiltIn):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol: JSON arrays of numbered documents."""
-        del options, workload
         keys = {"path": "/records", "sequence": "sequence"}
         return ProtocolOptions(protocol="json-array", keys=keys, toml_key=f"{self.name}: protocol")
 
@@ -92,11 +84,6 @@ class Forwarder(launch.BuiltIn):
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
         """Return the document numbers of each node, as `analysis.run.delivery` reads them."""
         return tuple(http.request("GET", "/_delivered").body for http in nodes)
-
-    def expected(self, options: TargetOptions) -> dict[str, Any]:
-        """Return the settings that it must report."""
-        values = parse_settings(self.name, SETTINGS, options)
-        return {name: values.get(f"forwarder.{name}", default) for name, default in _DEFAULTS.items()}
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return what it reports about itself; InvalidRun if that is not as chosen."""

@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts, mbeans
+from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.java import ECJ
-from ingest_bench.model.load import AdminRequest, ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation, ThreadRoles
+from ingest_bench.model.load import AdminRequest, ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import LaunchPlan, ListenOptions, Preparation, TargetOptions, ThreadRoles
 from ingest_bench.protocols import thrift_wire
-from ingest_bench.targets.base import NodeStart, Requirements, Target, build_java_argv, find_requirements
-from ingest_bench.targets.cassandra.log import LogFacts, parse_log
-from ingest_bench.targets.cassandra.versions import Cql, Generation, Thrift
-
-if TYPE_CHECKING:
-    from ingest_bench.jvm.attach import AttachedJvm
-    from ingest_bench.model.load import Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import TargetOptions
-    from ingest_bench.targets.http import Http
+from ingest_bench.targets.base import NodeStart, Requirements, Target, plan_java
+from ingest_bench.targets.cassandra.versions import CQL, THRIFT, Generation
+from ingest_bench.targets.http import Http
 
 KEYSPACE = "ingest_bench"
 # To count a hundred million rows.
 _COUNT_LIMIT_S = 3600.0
+_GENERATIONS = (THRIFT, CQL)
+
+# 0.7: "2026-11-23 02:50:00,123  INFO Memtable Completed flushing /home/data/ks/f-f-1-Data.db (1234 bytes)"
+# 5.0: "2026-11-23 02:50:00,123  INFO Flushing Completed flushing /home/data/ks/f-c99f…/nb-1-big-Data.db (1.234KiB) …"
+_LINE = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) +[A-Z]+ "
+_VERSION = re.compile(_LINE + r"\S+ Cassandra version: (\S+)")
+_JAVA = re.compile(_LINE + r"\S+ JVM vendor/version: .*/(\S+)")
+_FLUSHED = re.compile(_LINE + r"(?:Memtable|Flushing) Completed flushing (\S+) \(([\d.]+) ?([KMGT]iB|B|bytes)\)")
+_FLUSHING = re.compile(_LINE + r"(?:Memtable|Flushing) Writing Memtable-([^@]+)@")
+# The second form comes from nodes that start at the same moment (0.7.5).
+_UP = re.compile(_LINE + r"Gossiper \S+ /([\d.]+)(?::\d+)? (?:is now UP|has restarted, now UP again)")
+_COMPACTING = re.compile(_LINE + r"(?:CompactionManager Compacting|CompactionTask Compacting \(\S+\)) \[")
+# The table of a data file, in its own name or in that of its folder.
+_TABLE = re.compile(r"/(\w+)-(?:f-\d+-Data|[0-9a-f]{32}/[^/]+)\.db$")
+_BYTES = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-_GENERATIONS: Sequence[Generation] = (Thrift(), Cql())
+class LogFacts(NamedTuple):
+    """Facts from a log. Times are CLOCK_REALTIME nanoseconds, with a resolution of 1 ms."""
+
+    version: str
+    java: str
+    flushes: tuple[tuple[int, int], ...]
+    """Start of the write of each memtable, and bytes of its file: from 5.0 on, to three decimals of a unit."""
+    compactions: tuple[int, ...]
+    """Start of each."""
+    up: frozenset[str]
+    """Addresses of other nodes that it has ever found."""
 
 
 class Cassandra(Target):
@@ -52,31 +76,29 @@ class Cassandra(Target):
 
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have."""
-        requirements = find_requirements(self, options)
+        requirements = super().requirements(options)
         self._generation(options).check(options)
         return requirements
 
     def _generation(self, options: TargetOptions) -> Generation:
-        version = options.version or self.default_version
+        version = self.choose_version(options)
         return next(generation for generation in _GENERATIONS if version in generation.versions)
 
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start a node in an empty home, which is made here."""
         generation = self._generation(node.options)
-        self.requirements(node.options)
-        jars = generation.versions[node.options.version or self.default_version]
+        generation.check(node.options)
+        jars = generation.versions[self.choose_version(node.options)]
         classpath = {jar: artifacts.fetch(jar) for jar in jars}
-        node.home.mkdir(parents=True, exist_ok=True)
-        for name, text in generation.config_files(node).items():
-            (node.home / name).write_text(text, encoding="utf-8")
         # Built now, not during a measurement.
         mbeans.build_agent(node.java)
         # Cassandra 5 asks this agent for the size of its memtables.
         agents = (f"-javaagent:{path}" for jar, path in classpath.items() if jar.name == "jamm")
         flags = (*generation.jvm_flags(node), *agents)
-        argv = build_java_argv(node, flags, classpath.values(), generation.main, default_gc=generation.default_gc)
+        gc, files = generation.default_gc, generation.config_files(node)
+        plan = plan_java(node, flags, classpath.values(), generation.main, default_gc=gc, files=files)
         # The times in its log are in the zone of the process.
-        return LaunchPlan(argv=argv, env={"TZ": "UTC"}, cwd=node.home, writable=(node.home,))
+        return replace(plan, env={"TZ": "UTC"})
 
     def listens(self, options: TargetOptions) -> ListenOptions:
         """Return its port and the default time limit."""
@@ -93,12 +115,10 @@ class Cassandra(Target):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol of the version, into the one keyspace."""
-        del workload
         return ProtocolOptions(protocol=self._generation(options).protocol, keys={"keyspace": KEYSPACE})
 
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return the request for a keyspace with a table per index; rows have no mapping."""
-        del mapping
         tables = [*map(thrift_wire.table_name, indices)]
         body = {"tables": tables, **self._generation(options).table_options(options)}
         request = AdminRequest(method="PUT", path=f"/{KEYSPACE}", body=body)
@@ -137,7 +157,7 @@ class Cassandra(Target):
         """Return what a node reports about itself; InvalidRun if its version is not the chosen one."""
         answer = http.ask_rpc(self._generation(options).protocol, "describe")
         log = _read_log(http)
-        expected = options.version or self.default_version
+        expected = self.choose_version(options)
         # Only newer versions report it to a client as well.
         for source, version in (("its log", log.version), ("the node", answer.get("version", expected))):
             if version != expected:
@@ -157,3 +177,34 @@ def _read_log(http: Http) -> LogFacts:
         return parse_log(files.read_pieces(http.log))
     except ValueError as error:
         raise RunFailed(f"cassandra: {http.log}: this log is damaged: {error}") from None
+
+
+def parse_log(lines: Iterable[str]) -> LogFacts:
+    """Return the facts in these lines. A flush that has not ended is not counted."""
+    version = java = ""
+    starts: defaultdict[str, list[int]] = defaultdict(list)
+    flushes: list[tuple[int, int]] = []
+    compactions = []
+    up = set()
+    for line in lines:
+        if match := _FLUSHING.match(line):
+            starts[match[2]].append(_parse_time(match[1]))
+        elif match := _FLUSHED.match(line):
+            # Memtables of one table are written one after the other.
+            table = _TABLE.search(match[2])
+            if table is not None and starts[table[1]]:
+                flushes.append((starts[table[1]].pop(0), round(float(match[3]) * _BYTES[match[4]])))
+        elif match := _COMPACTING.match(line):
+            compactions.append(_parse_time(match[1]))
+        elif match := _UP.match(line):
+            up.add(match[2])
+        elif match := _VERSION.match(line):
+            version = match[2]
+        elif match := _JAVA.match(line):
+            java = match[2]
+    return LogFacts(version, java, tuple(sorted(flushes)), tuple(compactions), frozenset(up))
+
+
+def _parse_time(text: str) -> int:
+    time = datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+    return int(time.timestamp()) * 10**9 + time.microsecond * 1000

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
+from ingest_bench.jvm.artifacts import Artifact
+from ingest_bench.model.target import Collector, TargetOptions
 from ingest_bench.model.values import MIB
 from ingest_bench.targets.base import NodeStart, count_copies, pinned_jars, refuse_options
 from ingest_bench.targets.settings import Settings, matching, parse_settings
-
-if TYPE_CHECKING:
-    from ingest_bench.jvm.artifacts import Artifact
-    from ingest_bench.model.target import Collector, TargetOptions
 
 _STORAGE_PORT = 7000
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
@@ -38,44 +36,48 @@ def _settings(keys: Mapping[str, str]) -> Settings:
     return {key: (key, _PARSERS[kind]) for kind, names in keys.items() for key in names.split()}
 
 
-class Generation(ABC):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
     """Versions whose clients speak one protocol."""
 
-    protocol: ClassVar[str]
-    port: ClassVar[int]
+    protocol: str
+    port: int
     """The default of its clients' port; it identifies the generation of a node."""
-    main: ClassVar[str]
-    java_version: ClassVar[int]
-    versions: ClassVar[Mapping[str, tuple[Artifact, ...]]]
+    main: str
+    java_version: int
+    versions: Mapping[str, tuple[Artifact, ...]]
     """The classpath of each version."""
-    default_gc: ClassVar[Collector]
-    settings: ClassVar[Settings]
-    refusal: ClassVar[str]
+    default_gc: Collector
+    settings: Settings
+    refusal: str
     """Why it has none of _REFUSED_OPTIONS."""
-    defaults: ClassVar[Mapping[str, Any]]
+    defaults: Mapping[str, Any]
     """Values of cassandra.yaml unless the user chooses others."""
-    logging: ClassVar[tuple[str, str, str]]
+    logging: tuple[str, str, str]
     """The name and text of the logging configuration, and the system property that names the file."""
-    jvm: ClassVar[tuple[str, ...]]
-    """JVM options besides heap and collector."""
-    flush: ClassVar[str]
+    jvm: tuple[str, ...]
+    """JVM options besides heap and collector; {home} stands for the home of a node."""
+    flush: str
     """The operation of the MBean StorageService that writes a table to files."""
+    node_values: Callable[[NodeStart], dict[str, Any]]
+    """Returns values of cassandra.yaml that only this generation has. The seed introduces the other nodes."""
+    tune_collector: Callable[[TargetOptions], tuple[str, ...]]
+    """Returns the tuning of its own collector; none for others."""
+    table_options: Callable[[TargetOptions], dict[str, Any]]
+    """Returns further arguments of the request that creates tables; SpecError for what it lacks."""
 
     def check(self, options: TargetOptions) -> None:
         """Raise SpecError for options that these versions lack."""
-        self.parse_settings(options)
+        self.table_options(options)
+        _parse(self.settings, options)
         refuse_options(options, _REFUSED_OPTIONS, self.refusal)
-
-    def parse_settings(self, options: TargetOptions) -> dict[str, Any]:
-        """Return the chosen settings; SpecError for an unknown setting or an invalid value."""
-        return parse_settings("cassandra", self.settings, options)
 
     def config_files(self, node: NodeStart) -> dict[str, str]:
         """Return a node's configuration by file names below `home`. All nodes own equal parts of the ring."""
         listen, home = node.listen, node.home
         values = {
             **self.defaults,
-            **self.parse_settings(node.options),
+            **_parse(self.settings, node.options),
             "auto_bootstrap": False,
             "cluster_name": "ingest-bench",
             "commitlog_directory": str(home / "commitlog"),
@@ -90,15 +92,11 @@ class Generation(ABC):
         # JSON is YAML.
         return {"cassandra.yaml": json.dumps(values, indent=1) + "\n", self.logging[0]: self.logging[1]}
 
-    @abstractmethod
-    def node_values(self, node: NodeStart) -> dict[str, Any]:
-        """Return values of cassandra.yaml that only this generation has. The seed introduces the other nodes."""
-
     def jvm_flags(self, node: NodeStart) -> tuple[str, ...]:
         """Return the options of its JVM besides heap and collector."""
         name, _, log_property = self.logging
         return (
-            *self.jvm,
+            *(option.format(home=node.home) for option in self.jvm),
             *self.tune_collector(node.options),
             "-Djava.net.preferIPv4Stack=true",
             "-Dcassandra-foreground=yes",
@@ -106,13 +104,9 @@ class Generation(ABC):
             f"-D{log_property}={(node.home / name).as_uri()}",
         )
 
-    @abstractmethod
-    def tune_collector(self, options: TargetOptions) -> tuple[str, ...]:
-        """Return the tuning of its own collector; none for others."""
 
-    @abstractmethod
-    def table_options(self, options: TargetOptions) -> dict[str, Any]:
-        """Return further arguments of the request that creates tables."""
+def _parse(settings: Settings, options: TargetOptions) -> dict[str, Any]:
+    return parse_settings("cassandra", settings, options)
 
 
 # Options of each column family (CfDef of the interface of 0.7).
@@ -124,44 +118,74 @@ log4j.appender.stdout=org.apache.log4j.ConsoleAppender
 log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
 log4j.appender.stdout.layout.ConversionPattern=%d{ISO8601} %5p %c{1} %m%n
 """
-
-
-class Thrift(Generation):
-    """The versions that speak Thrift."""
-
-    protocol = "thrift"
-    port = 9160
-    main = "org.apache.cassandra.thrift.CassandraDaemon"
-    # The last Java that has CMS, which its start scripts choose, and that pip has.
-    java_version = 11
-    versions: ClassVar = {
-        version: pinned_jars(f"cassandra-{version}", "cassandra-0.7") for version in ("0.7.4", "0.7.5")
-    }
-    default_gc = "cms"
-    # Keys of cassandra.yaml that are not about addresses (org.apache.cassandra.config.Config of 0.7.4).
-    settings: ClassVar = {
-        **_settings(
-            {
-                "whole": """
+# Keys of cassandra.yaml that are not about addresses (org.apache.cassandra.config.Config of 0.7.4).
+_THRIFT_SETTINGS: Settings = {
+    **_settings(
+        {
+            "whole": """
         binary_memtable_throughput_in_mb column_index_size_in_kb commitlog_rotation_threshold_in_mb
         commitlog_sync_period_in_ms compaction_thread_priority concurrent_reads concurrent_writes
         in_memory_compaction_limit_in_mb index_interval memtable_flush_writers rpc_max_threads rpc_min_threads
         rpc_timeout_in_ms sliced_buffer_size_in_kb thrift_framed_transport_size_in_mb thrift_max_message_length_in_mb
     """,
-                "word": """
+            "word": """
         commitlog_sync compaction_preheat_key_cache disk_access_mode snapshot_before_compaction
     """,
-                "number": """
+            "number": """
         commitlog_sync_batch_window_in_ms flush_largest_memtables_at reduce_cache_capacity_to reduce_cache_sizes_at
     """,
-            }
-        ),
-        **_MEMTABLE_SETTINGS,
+        }
+    ),
+    **_MEMTABLE_SETTINGS,
+}
+
+
+def _thrift_node_values(node: NodeStart) -> dict[str, Any]:
+    return {
+        # The range of RandomPartitioner is 2^127.
+        "initial_token": node.number * 2**127 // len(node.nodes),
+        "rpc_port": node.listen.port,
+        "seeds": [node.nodes[0].host],
     }
-    refusal = "cassandra has no Netty and no such setting"
+
+
+def _tune_cms(options: TargetOptions) -> tuple[str, ...]:
+    if options.gc not in ("default", "cms"):
+        return ()
+    # 100 MB per core of two, or a quarter of the heap.
+    young_bytes = min(200 * MIB, options.heap_bytes // 4)
+    tuning = ("-XX:+CMSParallelRemarkEnabled", "-XX:SurvivorRatio=8", "-XX:MaxTenuringThreshold=1")
+    return (*tuning, f"-Xmn{young_bytes}")
+
+
+def _memtable_options(options: TargetOptions) -> dict[str, Any]:
+    """Return when memtables are flushed.
+
+    The defaults are those that 0.7.4 computes from the heap (CFMetaData); 0.7.5 would use half of that.
+    """
+    throughput_mb = options.heap_bytes // (16 * MIB)
+    defaults = {
+        "memtable_flush_after_mins": 60,
+        "memtable_throughput_in_mb": throughput_mb,
+        "memtable_operations_in_millions": 0.3 * throughput_mb / 64,
+    }
+    settings = _parse(_THRIFT_SETTINGS, options)
+    return {"memtables": {key: float(settings[key]) if key in settings else value for key, value in defaults.items()}}
+
+
+THRIFT = Generation(
+    protocol="thrift",
+    port=9160,
+    main="org.apache.cassandra.thrift.CassandraDaemon",
+    # The last Java that has CMS, which its start scripts choose, and that pip has.
+    java_version=11,
+    versions={version: pinned_jars(f"cassandra-{version}", "cassandra-0.7") for version in ("0.7.4", "0.7.5")},
+    default_gc="cms",
+    settings=_THRIFT_SETTINGS,
+    refusal="cassandra has no Netty and no such setting",
     # Required or customary keys of a cassandra.yaml of 0.7. Not in_memory_compaction_limit_in_mb, whose default in both
     # versions is 256: CASSANDRA-2463 is about it.
-    defaults: ClassVar = {
+    defaults={
         "authenticator": "org.apache.cassandra.auth.AllowAllAuthenticator",
         "authority": "org.apache.cassandra.auth.AllowAllAuthority",
         "column_index_size_in_kb": 64,
@@ -178,46 +202,17 @@ class Thrift(Generation):
         "reduce_cache_sizes_at": 0.85,
         "request_scheduler": "org.apache.cassandra.scheduler.NoScheduler",
         "rpc_timeout_in_ms": 10000,
-    }
-    logging = ("log4j.properties", _LOG4J, "log4j.configuration")
+    },
+    logging=("log4j.properties", _LOG4J, "log4j.configuration"),
     # From conf/cassandra-env.sh of later versions, since it is in no jar: options besides heap and collector, without
     # what Java 11 refuses (ThreadPriorityPolicy=42, a stack of 128 kB) and without a JMX port, which would be open to
     # all.
-    jvm = ("-ea", "-Xss256k", "-XX:MetaspaceSize=128m")
-    flush = "forceTableFlush"
-
-    def node_values(self, node: NodeStart) -> dict[str, Any]:
-        """Return token, port and seed. The range of RandomPartitioner is 2^127."""
-        return {
-            "initial_token": node.number * 2**127 // len(node.nodes),
-            "rpc_port": node.listen.port,
-            "seeds": [node.nodes[0].host],
-        }
-
-    def tune_collector(self, options: TargetOptions) -> tuple[str, ...]:
-        """Return the tuning of CMS. The young generation has 100 MB per core of two, or a quarter of the heap."""
-        if options.gc not in ("default", "cms"):
-            return ()
-        young_bytes = min(200 * MIB, options.heap_bytes // 4)
-        tuning = ("-XX:+CMSParallelRemarkEnabled", "-XX:SurvivorRatio=8", "-XX:MaxTenuringThreshold=1")
-        return (*tuning, f"-Xmn{young_bytes}")
-
-    def table_options(self, options: TargetOptions) -> dict[str, Any]:
-        """Return when memtables are flushed.
-
-        The defaults are those that 0.7.4 computes from the heap (CFMetaData); 0.7.5 would use half of that.
-        """
-        throughput_mb = options.heap_bytes // (16 * MIB)
-        defaults = {
-            "memtable_flush_after_mins": 60,
-            "memtable_throughput_in_mb": throughput_mb,
-            "memtable_operations_in_millions": 0.3 * throughput_mb / 64,
-        }
-        settings = self.parse_settings(options)
-        return {
-            "memtables": {key: float(settings[key]) if key in settings else value for key, value in defaults.items()}
-        }
-
+    jvm=("-ea", "-Xss256k", "-XX:MetaspaceSize=128m"),
+    flush="forceTableFlush",
+    node_values=_thrift_node_values,
+    tune_collector=_tune_cms,
+    table_options=_memtable_options,
+)
 
 _LOGBACK = """<configuration>
   <appender name="console" class="ch.qos.logback.core.ConsoleAppender">
@@ -240,18 +235,43 @@ _OPENED_PACKAGES = """
 """
 
 
-class Cql(Generation):
-    """The versions that speak CQL."""
+def _cql_node_values(node: NodeStart) -> dict[str, Any]:
+    seeds = f"{node.nodes[0].host}:{_STORAGE_PORT}"
+    seed_provider = "org.apache.cassandra.locator.SimpleSeedProvider"
+    return {
+        "cdc_raw_directory": str(node.home / "cdc_raw"),
+        "hints_directory": str(node.home / "hints"),
+        # The range of Murmur3Partitioner is 2^64, from -2^63.
+        "initial_token": str(node.number * 2**64 // len(node.nodes) - 2**63),
+        "native_transport_port": node.listen.port,
+        "num_tokens": 1,
+        "seed_provider": [{"class_name": seed_provider, "parameters": [{"seeds": seeds}]}],
+    }
 
-    protocol = "cql"
-    port = 9042
-    main = "org.apache.cassandra.service.CassandraDaemon"
-    java_version = 17
-    versions: ClassVar = {"5.0.9": pinned_jars("cassandra-5.0.9")}
-    default_gc = "g1"
+
+def _tune_g1(options: TargetOptions) -> tuple[str, ...]:
+    """Return the tuning of G1 in its own files."""
+    if options.gc not in ("default", "g1"):
+        return ()
+    return (
+        "-XX:+ParallelRefProcEnabled",
+        "-XX:MaxTenuringThreshold=1",
+        "-XX:G1HeapRegionSize=16m",
+        "-XX:MaxGCPauseMillis=300",
+        "-XX:InitiatingHeapOccupancyPercent=70",
+    )
+
+
+CQL = Generation(
+    protocol="cql",
+    port=9042,
+    main="org.apache.cassandra.service.CassandraDaemon",
+    java_version=17,
+    versions={"5.0.9": pinned_jars("cassandra-5.0.9")},
+    default_gc="g1",
     # Keys of cassandra.yaml that are not about addresses or permissions (org.apache.cassandra.config.Config of 5.0.9,
     # which has 400).
-    settings = _settings(
+    settings=_settings(
         {
             "whole": """
         available_processors commitlog_max_compression_buffers_in_pool concurrent_compactors concurrent_counter_writes
@@ -287,10 +307,10 @@ class Cql(Generation):
     """,
             "rate": "compaction_throughput",
         }
-    )
-    refusal = "cassandra has no setting for its clients' connections"
+    ),
+    refusal="cassandra has no setting for its clients' connections",
     # Required keys of cassandra.yaml, with the values of the project's own one.
-    defaults: ClassVar = {
+    defaults={
         "commitlog_segment_size": "32MiB",
         "commitlog_sync": "periodic",
         "commitlog_sync_period": "10000ms",
@@ -302,12 +322,12 @@ class Cql(Generation):
         "batch_size_fail_threshold": "1GiB",
         "batch_size_warn_threshold": "1GiB",
         "unlogged_batch_across_partitions_warn_threshold": 2**16,
-    }
-    logging = ("logback.xml", _LOGBACK, "logback.configurationFile")
+    },
+    logging=("logback.xml", _LOGBACK, "logback.configurationFile"),
     # From conf/jvm-server.options and conf/jvm17-server.options of 5.0, which are in no jar: options besides heap,
     # collector and a JMX port, without Java's defaults and heap dumps. Its Netty reads by NIO: a flight recorder does
     # not see the reads of its native epoll.
-    jvm = (
+    jvm=(
         "-ea",
         "-da:net.openhft...",
         "-Xss512k",
@@ -322,44 +342,11 @@ class Cql(Generation):
         "-Dio.netty.allocator.maxOrder=11",
         *(f"--add-exports={package}=ALL-UNNAMED" for package in _EXPORTED_PACKAGES.split()),
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_PACKAGES.split()),
-    )
-    flush = "forceKeyspaceFlush"
-
-    def check(self, options: TargetOptions) -> None:
-        """Raise SpecError for options that these versions lack."""
-        super().check(options)
-        count_copies(options)
-
-    def node_values(self, node: NodeStart) -> dict[str, Any]:
-        """Return token, port, seed and folders. The range of Murmur3Partitioner is 2^64, from -2^63."""
-        seeds = f"{node.nodes[0].host}:{_STORAGE_PORT}"
-        seed_provider = "org.apache.cassandra.locator.SimpleSeedProvider"
-        return {
-            "cdc_raw_directory": str(node.home / "cdc_raw"),
-            "hints_directory": str(node.home / "hints"),
-            "initial_token": str(node.number * 2**64 // len(node.nodes) - 2**63),
-            "native_transport_port": node.listen.port,
-            "num_tokens": 1,
-            "seed_provider": [{"class_name": seed_provider, "parameters": [{"seeds": seeds}]}],
-        }
-
-    def jvm_flags(self, node: NodeStart) -> tuple[str, ...]:
-        """Return the options of its JVM besides heap and collector."""
-        folders = (f"-Dcassandra.storagedir={node.home}", f"-Dcassandra.logdir={node.home / 'logs'}")
-        return (*super().jvm_flags(node), *folders)
-
-    def tune_collector(self, options: TargetOptions) -> tuple[str, ...]:
-        """Return the tuning of G1 in its own files."""
-        if options.gc not in ("default", "g1"):
-            return ()
-        return (
-            "-XX:+ParallelRefProcEnabled",
-            "-XX:MaxTenuringThreshold=1",
-            "-XX:G1HeapRegionSize=16m",
-            "-XX:MaxGCPauseMillis=300",
-            "-XX:InitiatingHeapOccupancyPercent=70",
-        )
-
-    def table_options(self, options: TargetOptions) -> dict[str, Any]:
-        """Return how many nodes hold each row."""
-        return {"copies": count_copies(options)}
+        "-Dcassandra.storagedir={home}",
+        "-Dcassandra.logdir={home}/logs",
+    ),
+    flush="forceKeyspaceFlush",
+    node_values=_cql_node_values,
+    tune_collector=_tune_g1,
+    table_options=lambda options: {"copies": count_copies(options)},
+)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.model.load import AdminRequest
 from ingest_bench.model.target import Preparation
+from ingest_bench.targets.elastic.node_options import Version
 from ingest_bench.units import quote_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ingest_bench.targets.elastic.node_options import Version
 
 # The type of all documents in versions with types (before 7).
 DOCUMENT_TYPE = "doc"

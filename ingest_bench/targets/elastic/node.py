@@ -6,30 +6,23 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import urls
 from ingest_bench.jvm import artifacts, cache
+from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.options import uses_collector
-from ingest_bench.model.load import ProtocolOptions
-from ingest_bench.model.target import LaunchPlan, ThreadRoles
-from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Requirements, Target, choose_version, count_copies
+from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import LaunchPlan, Preparation, TargetOptions, ThreadRoles
+from ingest_bench.targets.base import NodeStart, Requirements, Target, count_copies, write_files
 from ingest_bench.targets.elastic import index, node_options
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
-    from ingest_bench.jvm.attach import AttachedJvm
-    from ingest_bench.model.load import AdminRequest, Operation, Workload
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import Preparation, TargetOptions
-    from ingest_bench.targets.elastic.node_options import Module, Version
-    from ingest_bench.targets.http import Http
-
+from ingest_bench.targets.elastic.node_options import Module, Version
+from ingest_bench.targets.http import Http
 
 # The modules of a full distribution for what ours may lack.
 _MODULES = {"english": "analysis-common", "scaled_float": "mapper-extras", "percolator": "percolator"}
@@ -37,7 +30,7 @@ _OWN_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=
 _NETTY_ALLOCATOR = re.compile(r"-Dio\.netty\.allocator\.type: (\w+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ElasticTarget(Target):
     """OpenSearch or Elasticsearch, in several versions."""
 
@@ -61,7 +54,7 @@ class ElasticTarget(Target):
 
     def version(self, options: TargetOptions) -> Version:
         """Return the chosen version."""
-        return self.table[choose_version(self.name, self.versions, options.version, self.default_version)]
+        return self.table[self.choose_version(options)]
 
     def with_modules(self, version: str, available: Collection[str]) -> ElasticTarget:
         """Return this target without replacements for what the available modules provide."""
@@ -75,21 +68,18 @@ class ElasticTarget(Target):
 
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have."""
-        version = self.version(options)
-        node_options.server_settings(version, options)
-        node_options.gc_flags(version, options, version.java_version)
+        requirements = super().requirements(options)
+        node_options.server_settings(self.version(options), options)
         count_copies(options)
-        return _requirements(version)
+        return requirements
 
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start a node in an empty home, which is made here. The archive is not changed."""
         version, home = self.version(node.options), node.home
         dist = _add_modules(artifacts.fetch_unpacked(version.archive), version.modules)
-        for folder in ("config", "data", "logs", "tmp"):
+        for folder in ("data", "logs", "tmp"):
             (home / folder).mkdir(parents=True, exist_ok=True)
-        files = node_options.config_files(version, node, dist)
-        for name, text in files.items():
-            (home / "config" / name).write_text(text, encoding="utf-8")
+        write_files(home / "config", node_options.config_files(version, node, dist))
         return LaunchPlan(
             argv=node_options.build_argv(version, node, dist),
             env=node_options.build_environment(version, node),
@@ -148,11 +138,10 @@ class ElasticTarget(Target):
             return 0
         nodes[0].request_json("POST", f"{urls.join_path(indices, '_refresh')}?ignore_unavailable=true", timeout_s=300)
         path = f"{urls.join_path(indices, '_count')}?ignore_unavailable=true"
-        return counting.request_count(nodes[0], path, timeout_s=300)
+        return nodes[0].request_count(path, timeout_s=300)
 
     def flush(self, nodes: Sequence[Http], jvms: Sequence[AttachedJvm], indices: Sequence[str]) -> None:
         """Write the indices in memory to segments, and empty their translogs."""
-        del jvms
         nodes[0].request_json("POST", urls.join_path(indices, "_flush"), timeout_s=300)
 
     def jvm_stats(self, http: Http) -> Any:

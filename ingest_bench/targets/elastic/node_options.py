@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.options import collector_options, heap_options
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ingest_bench.model.target import Collector, Endpoint, TargetOptions
-    from ingest_bench.targets.base import NodeStart
+from ingest_bench.model.target import Collector, Endpoint, TargetOptions
+from ingest_bench.targets.base import NodeStart, format_log4j2
 
 # Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
 NO_ANALYZERS: Mapping[str, str | None] = {"english": "standard"}
@@ -25,15 +22,8 @@ _RESERVED_SETTINGS = (
 # Port between nodes: the first of the servers' default range (9300-9399).
 _TRANSPORT_PORT = 9300
 
-LOGGING = """\
-status = error
-appender.console.type = Console
-appender.console.name = console
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = [%d{ISO8601}][%-5p][%-25c{1.}] %marker%m%n
-rootLogger.level = info
-rootLogger.appenderRef.console.ref = console
 # Elasticsearch 5 does not name its allocator, nor does any node that uses Netty's default; Netty does.
+_ALLOCATOR_LOGGING = """\
 logger.allocator.name = io.netty.buffer.ByteBufUtil
 logger.allocator.level = debug
 """
@@ -158,7 +148,7 @@ def config_files(version: Version, node: NodeStart, dist: Path) -> dict[str, str
     """Return the files of a node's config folder. Only a launcher reads options from there, not the command line."""
     files = {
         f"{version.name}.yml": "# Everything is on the command line.\n",
-        "log4j2.properties": LOGGING,
+        "log4j2.properties": format_log4j2("info", "[%-25c{1.}] %marker") + _ALLOCATOR_LOGGING,
     }
     if version.launcher is not None:
         lines = (*jvm_flags(version, node, dist), *node.options.jvm, *node.jvm_options)
