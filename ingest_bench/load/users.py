@@ -67,7 +67,7 @@ class RetryingUser(User):
     """Outcomes that show a working server: no pause before the next arrival."""
 
     connection: Any
-    """`protocols.UserConnection`. mypy takes the protocol's declaration for another attribute."""
+    """`UserConnection` of `protocols.upstream`. mypy takes the protocol's declaration for another attribute."""
     exchange: Callable[[Body], Response]
 
     def record_failure(self, verdict: Verdict) -> None:

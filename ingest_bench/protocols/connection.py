@@ -22,7 +22,7 @@ from gevent.monkey import get_original
 
 from ingest_bench.inputs.credentials import redact
 from ingest_bench.protocols.response import INVALID_RESPONSE, ConnectionBrokenError, InvalidResponseError, Response
-from ingest_bench.protocols.upstream import resolve_host
+from ingest_bench.protocols.upstream import UserConnection, resolve_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ _poll = get_original("select", "poll")
 READ, WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as for `hub.loop.io`
 
 
-class Connection:
+class Connection(UserConnection):
     """One connection at a time; after each failure the next one uses the next address of the server."""
 
     def __init__(self, upstream: Upstream, reader: ResponseReader) -> None:
@@ -48,32 +48,17 @@ class Connection:
         self._traffic = upstream.traffic
         self.address = upstream.next_address()
         """Address of the open socket, or of the next one."""
-        self.last_address = self.address
-        """Address of the last request, or that it should have been sent to."""
+        super().__init__(self.address)
         self._hub = get_hub()
         self._sock: _socket.socket | None = None
         self._lookup: Greenlet | None = None
         self._expired = ""
-        self.deadline_ns = 0
-        """CLOCK_MONOTONIC; 0: no request is pending."""
-        self.local_port = 0
-        """Local port of the last request's socket; 0: there was none."""
         self._io_result: int | OSError | None = None
         """Result of the last attempt to send or receive; None: it would have blocked."""
         self._reader = reader
         self._buffer = reader.buffer
         self._usual = _no_usual(self._buffer)
         """The beginning of the last response, and that response: most responses begin with the same bytes."""
-        self.sent_ns = 0
-        """When the first byte of the last request was passed to the kernel; 0: never."""
-        self.written_ns = 0
-        """When the kernel had accepted its last byte; 0: never."""
-        self.first_byte_ns = 0
-        """When the first byte of the last response arrived, interim responses aside; 0: never."""
-        self.done_ns = 0
-        """When the last byte of the last response arrived."""
-        self.bytes_sent = 0
-        """Bytes of the last request that the kernel accepted."""
         self._timeout_ns = 0
         self._follow: Callable[[Response, int], Request | None]
         self._pumping: Any

@@ -62,39 +62,6 @@ def parse_response_head(raw: bytes) -> ResponseHead:
     )
 
 
-class ChunkDecoder:
-    """Decoder of a chunked body."""
-
-    def __init__(self, head: bytes) -> None:
-        self._handler = _BodyHandler()
-        self._parser = HttpResponseParser(self._handler)
-        self._parser.feed_data(head)
-        self._bytes_without_body = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the last chunk and its trailer were received."""
-        return self._handler.is_complete
-
-    def decode(self, raw: memoryview) -> list[bytes]:
-        """Return the pieces of the body in the next bytes; InvalidResponseError tells what is wrong with them."""
-        handler = self._handler
-        handler.pieces = []
-        try:
-            self._parser.feed_data(raw)
-        except HttpParserError as error:
-            if not handler.has_surplus:
-                raise InvalidResponseError(f"invalid HTTP in a chunked response: {_describe(error)}") from None
-        if handler.has_surplus:
-            raise InvalidResponseError("invalid HTTP: more bytes after the last chunk")
-        self._bytes_without_body = 0 if handler.pieces else self._bytes_without_body + len(raw)
-        if self._bytes_without_body > _HEAD_LIMIT_BYTES:
-            raise InvalidResponseError(
-                f"invalid HTTP: a chunk's size or trailer of more than {_HEAD_LIMIT_BYTES} bytes"
-            )
-        return handler.pieces
-
-
 class HttpResponseReader(ResponseReader):
     """Reader of HTTP/1.1 responses."""
 
@@ -105,13 +72,14 @@ class HttpResponseReader(ResponseReader):
     @property
     def comparable_bytes(self) -> int | None:
         """The head, if the body has a length."""
-        return None if self._decoder is not None else self.start
+        return None if self._chunks is not None else self.start
 
     def reset(self) -> None:
         """Start with the next response."""
         super().reset()
         self._interim_bytes = 0
-        self._decoder: ChunkDecoder | None = None
+        self._chunks: _ChunkHandler | None = None
+        """None: the body is not chunked."""
 
     def feed(self, size_bytes: int) -> None:
         """Parse more received bytes."""
@@ -121,8 +89,8 @@ class HttpResponseReader(ResponseReader):
             if self.head is None:
                 return
             self._start_body(self.head)
-        if self._decoder is not None:
-            self._decode(self._decoder)
+        if self._chunks is not None:
+            self._decode(self._chunks)
         elif self.head.length_bytes is None:
             self._reserve()
         elif self.filled > self.end:
@@ -134,7 +102,7 @@ class HttpResponseReader(ResponseReader):
 
     def feed_eof(self) -> None:
         """Handle that the server closed: this completes a body without a length."""
-        if self.head is not None and self.head.length_bytes is None and self._decoder is None:
+        if self.head is not None and self.head.length_bytes is None and self._chunks is None:
             self.end, self.is_complete = self.filled, True
 
     def _parse_final_head(self) -> ResponseHead | None:
@@ -158,21 +126,38 @@ class HttpResponseReader(ResponseReader):
 
     def _start_body(self, head: ResponseHead) -> None:
         if head.chunked:
-            self._decoder = ChunkDecoder(bytes(self.view[: self.start]))
+            self._chunks = _ChunkHandler()
+            self._parser = HttpResponseParser(self._chunks)
+            self._parser.feed_data(bytes(self.view[: self.start]))
         elif head.length_bytes is not None:
             self.end = self.start + head.length_bytes
             # Space for a surplus byte, which must be detected.
             self._grow_limited(self.end + 1)
 
-    def _decode(self, decoder: ChunkDecoder) -> None:
+    def _decode(self, chunks: _ChunkHandler) -> None:
         """Decode received bytes in place: the decoded body begins where the buffer does."""
-        for piece in decoder.decode(self.view[self.start : self.filled]):
+        chunks.pieces = []
+        try:
+            self._parser.feed_data(self.view[self.start : self.filled])
+        except HttpParserError as error:
+            if not chunks.has_surplus:
+                raise InvalidResponseError(f"invalid HTTP in a chunked response: {_describe(error)}") from None
+        if chunks.has_surplus:
+            raise InvalidResponseError("invalid HTTP: more bytes after the last chunk")
+        chunks.bytes_without_body += self.filled - self.start
+        if chunks.pieces:
+            chunks.bytes_without_body = 0
+        if chunks.bytes_without_body > _HEAD_LIMIT_BYTES:
+            raise InvalidResponseError(
+                f"invalid HTTP: a chunk's size or trailer of more than {_HEAD_LIMIT_BYTES} bytes"
+            )
+        for piece in chunks.pieces:
             self.buffer[self.end : self.end + len(piece)] = piece
             self.end += len(piece)
-        self.is_complete = decoder.is_complete
+        self.is_complete = chunks.is_complete
         self.filled = self.end
-        self.start = 0 if decoder.is_complete else self.end
-        if not decoder.is_complete:
+        self.start = 0 if chunks.is_complete else self.end
+        if not chunks.is_complete:
             self._reserve()
 
     def _reserve(self) -> None:
@@ -204,12 +189,14 @@ class _HeadHandler:
         self.keeps_alive = self.parser.should_keep_alive()
 
 
-class _BodyHandler:
-    """Callbacks of the parser for a body."""
+class _ChunkHandler:
+    """Callbacks of the parser for a chunked body."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
+        """The pieces of the body in the bytes that were received last."""
         self.is_complete = self.has_surplus = False
+        self.bytes_without_body = 0
 
     def on_message_begin(self) -> None:
         self.has_surplus = self.is_complete

@@ -14,11 +14,12 @@ import gevent
 from confluent_kafka import KafkaError, KafkaException, Producer
 from gevent.lock import RLock
 from gevent.threadpool import ThreadPool
-from locust import User
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.protocols.kafka import LibraryConnections, combine_errors
 from ingest_bench.protocols.response import ConnectionBrokenError, Response
+from ingest_bench.protocols.upstream import UserConnection
+from ingest_bench.protocols.users import ProtocolUser
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
@@ -53,15 +54,15 @@ class _PendingRequest:
         self.pending -= 1
 
 
-class ProducerConnection:
-    """A producer, with the fields that a sample records."""
+class ProducerConnection(UserConnection):
+    """A producer with its connections."""
 
     def __init__(self, upstream: Upstream, config: Mapping[str, str | float | bool]) -> None:
-        self.last_address = upstream.addresses[0]
+        address = upstream.addresses[0]
         if len(upstream.addresses) > 1:
             # The library picks the node for each record.
-            names = ", ".join(address.name for address in upstream.addresses)
-            self.last_address = replace(self.last_address, index=-1, name=names)
+            address = replace(address, index=-1, name=", ".join(address.name for address in upstream.addresses))
+        super().__init__(address)
         brokers = [socket_address[:2] for address in upstream.addresses for _, socket_address in address.sockets]
         self._connections = LibraryConnections(brokers, upstream.traffic)
         servers = ",".join(f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in brokers)
@@ -70,11 +71,6 @@ class ProducerConnection:
         # Blocking calls of the library run in a thread, so that the event loop continues.
         self._pool = ThreadPool(1)
         self._expired = ""
-        self.deadline_ns = 0
-        """CLOCK_MONOTONIC; 0: no request is pending."""
-        self.sent_ns = self.written_ns = self.first_byte_ns = self.done_ns = 0
-        self.bytes_sent = 0
-        self.local_port = 0
 
     @property
     def is_open(self) -> bool:
@@ -166,15 +162,13 @@ class ProducerConnection:
         self._pool.kill()
 
 
-class KafkaUser(User):
+class KafkaUser(ProtocolUser):
     """Sends the documents of a body as records; the response is complete once each has a result."""
 
     abstract = True
-    pumps = False
-    upstream: Upstream
     topic = ""
     config: Mapping[str, str | float | bool] = {}
-    timeout_ns = 60 * 10**9
+    connection: ProducerConnection
 
     def on_start(self) -> None:
         """Create the producer."""
@@ -183,10 +177,6 @@ class KafkaUser(User):
         self.connection = ProducerConnection(self.upstream, self.config)
         self.upstream.deadlines.watch(self.connection)
         self.connection.open()
-
-    def on_stop(self) -> None:
-        """Close the producer."""
-        self.connection.close()
 
     def exchange(self, body: Body) -> Response:
         """Return the response to one request; ConnectionBrokenError without one."""

@@ -30,55 +30,7 @@ if typing.TYPE_CHECKING:
     from ingest_bench.documents.body import Body
     from ingest_bench.model.load import LoadOptions, ProtocolOptions, TrackFile
     from ingest_bench.protocols.response import Response, Verdict
-    from ingest_bench.protocols.upstream import Address, Upstream
-
-
-class UserConnection(typing.Protocol):
-    """The fields of a user's connection that its samples record."""
-
-    sent_ns: int
-    """When the first byte of the last request was passed to the kernel; 0: never."""
-    written_ns: int
-    """When the kernel had accepted its last byte; 0: never, or unknown."""
-    first_byte_ns: int
-    """When the first byte of its response arrived; 0: never."""
-    done_ns: int
-    """When the last byte of the last response arrived."""
-    bytes_sent: int
-    """Bytes of the last request that the kernel accepted."""
-    local_port: int
-    """Local port of the last request's connection; 0: there was none."""
-    last_address: Address
-    """Address that the last request was sent to, or should have been."""
-
-    @property
-    def is_open(self) -> bool:
-        """True if the next request uses the present connection."""
-
-    def note_refused(self) -> None:
-        """Record that the last request was refused while the connection remains open."""
-
-
-class ProtocolUser(typing.Protocol):
-    """A Locust user with one connection, used by `load.users` (over HTTP: `users.Http1User`)."""
-
-    upstream: Upstream
-    timeout_ns: int
-    pumps: bool
-    """True if it has `pump`, as in `load.users.PumpingUser`."""
-
-    @property
-    def connection(self) -> UserConnection:
-        """The connection that `on_start` created."""
-
-    def on_start(self) -> None:
-        """Create the connection."""
-
-    def exchange(self, body: Body) -> Response:
-        """Return the response to one request; ConnectionBrokenError without one."""
-
-    def on_stop(self) -> None:
-        """Close the connection."""
+    from ingest_bench.protocols.users import ProtocolUser
 
 
 class Protocol(BodyBuilder, typing.Protocol):

@@ -7,9 +7,10 @@ import itertools
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import gevent
@@ -26,17 +27,43 @@ _SWEEP_S = 0.05
 _LOOKUP_TIMEOUT_S, _LOOKUP_TRIES = 5.0, 2
 
 
-class Expirable(Protocol):
-    """A connection whose requests have a deadline."""
+class UserConnection(ABC):
+    """A user's connection: the deadline of its pending request, and what a sample records of the last one."""
 
-    deadline_ns: int
-    """CLOCK_MONOTONIC; 0: no request is pending."""
+    def __init__(self, address: Address) -> None:
+        self.last_address = address
+        """Address of the last request, or that it should have been sent to."""
+        self.deadline_ns = 0
+        """CLOCK_MONOTONIC; 0: no request is pending."""
+        self.local_port = 0
+        """Local port of the last request's socket; 0: there was none."""
+        self.sent_ns = 0
+        """When the first byte of the last request was passed to the kernel; 0: never."""
+        self.written_ns = 0
+        """When the kernel had accepted its last byte; 0: never, or unknown."""
+        self.first_byte_ns = 0
+        """When the first byte of the last response arrived, interim responses aside; 0: never."""
+        self.done_ns = 0
+        """When the last byte of the last response arrived."""
+        self.bytes_sent = 0
+        """Bytes of the last request that the kernel accepted."""
 
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """True if the next request uses the present connection."""
+
+    @abstractmethod
+    def note_refused(self) -> None:
+        """Record that the last request was refused while the connection remains open."""
+
+    @abstractmethod
     def expire(self, outcome: str) -> None:
         """End the pending request with that outcome, from another greenlet."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; the next request opens a new one."""
 
 
 class Deadlines:
@@ -44,10 +71,10 @@ class Deadlines:
 
     def __init__(self) -> None:
         # Weak references: users come and go during a load, and the buffers of their connections must go with them.
-        self._connections: WeakSet[Expirable] = WeakSet()
+        self._connections: WeakSet[UserConnection] = WeakSet()
         self._sweeper: gevent.Greenlet | None = None
 
-    def watch(self, connection: Expirable) -> None:
+    def watch(self, connection: UserConnection) -> None:
         """Enforce the connection's `deadline_ns` from now on."""
         self._connections.add(connection)
         if self._sweeper is None:
@@ -73,10 +100,14 @@ class Deadlines:
     def _sweep(self) -> None:
         while True:
             gevent.sleep(_SWEEP_S)
-            now_ns = time.monotonic_ns()
-            for connection in self._connections:
-                if 0 < connection.deadline_ns < now_ns:
-                    connection.expire("timeout")
+            self._expire_late_requests()
+
+    def _expire_late_requests(self) -> None:
+        # In a function of its own: during the sleep no variable keeps a connection alive.
+        now_ns = time.monotonic_ns()
+        for connection in self._connections:
+            if 0 < connection.deadline_ns < now_ns:
+                connection.expire("timeout")
 
 
 class Traffic:

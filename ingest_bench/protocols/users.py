@@ -19,25 +19,39 @@ if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
     from ingest_bench.protocols.cassandra import FrameReader
     from ingest_bench.protocols.response import Response
-    from ingest_bench.protocols.upstream import Address, Upstream
+    from ingest_bench.protocols.upstream import Address, Upstream, UserConnection
 
     Request = tuple[bytes, bytes | bytearray]
 
 _CACHED_HEADS = 4096
 
 
-class ConnectionUser(User):
-    """User with one connection, which the first exchange opens."""
+class ProtocolUser(User):
+    """User with one connection, used by `load.users`."""
 
     abstract = True
     upstream: Upstream
     timeout_ns = 60 * 10**9
-    pumps = True
-    connection: Connection
+    pumps = False
+    """True if it has `pump`, as in `load.users.PumpingUser`."""
+    connection: UserConnection
+    """Created by `on_start`."""
+
+    def exchange(self, body: Body) -> Response:
+        """Return the response to one request; ConnectionBrokenError without one."""
+        raise NotImplementedError
 
     def on_stop(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+
+class ConnectionUser(ProtocolUser):
+    """User whose connection is a socket, which the first exchange opens."""
+
+    abstract = True
+    pumps = True
+    connection: Connection
 
     def request(self, body: Body) -> Request:
         """Return head and body as they go over an open connection."""
