@@ -15,8 +15,8 @@ from fault_lab import build_query, make_cell, make_fault
 from test_connection import BODY, LONG_NS, exchange, head, new_connection, wait_for_expiry
 
 from ingest_bench.faults import checks, name_server, timeline
-from ingest_bench.faults.dns_failure import NodeNames, serve_names
 from ingest_bench.faults.kind import Stage
+from ingest_bench.faults.new_connections import NodeNames, serve_names
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.connection import Connection
 from ingest_bench.protocols.response import ConnectionBrokenError

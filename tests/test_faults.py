@@ -18,7 +18,7 @@ import pytest
 from fault_lab import CELL, S, make_cell, make_fault, make_stage, start_now, start_processes, wait_until
 
 from ingest_bench.errors import RunAborted, RunFailed, SpecError
-from ingest_bench.faults import FAULTS, apply, checks, timeline
+from ingest_bench.faults import FAULTS, apply, checks, forged_packets, timeline
 from ingest_bench.faults.kind import ActiveFault, Node, Stage
 from ingest_bench.lab import campaign
 from ingest_bench.model.experiment import Cell, Fault, Plan, Run
@@ -305,7 +305,7 @@ class FakeLink(Link):
 
 def make_link_stage() -> tuple[Link, Stage]:
     def command(argv: tuple[str, ...]) -> tuple[str, ...]:
-        assert "ingest_bench.faults.forged_packets" in argv
+        assert forged_packets.__file__ in argv
         return ("sh", "-c", """echo ready; while read -r _; do echo '{"ports": [], "left": 0}'; done""")
 
     namespace: Any = SimpleNamespace(run=lambda *_, **__: "", command=command)

@@ -32,8 +32,8 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import FAULTS, checks, timeline
-from ingest_bench.faults.dns_failure import serve_names
 from ingest_bench.faults.kind import ActiveFault, Stage
+from ingest_bench.faults.new_connections import serve_names
 from ingest_bench.host import fragments, node_resources
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Fault

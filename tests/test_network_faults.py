@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import classic_bpf
@@ -18,16 +17,14 @@ import ordinary_user
 import pytest
 from fault_lab import make_fault, make_links_stage
 from readied import ready
-from scapy.layers.inet import ICMP
+from scapy.layers.inet import ICMP, IP, TCP
 
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import blackhole as holes
-from ingest_bench.faults import forged_packets, forgers, timeline
+from ingest_bench.faults import forged_packets, timeline
 from ingest_bench.faults.apply import override_profile
 from ingest_bench.faults.blackhole import drop_packets, partition
-from ingest_bench.faults.forgers import Forgers
-from ingest_bench.faults.mtu_blackhole import answer_by_icmp
-from ingest_bench.faults.reset import reset_link
+from ingest_bench.faults.forging import reset_link
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import uml
@@ -193,7 +190,7 @@ def test_reset_ends_every_connection_except_new_ones(link: Link) -> None:
             assert talk("open", name, LONG_S) == "ok"
         assert talk.echo("used") == "ok"
         assert talk("exchange", "busy") == "ok"
-        assert reset_link(link, Forgers()) == 4
+        assert reset_link(link) == 4
         assert [talk("receive", name, 1, LONG_S) for name in waiting] == ["ConnectionResetError"] * 3
         assert talk("join", "busy", LONG_S) == "ConnectionResetError"
         assert [talk.read_server_line() for _ in range(4)] == ["ConnectionResetError"] * 4
@@ -323,20 +320,15 @@ def test_without_ports_new_connections_fail_and_open_ones_stay() -> None:
         assert talk("open", "newer", LONG_S) == "ok"
 
 
-def test_forged_icmp_is_valid() -> None:
-    message = ICMP(forged_packets.forge_fragmentation_needed(frame(data=bytes(1100))[14:], 1000))
-    assert (message.type, message.code, message.nexthopmtu) == (3, 4, 1000)
-    assert (message.payload.dst, message.payload.dport, message.payload.seq) == ("198.18.2.1", 9, 7)
-    checksum = message.chksum
-    del message.chksum
-    assert ICMP(bytes(message)).chksum == checksum
-
-
-def test_forged_segment_is_valid() -> None:
-    packet = forged_packets.forge_segment("198.18.2.1", "198.18.1.1", (9, 4000), "R", 0x01020304)
-    assert len(packet) == 40
-    assert packet[33] == 0x04
-    assert struct.unpack_from(">HHI", packet, 20) == (9, 4000, 0x01020304)
+def test_forged_packets_equal_those_of_scapy() -> None:
+    packet = frame(data=bytes(1100), ip_options=bytes(4))[14:]
+    message = forged_packets.forge_fragmentation_needed(packet, 1000)
+    assert message == bytes(ICMP(type=3, code=4, nexthopmtu=1000) / packet[:32])
+    for flags, number in ((forged_packets.SYN, 0), (forged_packets.RST, 0xFFFFFFFE)):
+        segment = forged_packets.forge_segment("198.18.2.1", "198.18.1.1", (9, 4000), flags, number)
+        expected = IP(src="198.18.2.1", dst="198.18.1.1") / TCP(sport=9, dport=4000, flags=flags, seq=number)
+        # The kernel adds the checksum of the IP header.
+        assert segment == bytes(expected)[:10] + bytes(2) + bytes(expected)[12:]
 
 
 @pytest.mark.parametrize(
@@ -355,61 +347,6 @@ def test_expected_number_is_parsed(segment: bytes, number: object) -> None:
     assert forged_packets.parse_expected_number(segment, "198.18.1.1") == number
     # Segments of the other end have no such number.
     assert forged_packets.parse_expected_number(frame(), "198.18.2.1") is None
-
-
-def cpu_ticks(pid: int) -> int:
-    """Return the user and system CPU ticks (man 5 proc)."""
-    return sum(map(int, Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[11:13]))
-
-
-@pytest.mark.netns
-def test_idle_forger_uses_no_cpu_and_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # scapy leaves nothing in a home folder.
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    with (
-        open_link(catalog.load_profile("ethernet")) as link,
-        start_talk(link) as talk,
-        forgers.start_forgers(link.ends) as prepared,
-    ):
-        waiting = {end: children[0] for end, children in prepared.idle.items()}
-        assert len(waiting) == 2
-        before = {child.pid: cpu_ticks(child.pid) for child in waiting.values()}
-        for name in ("a", "b"):
-            assert talk("open", name, LONG_S) == "ok"
-            assert talk.echo(name) == "ok"
-        assert {child.pid: cpu_ticks(child.pid) for child in waiting.values()} == before
-        assert reset_link(link, prepared) == 2
-        assert talk("open", "c", LONG_S) == "ok"
-        messages: list[str] = []
-        with ExitStack() as stack:
-            answer_by_icmp(stack, link, ("to-server",), 1000, messages, prepared)
-            drop_packets(stack, link, ("to-server",), 1000)
-            assert prepared.idle[link.ends[1].address, link.ends[1].peer] == []
-            assert talk.echo("c", 200_000) == "ok"
-        assert re.search(r"[1-9]\d* ICMP messages, 1 connections", messages[0])
-        assert reset_link(link, prepared) == 1
-        # No other child was started.
-        assert {end: children[0] for end, children in prepared.idle.items()} == waiting
-    assert not any(child.is_running() for child in waiting.values())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.netns
-def test_busy_forger_is_not_shared() -> None:
-    with open_link(catalog.load_profile("ethernet")) as link, forgers.start_forgers(link.ends[:1]) as prepared:
-        end = link.ends[0]
-        with prepared.take(end) as first, prepared.take(end) as second:
-            assert first is not second
-            (waiting,) = prepared.idle.values()
-            assert waiting == []
-        assert waiting == [first]
-        assert not second.is_running()
-        # A forger with an error is not reused.
-        with pytest.raises(ZeroDivisionError), prepared.take(end):
-            raise ZeroDivisionError
-        assert waiting == []
 
 
 @pytest.mark.nightly

@@ -1,17 +1,16 @@
-"""Child process at one end of a link that forges packets with scapy: resets, and the ICMP of a router.
+"""Program at one end of a link that forges packets: resets, and the ICMP of a router.
 
-    python -m ingest_bench.faults.forged_packets       in the namespace of that end
+    forged_packets.py reset DEVICE ADDRESS PEER TIMEOUT_S
+    forged_packets.py icmp DEVICE MTU FILTER
 
-It imports scapy, which takes 0.5 to 1.2 s, and prints "ready". Then each line of its standard input is a task as JSON:
-
-| task | output |
-|---|---|
-| {"reset": [DEVICE, ADDRESS, PEER, TIMEOUT_S, [PEER_PORT, …]]} | {"ports": [40312], "left": 0} |
-| {"hop": [DEVICE, MTU, FILTER]} | "ready"; after the next line the number of ICMP messages sent |
+It runs in the namespace of that end, and prints "ready". The next line of its standard input begins the resets: the
+peer's ports as JSON. It prints the own ports and how many connections are left: {"ports": [40312], "left": 0}. For
+`icmp` that line is the end, and it prints the number of messages that it sent.
 
 Rejected for resets: `ss -K`, which needs a kernel with INET_DIAG_DESTROY and aborts the socket itself. A reset is
 accepted only with the exact sequence number that the victim expects next (RFC 5961). A forged SYN reveals it: the
-victim answers with a challenge ACK that has that number.
+victim answers with a challenge ACK that has that number. Rejected for the headers: scapy, whose import takes 0.5 to
+1.2 s.
 """
 
 from __future__ import annotations
@@ -19,21 +18,22 @@ from __future__ import annotations
 import json
 import select
 import socket
+import struct
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ingest_bench.network import classic_bpf as bpf
-from ingest_bench.network.measure import capture, tcp_info
-
-with capture.without_home_folders():
-    from scapy.layers.inet import ICMP, IP, TCP
-    from scapy.layers.l2 import Ether
+from ingest_bench.network.measure import tcp_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Set
 
 _ETH_P_ALL, _PACKET_OUTGOING = 0x0003, 4
+_ETHERNET_BYTES = 14
+# RFC 791, 3.1, and RFC 9293, 3.1, without options.
+_IP, _TCP = struct.Struct(">BBHHHBBH8s"), struct.Struct(">HHIIBBHHH")
+SYN, RST, ACK = 0x02, 0x04, 0x10
 # Only the newest of the queued frames count: what older ones expected has arrived since.
 _MAX_FRAMES, _HEADERS_BYTES = 64, 128
 # A socket answers at most two invalid segments per second (net.ipv4.tcp_invalid_ratelimit).
@@ -47,24 +47,44 @@ _ICMP_INTERVAL_S = 0.01
 Ports = tuple[int, int]
 
 
-def forge_segment(source: str, destination: str, ports: Ports, flags: str, number: int) -> bytes:
-    """Return an IPv4 packet with a TCP header and no data."""
-    return bytes(IP(src=source, dst=destination) / TCP(sport=ports[0], dport=ports[1], flags=flags, seq=number))
+def forge_segment(source: str, destination: str, ports: Ports, flags: int, number: int) -> bytes:
+    """Return an IPv4 packet with a TCP header and no data. The kernel adds the checksum of the IP header."""
+    addresses = socket.inet_aton(source) + socket.inet_aton(destination)
+    header = _TCP.pack(*ports, number, 0, _TCP.size // 4 << 4, flags, 8192, 0, 0)
+    pseudo_header = addresses + struct.pack(">HH", socket.IPPROTO_TCP, _TCP.size)
+    ip_header = _IP.pack(0x45, 0, _IP.size + _TCP.size, 1, 0, 64, socket.IPPROTO_TCP, 0, addresses)
+    return ip_header + _add_checksum(header, 16, pseudo_header)
 
 
 def parse_expected_number(frame: bytes, source: str) -> tuple[Ports, int] | None:
     """Return the ports of a segment from *source*, and the number that it expects next; None for other frames."""
-    packet = Ether(frame).payload
-    if not isinstance(packet, IP) or packet.src != source or not isinstance(packet.payload, TCP):
+    packet = frame[_ETHERNET_BYTES:]
+    if frame[12:14] != b"\x08\x00" or len(packet) < _IP.size:
         return None
-    segment = packet.payload
-    return ((segment.sport, segment.dport), segment.ack) if segment.flags.A and not segment.flags.R else None
+    start = _ip_header_bytes(packet)
+    if packet[9] != socket.IPPROTO_TCP or packet[12:16] != socket.inet_aton(source) or len(packet) < start + _TCP.size:
+        return None
+    own_port, peer_port, _, number, _, flags, *_ = _TCP.unpack_from(packet, start)
+    return ((own_port, peer_port), number) if flags & (ACK | RST) == ACK else None
 
 
 def forge_fragmentation_needed(packet: bytes, mtu_bytes: int) -> bytes:
     """Return the ICMP message about an IPv4 packet that is too large (RFC 1191, 4)."""
-    quoted = packet[: IP(packet).ihl * 4 + _QUOTED_BYTES]
-    return bytes(ICMP(type="dest-unreach", code="fragmentation-needed", nexthopmtu=mtu_bytes) / quoted)
+    message = struct.pack(">BBHHH", 3, 4, 0, 0, mtu_bytes) + packet[: _ip_header_bytes(packet) + _QUOTED_BYTES]
+    return _add_checksum(message, 2)
+
+
+def _ip_header_bytes(packet: bytes) -> int:
+    return (packet[0] & 0x0F) * 4
+
+
+def _add_checksum(message: bytes, offset: int, pseudo_header: bytes = b"") -> bytes:
+    """Return a message of an even number of bytes with its checksum, which is 0 so far (RFC 1071)."""
+    data = pseudo_header + message
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return message[:offset] + (total ^ 0xFFFF).to_bytes(2, "big") + message[offset + 2 :]
 
 
 def reset_connections(
@@ -87,12 +107,12 @@ def reset_connections(
             if time.monotonic() >= next_syn_s:
                 next_syn_s = time.monotonic() + _SYN_INTERVAL_S
                 for local, remote in standing:
-                    forger.sendto(forge_segment(peer, address, (remote, local), "S", 0), (address, 0))
+                    forger.sendto(forge_segment(peer, address, (remote, local), SYN, 0), (address, 0))
             poll_until_s = time.monotonic() + _POLL_S
             while (left_s := poll_until_s - time.monotonic()) > 0 and select.select([sniffer], [], [], left_s)[0]:
                 for (local, remote), number in _read_expected_numbers(sniffer, address).items():
                     if (local, remote) in standing:
-                        forger.sendto(forge_segment(peer, address, (remote, local), "R", number), (address, 0))
+                        forger.sendto(forge_segment(peer, address, (remote, local), RST, number), (address, 0))
             standing = victims & _list_connections(peer)
     return victims, standing
 
@@ -118,31 +138,30 @@ def _list_connections(peer: str) -> set[Ports]:
     }
 
 
-def send_icmp(device: str, mtu_bytes: int, packet_filter: str, write: Callable[[object], None]) -> int:
+def send_icmp(device: str, mtu_bytes: int, packet_filter: str) -> int:
     """Send ICMP about each packet that is too large, until the next line of input; return the number of messages.
 
     *packet_filter*: classic BPF, as tc takes it, that keeps the headers of such packets.
     """
-    program = bpf.parse_tc_format(packet_filter)
-    sent_at_s: dict[Any, float] = {}
+    sent_at_s: dict[bytes, float] = {}
     count = 0
     with (
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as sniffer,
         socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as forger,
     ):
-        bpf.attach(sniffer, program)
+        bpf.attach(sniffer, bpf.parse_tc_format(packet_filter))
         sniffer.bind((device, _ETH_P_ALL))
-        write("ready")
+        _write("ready")
         while True:
             readable, _, _ = select.select([sys.stdin, sniffer], [], [])
             if sys.stdin in readable:
                 return count
-            packet = bytes(Ether(sniffer.recv(_HEADERS_BYTES)).payload)
-            lost = IP(packet)
-            connection, now_s = (lost.src, lost.sport, lost.dport), time.monotonic()
+            packet = sniffer.recv(_HEADERS_BYTES)[_ETHERNET_BYTES:]
+            source, start = packet[12:16], _ip_header_bytes(packet)
+            connection, now_s = source + packet[start : start + 4], time.monotonic()
             if now_s - sent_at_s.get(connection, -_ICMP_INTERVAL_S) >= _ICMP_INTERVAL_S:
                 sent_at_s[connection] = now_s
-                forger.sendto(forge_fragmentation_needed(packet, mtu_bytes), (lost.src, 0))
+                forger.sendto(forge_fragmentation_needed(packet, mtu_bytes), (socket.inet_ntoa(source), 0))
                 count += 1
 
 
@@ -151,21 +170,18 @@ def _write(line: object) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Carry out tasks until the standard input ends."""
+def main(kind: str, device: str, *arguments: str) -> None:
+    """Carry out a task."""
+    if kind == "icmp":
+        mtu_bytes, packet_filter = arguments
+        _write(send_icmp(device, int(mtu_bytes), packet_filter))
+        return
+    address, peer, timeout_s = arguments
     _write("ready")
-    while line := sys.stdin.readline():
-        task = json.loads(line)
-        if "hop" in task:
-            device, mtu_bytes, packet_filter = task["hop"]
-            count = send_icmp(device, mtu_bytes, packet_filter, _write)
-            sys.stdin.readline()
-            _write(count)
-        else:
-            device, address, peer, timeout_s, peer_ports = task["reset"]
-            victims, standing = reset_connections(device, address, peer, timeout_s, set(peer_ports))
-            _write(json.dumps({"ports": sorted(local for local, _ in victims), "left": len(standing)}))
+    peer_ports = frozenset(json.loads(sys.stdin.readline()))
+    victims, standing = reset_connections(device, address, peer, float(timeout_s), peer_ports)
+    _write(json.dumps({"ports": sorted(local for local, _ in victims), "left": len(standing)}))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from ingest_bench.errors import undo_on_error
-from ingest_bench.faults.forgers import Forgers
 from ingest_bench.host.node_resources import Need, NodeResources
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network.act.link import End, Link, Links
+from ingest_bench.network.act.link import Links
 from ingest_bench.network.plan.link_plan import Direction
 
 if TYPE_CHECKING:
-    from ingest_bench.faults.dns_failure import NodeNames
+    from ingest_bench.faults.new_connections import NodeNames
 
 Act = Callable[[], object]
 EndFault = Callable[[], str | None]
@@ -68,8 +67,6 @@ class FaultKind:
     """Its end may take seconds: other faults continue. So they do for every fault without a duration."""
     find_error: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Returns why it cannot happen in a cell; "" if it can."""
-    find_forging_ends: Callable[[Fault, Link, Sequence[Direction]], tuple[End, ...]] = lambda *_: ()
-    """Returns the ends of a link at which it forges packets."""
     change_profile: ChangeProfile | None = None
     """Returns the profile of a link under this fault; None: the profile does not change."""
 
@@ -150,7 +147,6 @@ class Stage:
     """Everything that the faults of a run act on."""
 
     links: Links | None = None
-    forgers: Forgers = field(default_factory=Forgers)
     nodes: tuple[Node, ...] = ()
     names: NodeNames | None = None
     """Names of the nodes, if a fault needs them."""

@@ -1,17 +1,8 @@
 """Faults of additional clients that misbehave next to the load. The load's numbers do not include their connections.
 
-| fault | what each additional client does |
-|---|---|
-| `slow-bodies` | sends the body of a request one byte at a time |
-| `garbage` | sends bytes that are not a request, each time on a new connection |
-| `connection-flood` | opens and closes a connection ten times a second |
-| `oversized` | sends a request above the server's limit |
-| `zero-window` | sends requests and does not read the responses |
-| `half-open` | opens a connection and vanishes |
-| `syn-flood` | begins a handshake and does not finish it |
-
-Half-open connections are sockets of the kernel whose filter drops all incoming packets. Rejected: segments forged by
-scapy, because the kernel answers a SYN-ACK that belongs to no socket by a reset, which closes the server's connection.
+What each of them does is in `misbehaving_clients`. Half-open connections are sockets of the kernel whose filter drops
+all incoming packets. Rejected: forged segments, because the kernel answers a SYN-ACK that belongs to no socket by a
+reset, which closes the server's connection.
 """
 
 from __future__ import annotations

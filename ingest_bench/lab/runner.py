@@ -19,9 +19,7 @@ from typing import Any, Literal
 from ingest_bench import probes, targets
 from ingest_bench.analysis.run import summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
-from ingest_bench.faults import FAULTS, timeline
-from ingest_bench.faults.apply import select_directions, selects_link
-from ingest_bench.faults.forgers import start_forgers
+from ingest_bench.faults import timeline
 from ingest_bench.faults.kind import Node, Stage
 from ingest_bench.host import cpu
 from ingest_bench.jvm.attach import launched
@@ -35,11 +33,10 @@ from ingest_bench.load.exporter import Exporter
 from ingest_bench.load.fleet.roster import Fleet
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import LoadPage, Progress, RunningLoad
-from ingest_bench.model.experiment import Fault, Run
+from ingest_bench.model.experiment import Run
 from ingest_bench.model.results import RunPhase, RunRecord
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
-from ingest_bench.network.act.link import End, Links
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import RunFolder
 
@@ -225,8 +222,8 @@ class _Execution:
         raws = [node.raw for node in self._folder.nodes(len(server.nodes))]
         with borrowed.clean_up_after(server, steps, self._mark) as documents_before:
             preloading.check_documents(cell, steps, documents_before)
+            stage = _make_fault_stage(server, self._folder, steps.indices)
             with (
-                _fault_stage(cell.faults, server, self._folder, steps.indices) as stage,
                 server.observer.watch(probes.select_probes(cell.probes), raws, planning.time_limit_s(steps)),
                 link_watch.watch_links(server.links, self._folder, keeps_last=self._options.last_frames),
             ):
@@ -316,14 +313,10 @@ class _Execution:
         self.update(state="oom", **window)
 
 
-@contextlib.contextmanager
-def _fault_stage(
-    faults: Sequence[Fault], server: RunningServer, folder: RunFolder, indices: Sequence[str]
-) -> Iterator[Stage]:
-    """Yield the parts that these faults act on, prepared; empty for a server that was already running."""
+def _make_fault_stage(server: RunningServer, folder: RunFolder, indices: Sequence[str]) -> Stage:
+    """Return the parts that faults act on; empty for a server that was already running."""
     if not server.is_launched:
-        yield Stage()
-        return
+        return Stage()
 
     def jcmd(pid: int, command: Sequence[str]) -> str:
         return launched(pid, server.java).run_jcmd(*command)
@@ -336,16 +329,4 @@ def _fault_stage(
             zip(server.processes, homes, server.resources, strict=True), start=1
         )
     )
-    with start_forgers(_forging_ends(faults, server.links)) as prepared:
-        flush = functools.partial(server.flush, indices)
-        yield Stage(links=server.links, names=server.names, forgers=prepared, nodes=nodes, flush=flush)
-
-
-def _forging_ends(faults: Sequence[Fault], links: Links | None) -> list[End]:
-    """Return the link ends at which these faults forge packets, one per fault because they may overlap."""
-    ends: list[End] = []
-    for fault in faults:
-        for name, link in links.by_name.items() if links is not None else ():
-            if selects_link(fault, name):
-                ends += FAULTS[fault.kind].find_forging_ends(fault, link, select_directions(fault, name))
-    return ends
+    return Stage(links=server.links, names=server.names, nodes=nodes, flush=functools.partial(server.flush, indices))

@@ -18,7 +18,7 @@ from typing import Any
 from ingest_bench import probes, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
-from ingest_bench.faults.dns_failure import NodeNames, serve_names
+from ingest_bench.faults.new_connections import NodeNames, serve_names
 from ingest_bench.host import node_resources as node_resources_module
 from ingest_bench.host import settings as settings_module
 from ingest_bench.host.node_resources import NodeResources

@@ -1,9 +1,14 @@
-"""Fault `dns-failure`: the clients cannot resolve the server's name, so that new connections fail; open ones stay.
+"""Faults of new connections: `exhausted-ports` and `dns-failure`. Open connections stay.
 
-A load knows the addresses of its server from the start, so no failure of a name server would affect it. In a cell with
-this fault each node has a name, and each new connection of the load resolves it at our name server, as a client without
-a cache does. The name server answers SERVFAIL at once, or does not answer: then a lookup times out. Rejected: bind
-mounts over /etc/resolv.conf, because nscd or systemd-resolved, which libc asks first, do not see them.
+`exhausted-ports` leaves the clients no ephemeral port (EADDRNOTAVAIL), as on a machine whose ports are all in use or in
+TIME_WAIT. All ports of the clients' namespace are reserved (net.ipv4.ip_local_reserved_ports). Rejected: occupying them
+by sockets, because opening 28,232 takes seconds, and a connection to another address would still find a port.
+
+`dns-failure`: the clients cannot resolve the server's name. A load knows the addresses of its server from the start, so
+no failure of a name server would affect it. In a cell with this fault each node has a name, and each new connection of
+the load resolves it at our name server, as a client without a cache does. The name server answers SERVFAIL at once, or
+does not answer: then a lookup times out. Rejected: bind mounts over /etc/resolv.conf, because nscd or systemd-resolved,
+which libc asks first, do not see them.
 """
 
 from __future__ import annotations
@@ -15,12 +20,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ingest_bench import system
-from ingest_bench.errors import undo_on_error
+from ingest_bench.errors import RunFailed, undo_on_error
 from ingest_bench.faults import name_server
-from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage
+from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage, hold_effect
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.network.act.sandbox import Namespace
+
+_PORT_RANGE = "net.ipv4.ip_local_port_range"
+_RESERVED_PORTS = "net.ipv4.ip_local_reserved_ports"
+
+
+def _exhaust_ports(fault: Fault, stage: Stage) -> ActiveFault:
+    del fault
+    assert stage.links is not None  # noqa: S101 - a launched server has one
+    clients = stage.links.client
+    first, last = map(int, clients.run(("sysctl", "-n", _PORT_RANGE)).split())
+
+    def reserve(ports: str) -> None:
+        clients.run(("sysctl", "-q", "-w", f"{_RESERVED_PORTS}={ports}"))
+        if (actual := clients.run(("sysctl", "-n", _RESERVED_PORTS)).strip()) != ports:
+            raise RunFailed(f'exhausted-ports: {_RESERVED_PORTS} was set to "{ports}", but is "{actual}"')
+
+    # No other program reserves a port in our namespace, so "" is the old value.
+    release = hold_effect(
+        stage.links.clients[0].active_faults,
+        ("exhausted-ports", "to-server"),
+        lambda: reserve(f"{first}-{last}"),
+        lambda: reserve(""),
+    )
+
+    return ActiveFault(f"none of {last - first + 1} ports left", release)
+
+
+EXHAUSTED_PORTS = FaultKind(scope="server", begin=_exhaust_ports)
 
 _ADDRESS = "127.0.0.1"
 
@@ -67,7 +100,7 @@ def serve_names(clients: Namespace, endpoints: Sequence[Endpoint]) -> Iterator[N
         yield NodeNames(child, tuple(ServerAddress(endpoint=name, resolver=resolver) for name in names))
 
 
-def _begin(fault: Fault, stage: Stage) -> ActiveFault:
+def _begin_dns_failure(fault: Fault, stage: Stage) -> ActiveFault:
     names = stage.names
     assert names is not None  # noqa: S101 - see `needs_names` below
     failed_before = names.exchange_state()["failed"]
@@ -82,4 +115,4 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault("", end)
 
 
-DNS_FAILURE = FaultKind(scope="server", begin=_begin, keys=frozenset({"resolver"}), needs_names=True)
+DNS_FAILURE = FaultKind(scope="server", begin=_begin_dns_failure, keys=frozenset({"resolver"}), needs_names=True)
