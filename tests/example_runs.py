@@ -1,14 +1,17 @@
-"""Synthetic runs: samples, reports, probe outputs and records."""
+"""Synthetic runs: samples, reports, probe outputs, records, and results folders of them."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.run.summary import RunInputs
+from ingest_bench.experiment import spec
+from ingest_bench.inputs import files, records
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
@@ -16,6 +19,7 @@ from ingest_bench.model.results import Histogram, ProbeOutput, Reading, RunRecor
 from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE, WorkerReport
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.network.measure import tcp_info
+from ingest_bench.results import layout
 
 SECOND = 10**9
 START = 1_000 * SECOND  # of the worker, CLOCK_MONOTONIC
@@ -133,3 +137,22 @@ def measured(**changed: Any) -> list[ProbeOutput]:
 def inputs(**changed: Any) -> RunInputs:
     fields: dict[str, Any] = {"record": record(), "cell": cell(), "samples": steady(), "report": report()}
     return RunInputs(**(fields | {"outputs": measured()} | changed))
+
+
+def write_results(folder: Path, experiment: str, **changed: Any) -> layout.Results:
+    """Write the results folder of an experiment (TOML) whose runs are measured; *changed*: fields of their records."""
+    (folder / "x.toml").write_text(experiment)
+    results = layout.create_results(
+        folder / "results", spec.build_plan(spec.load_experiment(str(folder / "x.toml"))), {}
+    )
+    load = report()
+    for run in results.plan.runs:
+        fields = {"run": run.id, "cell": run.cell.name, "replicate": run.replicate, "levels": run.cell.levels}
+        fields["measure_start_realtime_ns"] = load.warm_up_end_ns + load.realtime_minus_monotonic_ns
+        fields["measure_end_realtime_ns"] = load.measure_end_ns + load.realtime_minus_monotonic_ns
+        run_folder = results.run_folder(run)
+        run_folder.create()
+        run_folder.write_record(record(**(fields | changed)))
+        files.write_json(run_folder.load / "load.json", records.to_json(load))
+        steady().tofile(run_folder.load / "samples-0.bin")
+    return results

@@ -145,7 +145,7 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
     return changed(run, series={item.name: item for item in series}, faults=faults, stalls=stalls)
 
 
-def changed(run: Summary, **fields: Any) -> Summary:
+def changed(run: Summary, /, **fields: Any) -> Summary:
     """Return the run with some fields replaced; *values* are merged."""
     if "values" in fields:
         values = {**run.values, **fields["values"]}

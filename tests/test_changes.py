@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +26,14 @@ MACHINE = {"cpu": "A", "kernel": "6.1"}
 def runs(docs: Sequence[float], cell: str = "heap=1g", **levels: str) -> list[Summary]:
     """Return runs of one cell with these rates."""
     fields: dict[str, Any] = {"cell": cell, "levels": levels or {"heap": "1g"}}
-    of_cell = [made.summary({"network": "ethernet"}, number) for number, _ in enumerate(docs, 1)]
     return [
-        dataclasses.replace(
-            made.changed(run, values={"docs_per_s_mean": rate}), run=f"{cell}/{run.replicate}", **fields
+        made.changed(
+            made.summary({"network": "ethernet"}, number),
+            run=f"{cell}/{number}",
+            values={"docs_per_s_mean": rate},
+            **fields,
         )
-        for run, rate in zip(of_cell, docs, strict=True)
+        for number, rate in enumerate(docs, 1)
     ]
 
 
@@ -96,6 +97,37 @@ def test_facts_of_the_machine_decide_whether_results_are_comparable() -> None:
 def test_only_memory_may_differ_slightly(name: str, before: int, now: int, differs: bool) -> None:
     conflicts, _ = compare_facts({name: before}, {name: now})
     assert conflicts == ([f"another machine: {name} was {before}, is {now}"] if differs else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "texts"),
+    [
+        ({"/a/docs": "1 byte, x"}, {"/b/docs": "1 byte, x"}, ""),
+        ({"/a/docs": "1 byte, x"}, None, ""),
+        ({"/a/docs": "1 byte, x"}, {"/b/docs": "1 byte, y"}, "1 byte, x, now 1 byte, y"),
+        # One of two files of that name is unchanged.
+        ({"/a/docs": "2", "/b/docs": "1"}, {"/a/docs": "3", "/b/docs": "1"}, "1 and 2, now 1 and 3"),
+    ],
+)
+def test_file_of_equal_name_with_other_content_is_a_conflict(before: Any, now: Any, texts: str) -> None:
+    conflicts, _ = compare_facts({"files": before}, {"files": now})
+    assert conflicts == ([f"the content of docs differs: {texts}"] if texts else [])
+
+
+def test_changed_settings_are_those_of_the_plan_and_of_the_server() -> None:
+    keys = {"load.users": "8", "gzip": "true"}, {"load.users": "16", "gzip": "true", "setting.threads": "4"}
+    sides = [
+        Results(
+            summaries=[made.changed(run, values={"heap_bytes": size}) for run in side],
+            settings={"heap=1g": settings},
+        )
+        for side, settings, size in zip((BEFORE, AFTER), keys, (1 << 30, 1 << 29), strict=True)
+    ]
+    assert changes.compare_results(sides[0], sides[1], ["docs_per_s_mean"]).changed_settings == (
+        "load.users was 8, is 16",
+        "setting.threads was not set, is 4",
+        "heap was 1 GiB, is 512 MiB",
+    )
 
 
 def test_other_machine_or_workload_is_refused_and_missing_runs_are_named() -> None:

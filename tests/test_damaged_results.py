@@ -20,11 +20,9 @@ import pytest
 from ingest_bench import system
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import spec
 from ingest_bench.inputs import records
 from ingest_bench.lab import buffer_advice, campaign, evaluation
 from ingest_bench.lab.runner import RunOptions
-from ingest_bench.load import supervisor
 from ingest_bench.model.experiment import Run
 from ingest_bench.model.results import SCHEMAS, FileDigest, Reading, Summary
 from ingest_bench.model.samples import EVENT_LOOP_STALL
@@ -42,30 +40,7 @@ Path_ = tuple[str | int, ...]
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     """Two runs of the same cell, both measured."""
-    experiment = tmp_path / "x.toml"
-    experiment.write_text("replicates = 2\n")
-    results_made = layout.create_results(
-        tmp_path / "results", spec.build_plan(spec.load_experiment(str(experiment))), {}
-    )
-    report = example_runs.report()
-    offset_ns = report.realtime_minus_monotonic_ns
-    for run in results_made.plan.runs:
-        folder = results_made.run_folder(run)
-        folder.create()
-        folder.write_record(
-            example_runs.record(
-                run=run.id,
-                cell=run.cell.name,
-                replicate=run.replicate,
-                levels=run.cell.levels,
-                link={"retransmits": 3},
-                measure_start_realtime_ns=report.warm_up_end_ns + offset_ns,
-                measure_end_realtime_ns=report.measure_end_ns + offset_ns,
-            )
-        )
-        supervisor.write_report(report, folder.load)
-        example_runs.steady().tofile(folder.load / "samples-0.bin")
-    return results_made
+    return example_runs.write_results(tmp_path, "replicates = 2\n", link={"retransmits": 3})
 
 
 @pytest.fixture
@@ -523,16 +498,3 @@ def test_files_of_a_repeated_run_are_not_read(results: Results, monkeypatch: pyt
     rows = campaign.run_missing(results, RunOptions(), watcher)
     assert carried_out == [cut]
     assert {row.run for row in rows} == {complete.id, cut.id}
-
-
-def test_report_of_a_load_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", killed)
-        with pytest.raises(KeyboardInterrupt):
-            supervisor.write_report(example_runs.report(), tmp_path)
-    assert not (tmp_path / "load.json").exists()
-    supervisor.write_report(example_runs.report(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["load.json"]

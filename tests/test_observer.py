@@ -15,17 +15,14 @@ from probe_lab import make_context, notes
 
 from ingest_bench import probes
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import spec
 from ingest_bench.inputs import urls
 from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.lab import evaluation
-from ingest_bench.load import supervisor
 from ingest_bench.model.results import Note, Reading
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import node_stats, observer, oom, recording
 from ingest_bench.probes.context import ATTACHMENT_FILE, Events, Probe
 from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver
-from ingest_bench.results import layout
 
 S = 10**9
 
@@ -158,23 +155,8 @@ def test_unknown_probe_is_refused_with_a_suggestion() -> None:
     ids=["launched", "attached", "external"],
 )
 def test_run_is_read_by_the_observer_of_its_plan(target: str, message: str, tmp_path: Path) -> None:
-    experiment = tmp_path / "x.toml"
-    experiment.write_text(f'probes = ["reads"]\n{target}')
-    results = layout.create_results(tmp_path / "results", spec.build_plan(spec.load_experiment(str(experiment))), {})
-    (run,) = results.plan.runs
-    report = example_runs.report()
-    offset_ns = report.realtime_minus_monotonic_ns
-    window = {
-        "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
-        "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
-    }
-    record = example_runs.record(run=run.id, cell=run.cell.name, replicate=run.replicate, levels={}, **window)
-    folder = results.run_folder(run)
-    folder.create()
-    folder.write_record(record)
-    supervisor.write_report(report, folder.load)
-    example_runs.steady().tofile(folder.load / "samples-0.bin")
-    summary = evaluation.summarise_run(results.plan, run, folder, record)
+    results = example_runs.write_results(tmp_path, f'probes = ["reads"]\n{target}')
+    (summary,) = evaluation.summarise_runs(results)
     text = "; ".join(note.text for note in summary.notes if note.source == "reads")
     assert message in text
     assert ("no flight recording" in text) != ("only its URL" in text)

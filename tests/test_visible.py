@@ -18,13 +18,11 @@ from rich.console import Console
 
 from ingest_bench.cli import app, screen
 from ingest_bench.cli.options import OutputOptions
-from ingest_bench.experiment import spec
 from ingest_bench.inputs import escaping
 from ingest_bench.inputs.escaping import escape_line, escape_text
 from ingest_bench.load.figures import EDGES_NS, LoadFigures, RequestFigures
 from ingest_bench.load.supervisor import Progress
 from ingest_bench.report.reports import REPORTS
-from ingest_bench.results import layout
 
 # Terminal title, cleared screen (also by a C1 character), reversed line, bell, link, and markup.
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\u202etxt.exe\u2066\x7f\r\x00\x1b]8;;http://x\x1b\\[bold]:smile:[/bold] $x^{$"
@@ -151,17 +149,8 @@ def test_texts_of_experiments_and_profiles_are_escaped(typed: Typed, tmp_path: P
 
 
 def test_report_escapes_the_reason_of_a_failed_run(typed: Typed, tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text('description = "one cell"\n')
-    results = layout.create_results(
-        tmp_path / "results", spec.build_plan(spec.load_experiment(str(tmp_path / "x.toml"))), {}
-    )
-    (run,) = results.plan.runs
-    folder = results.run_folder(run)
-    folder.create()
     levels = {NASTY: NASTY}
-    folder.write_record(
-        example_runs.record(run=run.id, cell=run.cell.name, levels=levels, state="failed", reason=NASTY)
-    )
+    results = example_runs.write_results(tmp_path, 'description = "x"\n', levels=levels, state="failed", reason=NASTY)
     with warnings.catch_warnings(action="error"):
         code, text = typed("report", str(results.path))
     assert code == 3

@@ -6,10 +6,9 @@ would have found the same bytes.
 
 The prediction is exact for the recorded size. For a smaller one it is a few percent low: more reads take a little
 longer, and more arrives meanwhile. For a larger one than a recorded buffer that was filled it is too high
-(`Cost.is_extrapolated`): that buffer hid the bytes behind it, and a slower reader finds more. So record with a large
-buffer. Compared with the sink on loopback, bulks of 1.2 MB: recorded at 256 KiB to 1 MiB, predicted for 4 KiB up to the
-recorded size, 0.95 to 1.06 of the allocated bytes; recorded at 64 KiB, predicted for 1 MiB, 2.1. On a shaped link of a
-busy machine two runs of the same cell differed by more, so predict from several runs.
+(`Cost.is_extrapolated`): that buffer hid the bytes behind it. So record with a large buffer. Compared with the sink on
+loopback, bulks of 1.2 MB: recorded at 256 KiB to 1 MiB, predicted for 4 KiB up to the recorded size, 0.95 to 1.06 of
+the allocated bytes; recorded at 64 KiB, predicted for 1 MiB, 2.1.
 Rejected: modelling the reader's speed. It would need costs of the machine that no recording contains.
 """
 

@@ -27,7 +27,6 @@ from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.escaping import escape_line, escape_text
-from ingest_bench.results import safe_files
 
 if TYPE_CHECKING:
     from ingest_bench.cli.options import OutputOptions
@@ -168,7 +167,7 @@ def write_output(file: Path, content: str | bytes) -> None:
         if files.is_special(file):
             file.write_bytes(data)
         else:
-            safe_files.write_atomically(files.resolve_links(file), data)
+            files.write_atomically(files.resolve_links(file), data)
     except OSError as error:
         raise SpecError(f"{file}: cannot be written: {error.strerror}") from None
 

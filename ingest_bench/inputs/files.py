@@ -1,4 +1,4 @@
-"""Files of the user, and the data files of the package.
+"""Files of the user, the data files of the package, and files that are replaced atomically.
 
 Only plain files are read: opening a pipe or a device could wait forever or act on it. Every problem is an OSError or
 a UnicodeDecodeError, with a message that reads like those of the kernel.
@@ -10,15 +10,17 @@ import errno
 import hashlib
 import io
 import itertools
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ingest_bench.errors import SpecError
+from ingest_bench.model.results import SCHEMAS
 
 # Limit of a text that is read at once; /proc/kcore claims to have 128 TiB.
 _MAX_TEXT_BYTES = 1 << 30
@@ -153,6 +155,31 @@ def read_records(
         if name.endswith("_ns") and ((times_ns > _LATEST_NS) | (times_ns < -_LATEST_NS)).any():
             raise SpecError(f"{path}: this file is damaged: {name} holds an impossible time")
     return records
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file atomically, with its schema number if it has one."""
+    if path.name in SCHEMAS:
+        value = {"schema": SCHEMAS[path.name], **value}
+    write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file, completely or not at all."""
+    # The pid: `report` may write while `run` does.
+    new = path.with_name(f".{os.getpid()}.new")
+    # A leftover of a killed process, or another user's link to some file.
+    new.unlink(missing_ok=True)
+    try:
+        with new.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        # On a full disk the partial file takes the missing space.
+        new.unlink(missing_ok=True)
+        raise
 
 
 def track_name(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import records
+from ingest_bench.inputs import files, records
 from ingest_bench.jvm import cache
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import LoadOptions
@@ -66,7 +66,7 @@ def save_rates(rates: Sequence[SendRate]) -> Path:
     file = calibration_path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        safe_files.write_json(file, {"sent": records.to_json(rates)})
+        files.write_json(file, {"sent": records.to_json(rates)})
     except OSError as error:
         raise SpecError(f"{file}: cannot be written ({error.strerror}); set INGEST_BENCH_CACHE to a folder") from None
     return file

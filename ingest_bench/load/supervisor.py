@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import operator
-import os
 import selectors
 import time
 from collections import ChainMap, Counter
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import RunAborted, RunFailed
+from ingest_bench.inputs import files
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.figures import AbortMonitor, figures_from_json
-from ingest_bench.model.results import SCHEMAS
 from ingest_bench.model.samples import WorkerReport
 
 if TYPE_CHECKING:
@@ -465,13 +464,8 @@ def combine_sequential(reports: Sequence[WorkerReport]) -> WorkerReport:
 
 
 def write_report(report: WorkerReport, folder: Path) -> None:
-    """Write `load.json`, whole or not at all: if we are killed meanwhile, the results stay readable."""
-    new = folder / ".load.json.new"
-    with new.open("w") as file:
-        file.write(json.dumps({"schema": SCHEMAS["load.json"], **to_json(report)}, indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / "load.json")
+    """Replace `load.json` atomically."""
+    files.write_json(folder / "load.json", to_json(report))
 
 
 def merge_reports(reports: Sequence[WorkerReport]) -> WorkerReport:

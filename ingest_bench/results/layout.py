@@ -151,7 +151,7 @@ class RunFolder(NodeFolder):
 
     def write_record(self, record: RunRecord) -> None:
         """Replace run.json atomically."""
-        safe_files.write_json(self.path / "run.json", records.to_json(record))
+        files.write_json(self.path / "run.json", records.to_json(record))
 
     def read_record(self) -> RunRecord | None:
         """Return run.json, None if the run never started; raise SpecError if it is damaged or of another schema."""
@@ -280,7 +280,7 @@ class Results:
 
     def replace_plan(self, plan: Plan) -> None:
         """Replace plan.json atomically: a search adds its next step."""
-        safe_files.write_json(self.path / PLAN, records.to_json(plan))
+        files.write_json(self.path / PLAN, records.to_json(plan))
 
     def run_folder(self, run: Run) -> RunFolder:
         """Return the folder of one run."""
@@ -317,7 +317,7 @@ class Results:
         for name, content in contents.items():
             path = safe_files.resolve_below(self.path, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            safe_files.write_atomically(path, content)
+            files.write_atomically(path, content)
 
 
 def create_results(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
@@ -329,8 +329,8 @@ def create_results(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
         path = _create_folder(safe_files.resolve_below(base, plan.experiment), stamp)
         # Checked again: another user may have replaced it meanwhile.
         _check_trusted(path)
-        safe_files.write_json(path / PLAN, records.to_json(plan))
-        safe_files.write_json(path / FACTS, dict(facts))
+        files.write_json(path / PLAN, records.to_json(plan))
+        files.write_json(path / FACTS, dict(facts))
     except OSError as error:
         raise _unwritable_error(base, error.strerror) from None
     link = path.with_name(f".{os.getpid()}.new")

@@ -1,10 +1,9 @@
-"""Names of folders that cannot lead out of a results folder, and files that are replaced atomically."""
+"""Names of folders that cannot lead out of a results folder, and the JSON files in it."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,31 +81,6 @@ def read_json(path: Path) -> dict[str, Any]:
             numbers = f"schema {schema}, this one reads {expected}"
             raise SpecError(f"{path}: {version} ingest-bench wrote it ({numbers}): {advice}")
     return table
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically, with its schema number if it has one."""
-    if path.name in SCHEMAS:
-        value = {"schema": SCHEMAS[path.name], **value}
-    write_atomically(path, (json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file, completely or not at all."""
-    # The pid: `report` may write while `run` does.
-    new = path.with_name(f".{os.getpid()}.new")
-    # A leftover of a killed process, or another user's link to some file.
-    new.unlink(missing_ok=True)
-    try:
-        with new.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        # On a full disk the partial file takes the missing space.
-        new.unlink(missing_ok=True)
-        raise
 
 
 def parse_record(kind: type[T], table: dict[str, Any], path: Path) -> T:

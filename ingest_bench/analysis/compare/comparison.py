@@ -4,23 +4,19 @@ Requests of different runs are never pooled: within a run they are not independe
 two runs of the same cell look different.
 
 The method is Welch's t interval on the runs' numbers. If both cells ran in the same blocks, it is the t interval on the
-differences within each block: a drift of the machine affects both and cancels. With three replicates the interval is
-wide (t = 4.3 at 2 degrees of freedom), as it should be. Rejected: a permutation test, whose smallest possible p value
-with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for few runs.
+differences within each block: a drift of the machine affects both and cancels. Rejected: a permutation test, whose
+smallest possible p value with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for few runs.
 
 A relative change is a ratio of two means, and the first is as uncertain as the second. Its interval is Fieller's, with
-the same t at each ratio: it excludes "no change" exactly if that t does. 94 to 97% of such intervals contain the truth,
-for factors of 0.2 to 10 and 3, 5 or 10 runs. Rejected: Welch on logarithms, which has the same coverage, but a run
-without a pause has no logarithm; and dividing the interval of the difference by the first mean, which reached -164%.
+the same t at each ratio: it excludes "no change" exactly if that t does. Rejected: Welch on logarithms, because a run
+without a pause has none; and dividing the interval of the difference by the first mean, which reached -164%.
 
 A count of events has at least the variance of as many independent events (Poisson): two runs that happen to have 22
 collections each would otherwise be certain of 22. A sum over requests or pauses has at least the variance of the one
-that each end of a measurement cuts: three pairs that differed by a third of a request each were called distinct, 4
-times in 100. Each interval stands for itself. "Distinct" is judged over a whole table after Holm (1979, "A simple
-sequentially rejective multiple test procedure"): of all tables without differences, at most 1 in 20 has a distinct one.
+that each end of a measurement cuts. "Distinct" is judged over a whole table after Holm (1979, "A simple sequentially
+rejective multiple test procedure"): of all tables without differences, at most 1 in 20 has a distinct one.
 
-The noise is measured by an A/A test, in which each cell ran on two sides (`order.against_itself`). A smaller change is
-not distinguishable from the machine's noise with that number of replicates.
+The noise is measured by an A/A test, in which each cell ran on two sides (`order.against_itself`).
 """
 
 from __future__ import annotations
