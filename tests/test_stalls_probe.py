@@ -49,8 +49,10 @@ def assert_agrees(printed: dict[str, tuple[int, int]], measured: Sequence[ProbeO
     """Each thing was found where it was, of the thread that did it, and nothing else of its kind."""
     watched = causes(measured)
     for cause, threads in {LOCK: {"monitor", "lock"}, OTHER: {"park"}, FLUSH: {"flush"}, ROOM: {"buffers"}}.items():
-        assert {span.thread for span in watched[cause]} == threads, cause
-        for span in watched[cause]:
+        # On a busy machine the JVM's own recorder waits for its locks too.
+        spans = [span for span in watched[cause] if not span.thread.startswith("JFR ")]
+        assert {span.thread for span in spans} == threads, cause
+        for span in spans:
             begin, end = printed[span.thread]
             assert begin - late_ns <= span.start_ns < span.end_ns <= end + late_ns, (cause, span)
     for thread, cause in {"monitor": LOCK, "lock": LOCK, "park": OTHER}.items():
