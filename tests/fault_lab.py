@@ -12,6 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ingest_bench.errors import MissingCapability
 from ingest_bench.faults import checks
 from ingest_bench.faults.kind import Node, Stage
 from ingest_bench.host.node_resources import NodeResources
@@ -48,6 +51,14 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def skip_without(require: Callable[[], object]) -> None:
+    """Skip the test if this machine lacks what a function requires."""
+    try:
+        require()
+    except MissingCapability as error:
+        pytest.skip(f"needs root: {error}")
 
 
 def list_loop_devices(folder: Path) -> list[str]:

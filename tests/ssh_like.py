@@ -1,8 +1,7 @@
 """Stand-in for sshd and ssh without cryptography: a terminal over one TCP connection.
 
-serve ADDRESS PORT (pty | pipe) ARGV…   says "ready", and runs ARGV for who connects first: on a terminal of its own,
-                                        or with nothing of it over the connection; SSH_CONNECTION is set as sshd does
-connect ADDRESS PORT                    what is typed goes there, and what it shows comes out
+serve ADDRESS PORT ARGV…   print "ready", and run ARGV on a terminal of the first client, with its SSH_CONNECTION
+connect ADDRESS PORT       send the standard input there, and print the output
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import pty
 import select
 import socket
-import subprocess
 import sys
 
 
@@ -33,7 +31,7 @@ def relay(connection: socket.socket, source: int, sink: int) -> None:
                 connection.sendall(data)
 
 
-def serve(address: str, port: str, way: str, *argv: str) -> int:
+def serve(address: str, port: str, *argv: str) -> int:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, int(port)), family=family) as server:
         sys.stdout.write("ready\n")
@@ -41,8 +39,6 @@ def serve(address: str, port: str, way: str, *argv: str) -> int:
         connection, (far, far_port, *_) = server.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     env = {**os.environ, "SSH_CONNECTION": f"{far} {far_port} {address} {port}"}
-    if way == "pipe":
-        return subprocess.run(argv, env=env, check=False, start_new_session=True).returncode
     pid, terminal = pty.fork()
     if not pid:
         os.execvpe(argv[0], argv, env)  # noqa: S606 - an argv of the test's

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import inside_uml
 import pytest
-from fault_lab import make_fault, make_resource_stage
+from fault_lab import make_fault, make_resource_stage, skip_without
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
@@ -160,10 +160,7 @@ def test_cgroup_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeCgroups, ...]]:
-    try:
-        cgroups.require_cgroups()
-    except MissingCapability as error:
-        pytest.skip(f"needs root: {error}")
+    skip_without(cgroups.require_cgroups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGEST_BENCH_STATE", str(tmp_path_factory.mktemp("state")))
         with cgroups.create_node_cgroups(frozenset({"cpu", "memory"}), 2) as created:

@@ -20,6 +20,7 @@ from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network.plan import link_plan
@@ -132,8 +133,8 @@ def test_a_home_must_have_exactly_one_main_jar(tmp_path: Path) -> None:
 def test_nodes_get_no_loopback_addresses() -> None:
     listens = DataPrepper().listens(data_prepper_options())
     for ends in (
-        link_plan.client_link_names(2, in_loopback_range=listens.accepts_loopback_peers),
-        link_plan.peer_link_names(1, 2, in_loopback_range=False),
+        link_plan.cluster_link_names(LinkName((2,)), in_loopback_range=listens.accepts_loopback_peers),
+        link_plan.cluster_link_names(LinkName((1, 2)), in_loopback_range=False),
     ):
         assert ip_address(ends.server_address) in ip_network("198.18.0.0/15")
         assert ends.server_address == "198.19.2.2"

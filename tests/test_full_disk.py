@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_lab import list_loop_devices, make_cell, make_fault, make_resource_stage, wait_until
+from fault_lab import list_loop_devices, make_cell, make_fault, make_resource_stage, skip_without, wait_until
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -81,16 +81,9 @@ def test_filler_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(folder.iterdir()) <= before
 
 
-def skip_without_volume() -> None:
-    try:
-        volume.require_volume()
-    except MissingCapability as error:
-        pytest.skip(f"needs root: {error}")
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    skip_without_volume()
+    skip_without(volume.require_volume)
     monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
     folder = tmp_path / "the home"
     folder.mkdir()
@@ -145,7 +138,7 @@ def test_full_disk_has_no_free_block_until_the_last_fault_ends(home: Path) -> No
 
 @pytest.mark.netns
 def test_volume_and_its_file_are_removed_if_killed_before_the_unlink(tmp_path: Path) -> None:
-    skip_without_volume()
+    skip_without(volume.require_volume)
     state, folder = tmp_path / "state", tmp_path / "home"
     folder.mkdir()
     argv = (sys.executable, "-c", KILLED, str(folder))

@@ -11,10 +11,9 @@ from pathlib import Path
 import commands
 import pytest
 from commands import Place, nothing_left
-from fault_lab import list_loop_devices, wait_until
+from fault_lab import list_loop_devices, skip_without, wait_until
 from kills_lab import SERVER
 
-from ingest_bench.errors import MissingCapability
 from ingest_bench.host import node_resources
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes, pytest.mark.machine]
@@ -48,10 +47,7 @@ FAULTS = {
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    try:
-        node_resources.require_resources({"cpu", "memory", "disk", "throttle", "syncs"})
-    except MissingCapability as error:
-        pytest.skip(f"needs root: {error}")
+    skip_without(lambda: node_resources.require_resources({"cpu", "memory", "disk", "throttle", "syncs"}))
     commands.fill_cache()
     with commands.place() as place:
         monkeypatch.setenv("INGEST_BENCH_STATE", str(place.folder / "state"))

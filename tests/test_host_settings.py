@@ -237,17 +237,6 @@ def test_dirty_bytes_are_restored_to_the_former_ratio() -> None:
 
 
 @changes_machine
-def test_setting_has_one_owner_who_is_reported() -> None:
-    value = choose_swappiness()
-    with check_restored(SWAPPINESS), settings.apply_settings(HostSettings(swappiness=value)):
-        message = rf"in use by pid {os.getpid()}: host\.swappiness = {value}"
-        with pytest.raises(RunFailed, match=message), settings.apply_settings(HostSettings(swappiness=value)):
-            pass
-        with settings.apply_settings(HostSettings(dirty_background_bytes_bytes=1 << 30)):
-            assert read(SETTINGS["dirty_background_bytes"].path) == str(1 << 30)
-
-
-@changes_machine
 def test_setting_that_another_program_changes_invalidates_the_run() -> None:
     value = choose_swappiness()
 

@@ -19,6 +19,7 @@ import pytest
 from interface_lab import PORT, SERVER, Lab, lab
 from readied import ready
 from test_fleet_load import keys_in
+from test_interface_ssh import read_until, ssh, sshd
 
 pytestmark = [pytest.mark.netns, pytest.mark.processes]
 
@@ -179,18 +180,6 @@ def test_connections_of_remote_workers_are_shaped_at_the_server(machine: Lab, tm
 @contextmanager
 def over_ssh(machine: Lab) -> Iterator[Lab]:
     """Yield the machine as seen from an SSH-like connection over its interface."""
-    server_code = (
-        "import socket, sys, time\n"
-        "s = socket.create_server(('198.18.40.1', 22)); print('ready', flush=True); c = s.accept()[0]\n"
-        "print(*c.getpeername(), *c.getsockname(), flush=True)\n"
-        "while True: c.send(b'x'); c.recv(9); time.sleep(0.05)\n"
-    )
-    client_code = "import socket\nc = socket.create_connection(('198.18.40.1', 22))\nwhile c.recv(9): c.send(b'y')\n"
-    argv = (*machine.client, sys.executable, "-c", server_code)
-    with ready(argv) as server, subprocess.Popen((*machine.server, sys.executable, "-c", client_code)) as client:
-        try:
-            assert server.stdout is not None
-            connection = server.stdout.readline().strip()
-            yield replace(machine, client=(*machine.client, "env", f"SSH_CONNECTION={connection}"))
-        finally:
-            client.kill()
+    with sshd(machine, "sh", "-c", "echo $SSH_CONNECTION; read -r _"), ssh(machine) as terminal:
+        connection = read_until(terminal, "\n").strip()
+        yield replace(machine, client=(*machine.client, "env", f"SSH_CONNECTION={connection}"))

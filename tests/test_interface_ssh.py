@@ -35,7 +35,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @contextmanager
 def sshd(machine: Lab, *argv: str, address: str = CLIENT, **env: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command on the terminal of the next connection."""
-    words = (*machine.client, sys.executable, str(SSH_LIKE), "serve", address, SSH_PORT, "pty", *argv)
+    words = (*machine.client, sys.executable, str(SSH_LIKE), "serve", address, SSH_PORT, *argv)
     pipe = subprocess.PIPE
     environment = {**machine.env, **env}
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:

@@ -110,8 +110,7 @@ def test_renamed_ifb_devices_are_removed(tmp_path: Path) -> None:
         with machine.shaped("plain"):
             for number, device in enumerate(machine.ifbs()):
                 machine.run("sh", "-ec", f"ip link set {device} down; ip link set {device} name strange{number}")
-        machine.wait_until_free()
-        assert machine.snapshot() == before
+        machine.assert_restored(before)
 
 
 def test_new_interface_with_a_removed_ones_index_is_unchanged(tmp_path: Path) -> None:
@@ -142,5 +141,4 @@ def test_queues_changed_by_another_program_are_reported_and_kept(tmp_path: Path,
         # Earlier changes are accepted.
         with machine.shaped("plain"):
             assert f"{qdisc.split(maxsplit=1)[0]} 77: root" in machine.run("tc", "qdisc", "show", "dev", "eth0")
-        machine.wait_until_free()
         machine.assert_restored(with_qdisc)

@@ -76,8 +76,7 @@ def test_apply_is_shown_and_undone_when_interrupted_or_killed(machine: Lab, numb
     process.send_signal(number)
     process.communicate(timeout=120)
     assert process.returncode == (-number if number == signal.SIGKILL else 130)
-    machine.wait_until_free()
-    assert machine.snapshot() == before
+    machine.assert_restored(before)
     assert run_net(machine, "show")[1] == "no changes are applied\n"
 
 

@@ -9,9 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import ordinary_user
-import psutil
 import pytest
-from processes import is_alive, wait_until_gone
 from readied import ready
 
 from ingest_bench.errors import MissingCapability, SpecError
@@ -63,39 +61,14 @@ def echo(link: Link, timeout_s: float = 20) -> list[str]:
         return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
-def test_devices_have_the_values_of_the_profile() -> None:
-    profile = Profile(
-        name="x",
-        mtu_bytes=1400,
-        gso_max_segs=1,
-        gso_max_size_bytes=19000,
-        gro_max_size_bytes=32768,
-        offloads={"tso": False, "gro": True, "tx-checksum": True},
-        to_server=Impairment(rate_bps=10**8),
-        to_client=Impairment(rate_bps=10**7),
-    )
+def test_connections_have_the_tcp_settings_of_the_profile() -> None:
+    profile = Profile(name="x", mss_bytes=536, congestion_control="reno", tcp_rmem_bytes=(4096, 16384, 65536))
     with open_link(profile) as link:
-        assert link.backend == "plain"
-        for end, rate_bps in zip(link.ends, (10**8, 10**7), strict=True):
-            shown = show_device(end.namespace, end.device)
-            assert {key: shown[key] for key in ("mtu", "gso_max_segs", "gso_max_size", "gro_max_size")} == {
-                "mtu": 1400,
-                "gso_max_segs": 1,
-                "gso_max_size": 19000,
-                "gro_max_size": 32768,
-            }
-            qdiscs = json.loads(end.namespace.run(("tc", "-j", "qdisc", "show", "dev", end.device)))
-            assert [(qdisc["kind"], qdisc["options"]["rate"] * 8) for qdisc in qdiscs] == [("tbf", rate_bps)]
-            states = read_features(end)
-            assert not states["tx-tcp-segmentation"].on
-            assert not states["tx-tcp6-segmentation"].on
-            assert states["rx-gro"].on
-
-
-def test_connections_have_the_mss_and_congestion_control_of_the_profile() -> None:
-    # Each segment has 12 bytes of timestamps (RFC 7323).
-    with open_link(Profile(name="x", mss_bytes=536, congestion_control="reno")) as link:
+        # Each segment has 12 bytes of timestamps (RFC 7323).
         assert echo(link) == ["524", "reno", link.client_address]
+        assert int(link.server.run((sys.executable, "-c", RECEIVE_BUFFER, link.server_address))) <= 65536
+    with open_link(Profile(name="x")) as link:
+        assert link.server.run(("sysctl", "-n", "net.ipv4.tcp_rmem")) != "4096\t16384\t65536\n"
 
 
 def test_loopback_ends_share_a_namespace_and_keep_their_addresses() -> None:
@@ -106,13 +79,6 @@ def test_loopback_ends_share_a_namespace_and_keep_their_addresses() -> None:
         # Half of the window limits the first segments (net/ipv4/tcp.h, tcp_bound_to_half_wnd).
         assert 16384 < int(mss_bytes) <= 65483
         assert details == [catalog.load_profile("loopback").link_congestion_control, link.client_address]
-
-
-def test_socket_buffer_sizes_apply_to_the_namespace_only() -> None:
-    with open_link(Profile(name="x", tcp_rmem_bytes=(4096, 16384, 65536))) as link:
-        assert int(link.server.run((sys.executable, "-c", RECEIVE_BUFFER, link.server_address))) <= 65536
-    with open_link(Profile(name="x")) as link:
-        assert link.server.run(("sysctl", "-n", "net.ipv4.tcp_rmem")) != "4096\t16384\t65536\n"
 
 
 def test_link_is_changed_and_changed_back_completely() -> None:
@@ -135,13 +101,21 @@ def test_link_is_changed_and_changed_back_completely() -> None:
         tcp_rmem_bytes=(4096, 16384, 65536),
         tcp_wmem_bytes=(4096, 16384, 65536),
         mss_bytes=600,
+        to_server=Impairment(rate_bps=10**8),
         to_client=Impairment(rate_bps=10**6),
     )
+    values = {"mtu": 1000, "gso_max_segs": 1, "gso_max_size": 20_000, "gro_max_size": 20_000}
     with open_link(Profile(name="plain")) as link:
+        assert link.backend == "plain"
         before = read_everything(link)
         link.set_profile(between)
-        assert show_device(link.server, link.ends[1].device)["mtu"] == 1000
-        assert json.loads(link.server.run(("tc", "-j", "qdisc")))[-1]["options"]["rate"] * 8 == 10**6
+        for end, rate_bps in zip(link.ends, (10**8, 10**6), strict=True):
+            assert values.items() <= show_device(end.namespace, end.device).items()
+            qdiscs = json.loads(end.namespace.run(("tc", "-j", "qdisc", "show", "dev", end.device)))
+            assert [(qdisc["kind"], qdisc["options"]["rate"] * 8) for qdisc in qdiscs] == [("tbf", rate_bps)]
+            states = read_features(end)
+            offloads = ("tx-tcp-segmentation", "tx-tcp6-segmentation", "rx-gro")
+            assert [states[name].on for name in offloads] == [False, False, True]
         link.set_profile(replace(between, offloads={"tso": True, "gso": False}))
         link.set_profile(Profile(name="plain"))
         assert read_everything(link) == before
@@ -176,23 +150,6 @@ def test_cut_direction_is_silent_until_it_is_restored(direction: Any) -> None:
         assert "timed out" in failed.value.stderr
         link.set_cut(direction, is_cut=False)
         assert echo(link)[0] == "1448"
-
-
-def test_namespaces_die_with_a_killed_program() -> None:
-    program = """
-import time
-from ingest_bench.experiment import catalog
-from ingest_bench.network.act.link import open_link
-with open_link(catalog.load_profile("ethernet")) as link:
-    print(link.client.pid, link.server.pid, flush=True)
-    time.sleep(60)
-"""
-    with subprocess.Popen((sys.executable, "-c", program), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        family = [psutil.Process(int(word)) for word in process.stdout.readline().split()]
-        assert [is_alive(holder) for holder in family] == [True, True]
-        process.kill()
-    wait_until_gone(family, seconds=20)
 
 
 @pytest.mark.nightly

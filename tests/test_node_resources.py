@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_lab import list_loop_devices, wait_until
+from fault_lab import list_loop_devices, skip_without, wait_until
 from test_slow_disk import list_limits
 
-from ingest_bench.errors import MissingCapability
 from ingest_bench.host import node_resources
 
 # Both nodes sync a file repeatedly while all faults are active.
@@ -55,10 +54,7 @@ with create_resources({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as 
 @pytest.mark.measures
 @pytest.mark.netns
 def test_nothing_is_left_of_two_runs_that_are_killed_during_every_fault(tmp_path: Path) -> None:
-    try:
-        node_resources.require_resources({"cpu", "memory", "disk", "throttle", "syncs"})
-    except MissingCapability as error:
-        pytest.skip(f"needs root: {error}")
+    skip_without(lambda: node_resources.require_resources({"cpu", "memory", "disk", "throttle", "syncs"}))
     env = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "state")}
     homes = [[tmp_path / f"{run}-{node}" for node in (1, 2)] for run in "ab"]
     all_homes = [*homes[0], *homes[1]]

@@ -16,7 +16,7 @@ from typing import Any
 
 import inside_uml
 import pytest
-from fault_lab import TIMEOUT_S, list_loop_devices, make_cell, make_fault, make_resource_stage, wait_until
+from fault_lab import TIMEOUT_S, list_loop_devices, make_cell, make_fault, make_resource_stage, skip_without, wait_until
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -171,16 +171,9 @@ def test_limits_that_are_written_in_part_are_removed(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir() if path.is_file()] == ["7:3 0"] * 3
 
 
-def skip_without_throttle() -> None:
-    try:
-        node_resources.require_resources(NEEDS)
-    except MissingCapability as error:
-        pytest.skip(f"needs root: {error}")
-
-
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NodeResources]]:
-    skip_without_throttle()
+    skip_without(lambda: node_resources.require_resources(NEEDS))
     folder = tmp_path_factory.mktemp("disk")
     (folder / "home").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -270,7 +263,7 @@ def test_few_operations_per_second_make_syncs_slow(node: tuple[Path, NodeResourc
 
 @pytest.mark.netns
 def test_limit_of_another_program_for_the_device_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without_throttle()
+    skip_without(lambda: node_resources.require_resources(NEEDS))
     file = BLKIO_ROOT / "blkio.throttle.write_bps_device"
     if not file.exists():
         pytest.skip("in version 2 other programs have no limits in our cgroup")
@@ -294,7 +287,7 @@ def test_limit_of_another_program_for_the_device_is_restored(tmp_path: Path, mon
 
 @pytest.mark.netns
 def test_waiting_requests_continue_and_no_limit_is_left_after_sigkill(tmp_path: Path) -> None:
-    skip_without_throttle()
+    skip_without(lambda: node_resources.require_resources(NEEDS))
     state, home, pipe = tmp_path / "state", tmp_path / "home", subprocess.PIPE
     home.mkdir()
     env = {**os.environ, "INGEST_BENCH_STATE": str(state)}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import ordinary_user
 import pytest
-from fault_lab import make_cell, make_fault, make_resource_stage, wait_until
+from fault_lab import make_cell, make_fault, make_resource_stage, skip_without, wait_until
 
-from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.kind import Stage
 from ingest_bench.host import supervised, sync_supervisor
@@ -115,10 +115,7 @@ def start_syncer(supervisor: SyncSupervisor, folder: Path) -> Iterator[Syncer]:
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[SyncSupervisor]:
-    try:
-        sync_supervisor.require_sync_supervisor()
-    except MissingCapability as error:
-        pytest.skip(str(error))
+    skip_without(sync_supervisor.require_sync_supervisor)
     # Longer than a socket's name may be.
     folder = tmp_path / ("long" * 40)
     folder.mkdir()

@@ -321,13 +321,12 @@ def open_links(
                 namespace.run(("sysctl", "-q", "-w", f"net.ipv4.ip_local_port_range={FIRST_NODE_PORT} 65535"))
         links = {}
         for name, profiles in profiles_by_link.items():
-            *first_node, last_node = (nodes[number] for number in name.nodes)
+            ends = [nodes[number] for number in name.nodes]
+            first, last = ends if name.kind == "peers" else (client, *ends)
             names = link_plan.DEFAULT_NAMES
             if is_cluster:
-                choose_names = link_plan.peer_link_names if first_node else link_plan.client_link_names
-                names = choose_names(*name.nodes, in_loopback_range=in_loopback_range)
-            first = first_node[0] if first_node else client
-            joined = join_namespaces(opened, first, last_node, profiles, netem=netem, names=names, name=str(name))
+                names = link_plan.cluster_link_names(name, in_loopback_range=in_loopback_range)
+            joined = join_namespaces(opened, first, last, profiles, netem=netem, names=names, name=str(name))
             links[name] = stack.enter_context(joined)
         yield Links(by_name=links)
 

@@ -223,10 +223,7 @@ class BurstPlan:
 
     @property
     def pause_s(self) -> float:
-        """The pause before each burst, in which a bucket that let a burst pass at once fills again.
-
-        It takes the burst's own time to fill; the maximum is the former fixed pause.
-        """
+        """The pause before each burst: a bucket that let one pass at once fills again in the burst's own time."""
         return min(2 * self.seconds, _LONGEST_PAUSE_S)
 
 

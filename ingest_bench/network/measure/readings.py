@@ -63,21 +63,11 @@ def start_counting(*links: Link) -> None:
 
 
 def link_columns(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> dict[str, ColumnValue]:
-    """Return the columns of these links together since `start_counting`; `wires` are the files of `watch_wire`.
+    """Return the columns of these links together since `start_counting`; `analysis.run.columns` describes each.
 
-    - `wire_packets`: packets that the qdiscs of both directions sent; None on a loopback link, which has none.
-    - `qdisc_drops`: packets that they dropped, with netem's losses; `loss_ppm` is their share to the server. Packets
-      that netem marked instead of dropping count here too (net/sched/sch_netem.c, netem_enqueue).
-    - `retransmits`: TCP segments that either end resent, on any link; without `clients` those of the servers.
-    - `out_of_order`: segments that arrived before one that was sent earlier, at either end.
-    - `duplicates`: segments that arrived twice, because the link duplicated them or TCP resent them needlessly.
-    - `reorder_events`: how often a sender detected that a segment was late, not lost.
-    - `zero_windows`: how often a server told a sender to stop.
-    - `ecn_marks`: packets that arrived with a congestion mark (CE), at either end, on any link.
-    - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of `wire_frames` sampled frames.
-    - `idle_rtt_ms`: the median of the `idle_rtt_samples` round trips of `check_link` before the load; None if the
-      profile does not define it. For several links the median of their medians.
-    - `mss`, `rtt_ms`: medians of the clients' TCP data about its connections, sampled `rtt_samples` times.
+    *wires* are the files of `watch_wire`. Without *clients*, counters of TCP are those of the servers. Packets that
+    netem marked instead of dropping count as drops too (net/sched/sch_netem.c, netem_enqueue). The idle round trip of
+    several links is the median of their medians.
     """
     queues: Counter[str] = Counter()
     tcp: dict[int, dict[str, int]] = {}

@@ -18,7 +18,7 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.inputs.names import check_name
 from ingest_bench.ledger.steps import Action, Step
-from ingest_bench.model.network import Impairment, Medium, Profile
+from ingest_bench.model.network import Impairment, LinkName, Medium, Profile
 from ingest_bench.network.plan import features, netem
 from ingest_bench.network.plan.netem import Lines
 
@@ -98,16 +98,13 @@ class EndNames(NamedTuple):
 DEFAULT_NAMES = EndNames()
 
 
-def client_link_names(number: int, *, in_loopback_range: bool = True) -> EndNames:
-    """Return the names on the clients' link to node *number* (from 1)."""
-    address = node_address(number, in_loopback_range=in_loopback_range)
-    return EndNames(client_device=f"client{number - 1}", server_address=address)
-
-
-def peer_link_names(first: int, second: int, *, in_loopback_range: bool = True) -> EndNames:
-    """Return the names on the link between two nodes; the first node takes the client's end."""
-    addresses = [node_address(number, in_loopback_range=in_loopback_range) for number in (first, second)]
-    return EndNames(f"peer{second}", addresses[0], f"peer{first}", addresses[1])
+def cluster_link_names(name: LinkName, *, in_loopback_range: bool = True) -> EndNames:
+    """Return the names on a link of a cluster. Of two nodes the first takes the client's end."""
+    *first_node, last_node = name.nodes
+    *first_address, last_address = (node_address(number, in_loopback_range=in_loopback_range) for number in name.nodes)
+    if not first_node:
+        return EndNames(client_device=f"client{last_node - 1}", server_address=last_address)
+    return EndNames(f"peer{last_node}", first_address[0], f"peer{first_node[0]}", last_address)
 
 
 def node_address(number: int, *, in_loopback_range: bool = True) -> str:
@@ -273,8 +270,7 @@ def _tcp_route_options(profile: Profile) -> str:
 def uml_argv(mtu_bytes: int) -> tuple[str, ...]:
     """Return the argv that boots a shell on the host's files, read-only. "@N" stands for the packet socket of device N.
 
-    `loglevel=0`: only the shell writes to the console. `nohz=off` was tried against missed packets and console input:
-    600 round trips and 300 commands with it were like those without.
+    `loglevel=0`: only the shell writes to the console.
     """
     devices = (
         f"vec{number}:transport=fd,fd=@{number},mtu={mtu_bytes},depth=128" for number in range(len(ROUTER_SIDES))
