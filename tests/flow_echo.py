@@ -1,7 +1,8 @@
 """One transfer each way over TCP, timed; run by tests inside namespaces.
 
 serve ADDRESS PORT…      a server that reads to the end, then sends as much back
-send ADDRESS PORT BYTES  JSON: seconds to the server and back, the MSS and the congestion control
+send ADDRESS PORT BYTES [TIMEOUT]
+                         JSON: seconds to the server and back, the local address, the MSS and the congestion control
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def serve(address: str, ports: list[str]) -> None:
     threading.Event().wait()
 
 
-def send(address: str, port: int, size: int) -> dict[str, object]:
-    with socket.create_connection((address, port), timeout=60) as connection:
+def send(address: str, port: str, size_text: str, timeout_s: str = "60") -> dict[str, object]:
+    size = int(size_text)
+    with socket.create_connection((address, int(port)), timeout=float(timeout_s)) as connection:
+        local = connection.getsockname()[0]
         mss = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         congestion = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
         start = time.monotonic()
@@ -49,11 +52,12 @@ def send(address: str, port: int, size: int) -> dict[str, object]:
             read += len(data)
         back = time.monotonic()
     assert read == size
-    return {"there_s": there - start, "back_s": back - there, "mss": mss, "congestion": congestion}
+    times = {"there_s": there - start, "back_s": back - there}
+    return {**times, "local": local, "mss": mss, "congestion": congestion}
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(sys.argv[2], sys.argv[3:])
     else:
-        sys.stdout.write(json.dumps(send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+        sys.stdout.write(json.dumps(send(*sys.argv[2:])))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ordinary_user
 import pytest
 from readied import ready
 
-from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act.link import End, Link, open_link
@@ -22,26 +22,7 @@ from ingest_bench.network.plan import features, link_plan
 pytestmark = pytest.mark.netns
 
 RECEIVE_BUFFER = "import socket, sys; print(socket.create_server((sys.argv[1], 0)).getsockopt(1, 8))"
-SERVER = """
-import socket, sys
-listener = socket.create_server((sys.argv[1], 9))
-print("ready", flush=True)
-while True:
-    connection, _ = listener.accept()
-    while block := connection.recv(65536):
-        connection.sendall(block)
-    connection.close()
-"""
-CLIENT = """
-import socket, sys
-connection = socket.create_connection((sys.argv[1], 9), timeout=float(sys.argv[2]))
-connection.sendall(b"x" * 20000)
-received = 0
-while received < 20000:
-    received += len(connection.recv(65536))
-congestion_control = connection.getsockopt(6, 13, 16).rstrip(b"\\0").decode()
-print(connection.getsockopt(6, 2), congestion_control, connection.getsockname()[0])
-"""
+ECHO = str(Path(__file__).with_name("flow_echo.py"))
 
 
 def show_device(namespace: Namespace, device: str) -> dict[str, Any]:
@@ -53,19 +34,19 @@ def read_features(end: End) -> features.FeatureStates:
     return features.parse_reply(end.namespace.run(link_plan.offloads_argv(end.device, {}))).after
 
 
-def echo(link: Link, timeout_s: float = 20) -> list[str]:
+def echo(link: Link, timeout_s: float = 20) -> tuple[int, str, str]:
     """Return MSS, congestion control and local address of a client whose bytes were echoed."""
-    argv = link.server.command((sys.executable, "-c", SERVER, link.server_address))
-    with ready(argv):
-        argv = link.client.command((sys.executable, "-c", CLIENT, link.server_address, str(timeout_s)))
-        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    with ready(link.server.command((sys.executable, ECHO, "serve", link.server_address, "9"))):
+        words = ("send", link.server_address, "9", "20000", str(timeout_s))
+        sent = json.loads(link.client.run((sys.executable, ECHO, *words)))
+    return sent["mss"], sent["congestion"], sent["local"]
 
 
 def test_connections_have_the_tcp_settings_of_the_profile() -> None:
     profile = Profile(name="x", mss_bytes=536, congestion_control="reno", tcp_rmem_bytes=(4096, 16384, 65536))
     with open_link(profile) as link:
         # Each segment has 12 bytes of timestamps (RFC 7323).
-        assert echo(link) == ["524", "reno", link.client_address]
+        assert echo(link) == (524, "reno", link.client_address)
         assert int(link.server.run((sys.executable, "-c", RECEIVE_BUFFER, link.server_address))) <= 65536
     with open_link(Profile(name="x")) as link:
         assert link.server.run(("sysctl", "-n", "net.ipv4.tcp_rmem")) != "4096\t16384\t65536\n"
@@ -77,7 +58,7 @@ def test_loopback_ends_share_a_namespace_and_keep_their_addresses() -> None:
         assert show_device(link.client, "lo")["mtu"] == 65536
         mss_bytes, *details = echo(link)
         # Half of the window limits the first segments (net/ipv4/tcp.h, tcp_bound_to_half_wnd).
-        assert 16384 < int(mss_bytes) <= 65483
+        assert 16384 < mss_bytes <= 65483
         assert details == [catalog.load_profile("loopback").link_congestion_control, link.client_address]
 
 
@@ -145,11 +126,10 @@ def test_values_that_the_machine_rejects_are_reported(
 def test_cut_direction_is_silent_until_it_is_restored(direction: Any) -> None:
     with open_link(catalog.load_profile("ethernet")) as link:
         link.set_cut(direction, is_cut=True)
-        with pytest.raises(subprocess.CalledProcessError) as failed:
+        with pytest.raises(RunFailed, match="timed out"):
             echo(link, timeout_s=0.3)
-        assert "timed out" in failed.value.stderr
         link.set_cut(direction, is_cut=False)
-        assert echo(link)[0] == "1448"
+        assert echo(link)[0] == 1448
 
 
 @pytest.mark.nightly

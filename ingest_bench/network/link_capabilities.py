@@ -32,7 +32,7 @@ def capabilities() -> tuple[Capability, ...]:
     return (
         run_check("programs", _try_programs),
         namespaces,
-        check_inside("process namespaces", _try_process_namespaces),
+        check_inside("process namespaces", sandbox_module.require_process_namespaces),
         check_inside("veth pairs", lambda: _try_command(_VETH), "ip", remedy="As root: modprobe veth"),
         check_inside("token bucket", lambda: _try_command(_BUCKET), "tc", remedy="As root: modprobe sch_tbf"),
         check_inside("offloads", _try_offloads),
@@ -62,11 +62,6 @@ def _try_namespaces() -> str:
         opened.add_namespace()
         opened.add_namespace()
     return "as root" if system.is_root() else "as an ordinary user, in a user namespace"
-
-
-def _try_process_namespaces() -> str:
-    sandbox_module.require_process_namespaces()
-    return "works"
 
 
 def _try_command(command: str) -> str:

@@ -100,13 +100,14 @@ def sandbox() -> Iterator[Sandbox]:
             holder.close()
 
 
-def require_process_namespaces() -> None:
-    """Raise MissingCapability unless a process namespace with its own /proc can be created in a network namespace."""
+def require_process_namespaces() -> str:
+    """Return "works" if a process namespace with its own /proc can be created here; raise MissingCapability if not."""
     with sandbox() as opened:
         argv = system.wrap_in_pid_namespace(("echo", "works"))
         output = opened.add_namespace().run(argv, check=False).strip()
     if output != "works":
         raise MissingCapability(f"process namespaces: {output}\n{_PROC_REMEDY}")
+    return output
 
 
 def user_environment(client_address: str, server_address: str) -> dict[str, str]:
