@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def bodies(documents: int, pool_bytes: int) -> Iterator[bytes]:
         remaining -= len(body.data)
         if remaining <= 0:
             return
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write the rows; the keys of the first one are the columns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 @dataclass(frozen=True, slots=True)

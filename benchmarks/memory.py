@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 from lab import WORKLOAD, Bench, Verdict, open_sink
+from scipy import stats
 
 from ingest_bench.analysis import student
 from ingest_bench.documents.export import write_documents
@@ -93,12 +94,9 @@ def fit_slope(readings: Readings) -> tuple[float, float, float]:
     blocks = [readings[number * size : (number + 1) * size] for number in range(BLOCKS)]
     minutes = [statistics.fmean(at_s for at_s, _ in block) / 60 for block in blocks]
     megabytes = [statistics.fmean(resident for _, resident in block) / 1e6 for block in blocks]
-    slope, offset = statistics.linear_regression(minutes, megabytes)
-    mean = statistics.fmean(minutes)
-    residual = sum((value - offset - slope * at) ** 2 for at, value in zip(minutes, megabytes, strict=True))
-    error = (residual / (BLOCKS - 2) / sum((at - mean) ** 2 for at in minutes)) ** 0.5
-    half = student.quantile(BLOCKS - 2, 0.975) * error
-    return slope, slope - half, slope + half
+    fit = stats.linregress(minutes, megabytes)
+    half = student.quantile(BLOCKS - 2, 0.975) * fit.stderr
+    return fit.slope, fit.slope - half, fit.slope + half
 
 
 def format_table(readings: Mapping[str, Readings], acknowledged: Mapping[str, int]) -> tuple[str, Verdict]:

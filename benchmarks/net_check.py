@@ -16,7 +16,6 @@ in 15 of 15 bulks, compared with 37 to 103 times on the other one.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -24,10 +23,10 @@ import platform
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab import Verdict
+from lab import Verdict, write_csv
 
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError
@@ -173,15 +172,12 @@ def write(folder: Path, checks: Sequence[Check], reads: Sequence[Reads], text: s
     """Write the files of the results folder."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = ("name", "expected", "measured", "tolerance", "passed")
-    with (folder / "link_checks.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("profile", "backend", *columns))
-        for *link, result in checks:
-            rows.writerow((*link, *(getattr(result, column) for column in columns)))
-    with (folder / "reads.csv").open("w", newline="", encoding="utf-8") as file:
-        table_rows = csv.DictWriter(file, [field.name for field in fields(Reads)], lineterminator="\n")
-        table_rows.writeheader()
-        table_rows.writerows(asdict(row) for row in reads)
+    results = [
+        {"profile": profile, "backend": backend, **{column: getattr(result, column) for column in columns}}
+        for profile, backend, result in checks
+    ]
+    write_csv(folder / "link_checks.csv", results)
+    write_csv(folder / "reads.csv", [asdict(row) for row in reads])
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

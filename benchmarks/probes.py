@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import Server, Verdict, open_server
+from scipy import stats
 
 from ingest_bench import probes, system, targets
 from ingest_bench.analysis.run import sample_columns
@@ -43,7 +44,7 @@ from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import ServerAddress, TargetOptions
 from ingest_bench.probes import gc_log, recording
 from ingest_bench.probes.context import Probe, list_logs
-from ingest_bench.probes.observer import LaunchedObserver
+from ingest_bench.probes.observer import watch_launched
 from ingest_bench.results.layout import RunFolder
 
 PROBES = "reads,gc,stalls"
@@ -187,7 +188,7 @@ def record(jvm: AttachedJvm, selected: Mapping[str, Probe], server: Server, raw:
     system.run(jvm.jcmd_argv("JFR.start", f"name={raw.name}", f"settings={settings}", f"filename={file}"))
     for log in logs:
         system.run(jvm.jcmd_argv(*log.enable_command(home)))
-    with LaunchedObserver((jvm.pid,)).watch(selected, [raw], 600):
+    with watch_launched((jvm.pid,), selected, [raw]):
         yield
     for log in logs:
         system.run(jvm.jcmd_argv(*log.disable_command(home)))
@@ -205,14 +206,8 @@ def cpu_seconds(pid: int) -> float:
 def ratio(without: Sequence[float], with_probes: Sequence[float]) -> Ratio:
     """Return the median of the rounds' ratios and its interval (sign test: large merges affect single rounds)."""
     ratios = sorted(after / before for before, after in zip(without, with_probes, strict=True))
-    rounds, tail = len(ratios), 0.0
-    for at in range(rounds // 2):
-        tail += math.comb(rounds, at) / 2**rounds
-        if 2 * tail > 1 - CONFIDENCE:
-            break
-    else:
-        at = rounds // 2
-    low, high = (ratios[at - 1], ratios[rounds - at]) if at else (0.0, math.inf)
+    at = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ratios), 0.5))
+    low, high = (ratios[at - 1], ratios[-at]) if at else (0.0, math.inf)
     return Ratio(statistics.median(ratios), low, high)
 
 

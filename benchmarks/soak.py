@@ -13,8 +13,8 @@ A value grows if all readings of the last quarter exceed all of the second one; 
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
+import json
 import os
 import re
 import statistics
@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import greenlet
@@ -67,12 +66,8 @@ at = "2s"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Values of a process at a moment, in the order of COLUMNS."""
-
-    at_s: float
-    values: tuple[float, ...]
+Reading = dict[str, float]
+"""Values of a process by column, and the moment `at_s` (CLOCK_MONOTONIC)."""
 
 
 def read_process() -> Reading:
@@ -80,7 +75,8 @@ def read_process() -> Reading:
     gc.collect()
     me = psutil.Process()
     alive = sum(isinstance(item, greenlet.greenlet) and not item.dead for item in gc.get_objects())
-    return Reading(time.monotonic(), (me.memory_info().rss / 1e6, me.num_fds(), me.num_threads(), alive))
+    values = (me.memory_info().rss / 1e6, me.num_fds(), me.num_threads(), alive)
+    return {"at_s": time.monotonic(), **dict(zip(COLUMNS, values, strict=True))}
 
 
 def run_worker(file: Path) -> None:
@@ -93,8 +89,7 @@ def run_worker(file: Path) -> None:
     def watch() -> None:
         with file.open("a", encoding="ascii", buffering=1) as lines:
             while True:
-                reading = read_process()
-                lines.write(f"{reading.at_s},{','.join(map(str, reading.values))}\n")
+                lines.write(json.dumps(read_process()) + "\n")
                 gevent.sleep(PERIOD_S)
 
     gevent.spawn(watch)
@@ -106,7 +101,7 @@ def run_load(seconds: float, folder: Path) -> tuple[list[Reading], str]:
     # The worker must not import modules from this folder.
     import lab  # noqa: PLC0415
 
-    file = folder / "worker.csv"
+    file = folder / "worker.jsonl"
     worker_argv = system.build_program_argv(Path(__file__).resolve(), "--worker", str(file))
     build_module_argv = system.build_module_argv
     # Used by the start of a worker.
@@ -119,8 +114,7 @@ def run_load(seconds: float, folder: Path) -> tuple[list[Reading], str]:
             report, samples = bench.run_load("broken", bulk_documents=50, warm_up_ns=0, arrivals=rate)
     finally:
         system.build_module_argv = build_module_argv
-    rows = ([float(word) for word in line.split(",")] for line in file.read_text(encoding="ascii").splitlines())
-    readings = [Reading(at_s, tuple(values)) for at_s, *values in rows]
+    readings = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
     failed = int((samples["status"] == 0).sum())
     return readings, f"{len(samples):,} requests, {failed:,} of them broken, {len(report.local_ports):,} connections"
 
@@ -149,8 +143,8 @@ def find_growth(readings: Sequence[Reading]) -> list[str]:
     if quarter < 3:
         raise SystemExit(f"{len(readings)} readings. Increase --minutes.")
     texts = []
-    for index, column in enumerate(COLUMNS):
-        values = [reading.values[index] for reading in readings]
+    for column in COLUMNS:
+        values = [reading[column] for reading in readings]
         before, last = values[quarter : 2 * quarter], values[-quarter:]
         if min(last) > max(before) + (MEMORY_NOISE_MB if column == MEMORY else 0):
             texts.append(
@@ -164,8 +158,8 @@ def format_table(processes: dict[str, list[Reading]]) -> str:
     lines = ["| process | | 1st quarter | 2nd | 3rd | 4th | max |", "|---" * 7 + "|"]
     for name, readings in processes.items():
         quarter = len(readings) // 4
-        for index, column in enumerate(COLUMNS):
-            values = [reading.values[index] for reading in readings]
+        for column in COLUMNS:
+            values = [reading[column] for reading in readings]
             medians = (statistics.median(values[number * quarter : (number + 1) * quarter]) for number in range(4))
             columns = " | ".join(f"{value:,.0f}" for value in (*medians, max(values)))
             lines.append(f"| {name} | {column} | {columns} |")
@@ -205,14 +199,11 @@ def main() -> int:
         load_readings, load_summary = load.result()
     processes = {"experiments": experiment_readings, "load": load_readings}
     if options.out is not None:
+        import lab  # noqa: PLC0415 - see run_load
+
         options.out.mkdir(parents=True, exist_ok=True)
-        with (options.out / "soak.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("process", "at_s", *COLUMNS))
-            for process, readings in processes.items():
-                for reading in readings:
-                    at_s = f"{reading.at_s - readings[0].at_s:.0f}"
-                    writer.writerow((process, at_s, *(f"{value:.6g}" for value in reading.values)))
+        rows = [{"process": process, **reading} for process, readings in processes.items() for reading in readings]
+        lab.write_csv(options.out / "soak.csv", rows)
     print(f"experiments: {experiment_summary}\nload: {load_summary}\n\n{format_table(processes)}\n", flush=True)
     growth = [f"{process}: {text}" for process, readings in processes.items() for text in find_growth(readings)]
     kills, failed = run_kills(half_s)

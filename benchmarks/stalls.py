@@ -13,7 +13,7 @@ fault.
 from __future__ import annotations
 
 import argparse
-import csv
+import contextlib
 import dataclasses
 import json
 import os
@@ -30,6 +30,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+
+import psutil
+from lab import write_csv
 
 from ingest_bench.inputs import files
 from ingest_bench.lab import evaluation
@@ -246,7 +249,12 @@ def stop_generator(process: subprocess.Popen[bytes], plan: Plan, results: Path, 
         time.sleep(max(0.0, started_s + at_s - time.monotonic()))
         if process.poll() is not None:
             return
-        pids = [pid for pid, command in descendants(process.pid) if "ingest_bench.load.worker" in command]
+        children = psutil.Process(process.pid).children(recursive=True)
+        pids = []
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "ingest_bench.load.worker" in child.cmdline():
+                    pids.append(child.pid)
         start_ns = time.time_ns()
         try:
             for pid in pids:
@@ -257,17 +265,6 @@ def stop_generator(process: subprocess.Popen[bytes], plan: Plan, results: Path, 
                 os.kill(pid, signal.SIGCONT)
         if pids:
             injected.append(Injected(GENERATOR, start_ns, time.time_ns()))
-
-
-def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield the process's children and their descendants with their command lines."""
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, file.read_text().split()):
-            try:
-                yield child, Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            yield from descendants(child)
 
 
 def judge_run(path: Path, by_driver: Sequence[Injected]) -> Iterator[dict[str, str]]:
@@ -372,10 +369,7 @@ def main() -> int:
             labels = {"run": str(seed), "target": setup.target}
             rows += [labels | row for row in judge_run(*execute(Plan.draw(setup, seed), folder))]
             print(format_table(rows), flush=True)
-    with (folder / "stalls.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(folder / "stalls.csv", rows)
     (folder / "stalls.md").write_text(format_table(rows) + "\n")
     by_all = [row for row in rows if row["by"] == "all causes"]
     hits = [row for row in by_all if row["injected"] != "nothing" and row["result"] != "no stall"]

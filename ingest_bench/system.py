@@ -194,10 +194,7 @@ class Child(AbstractContextManager["Child"]):
         return self._popen.pid
 
     def write_line(self, line: str, limit_s: float = 60) -> None:
-        """Write a line to its standard input; raise RunFailed if it does not read in time.
-
-        If it has exited, nothing happens: its reply will be missing.
-        """
+        """Write a line to its standard input unless it has exited; raise RunFailed if it does not read in time."""
         deadline = time.monotonic() + limit_s
         left = memoryview(line.encode() + b"\n")
         with suppress(BrokenPipeError):

@@ -1,10 +1,11 @@
-"""Derive marks from marks, enforce promised capabilities, and set signal handlers as a terminal does."""
+"""Derive marks from marks, enforce promised capabilities, set signal handlers as a terminal does; fixtures."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,21 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 def _has_module_fixture(item: pytest.Item) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     return any(fixture.scope == "module" for definitions in fixtures.values() for fixture in definitions)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use a state folder of the test."""
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Return the folder of a node's raw files."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    return folder
 
 
 @pytest.hookimpl(wrapper=True)

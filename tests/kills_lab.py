@@ -48,11 +48,7 @@ findmnt --raw --noheadings --output SOURCE,TARGET | while read -r source target;
     case $source in /dev/loop*) umount --lazy "$target" ;; esac
 done
 """
-# The state of one network namespace.
-_NETWORK = """
-ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
-tc -j qdisc show; sysctl --all --ignore --pattern '^net[.]' 2>/dev/null
-"""
+_SYSCTLS = ("sysctl", "--all", "--ignore", "--pattern", "^net[.]")
 _MACHINE = "cat /proc/self/mountinfo; ip netns list; losetup --list --noheadings --output NAME,BACK-FILE"
 
 
@@ -75,8 +71,8 @@ class Machine:
     def snapshot(self) -> dict[str, list[str]]:
         """Return all that a session may change, by part, as other programs report it."""
         parts = {
-            "client": self.lab.snapshot() + self.lab.run("sh", "-c", _NETWORK),
-            "server": run((*self.lab.server, "sh", "-c", _NETWORK)),
+            "client": self.lab.snapshot() + self.lab.run(*_SYSCTLS),
+            "server": self.lab.swap_ends().snapshot() + self.lab.swap_ends().run(*_SYSCTLS),
             "settings": run(("sysctl", "net.ipv4.tcp_mem", "net.ipv4.tcp_max_orphans")),
             "mounts": _ours(run((*self.mounts, "sh", "-c", _MACHINE)), str(self.folder)),
             "cgroups": "\n".join(sorted(_cgroups())),
@@ -318,14 +314,12 @@ def session(at: Machine, kind: Kind, dice: random.Random, around: Surroundings) 
             started.end()
 
 
-def _interface(at: Machine, dice: random.Random) -> tuple[str, ...]:
-    del at
+def _interface(_at: Machine, dice: random.Random) -> tuple[str, ...]:
     variants = ("route", "mtu", "plain", *(("ipv6",) if HAS_IPV6 else ()))
     return (sys.executable, str(TESTS / "interface_driver.py"), "tool", "-1", "-1", dice.choice(variants))
 
 
-def _host(at: Machine, dice: random.Random) -> tuple[str, ...]:
-    del at, dice
+def _host(_at: Machine, _dice: random.Random) -> tuple[str, ...]:
     return (sys.executable, str(TESTS / "kills_driver.py"), "host")
 
 
@@ -335,8 +329,7 @@ def _node(at: Machine, dice: random.Random) -> tuple[str, ...]:
 
 
 def _link(profiles: Sequence[str]) -> Callable[[Machine, random.Random], tuple[str, ...]]:
-    def argv(at: Machine, dice: random.Random) -> tuple[str, ...]:
-        del at
+    def argv(_at: Machine, dice: random.Random) -> tuple[str, ...]:
         script = "echo running; read -r line; echo undoing"
         return (*COMMAND, "net", "exec", dice.choice(profiles), "--", "sh", "-c", script)
 

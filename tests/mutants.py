@@ -4,8 +4,7 @@
 
 A mutant is the code with one comparison, operator, number or negation of a pure module changed by cosmic-ray, in a copy
 of the checkout. First the tests that reach its line run, then all test files that reach its module. Lines that an
-import executes are judged by all tests. The first failure, or a limit of CPU time, ends the run. The tables are printed
-as Markdown.
+import executes are judged by all tests. The first failure, or a limit of CPU time, ends the run.
 """
 
 from __future__ import annotations
@@ -90,11 +89,6 @@ class Mutant:
     was: str
     becomes: str
     code: str
-
-    @property
-    def package(self) -> str:
-        """Return the package of the changed file."""
-        return self.file.split("/")[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,29 +271,6 @@ def _statement(source: str, line: int) -> tuple[range, bool]:
     return lines if line in lines else range(line, line + 1), not in_function
 
 
-def tables(outcomes: Sequence[Outcome]) -> str:
-    """Return counts by package, and the mutants that were not killed, as Markdown."""
-    packages = sorted({outcome.mutant.package for outcome in outcomes})
-    rows: list[tuple[str, ...]] = [("package", "mutants", "killed", "survived", "not reached", "killed, %")]
-    for package in [*packages, "all"]:
-        states = Counter(outcome.state for outcome in outcomes if package in {outcome.mutant.package, "all"})
-        killed, total = states["killed"], states.total()
-        counts = (total, killed, states["survived"], states["not reached"], round(100 * killed / total))
-        rows.append((package, *map(str, counts)))
-    alive = [("place", "was", "becomes")]
-    for outcome in outcomes:
-        mutant = outcome.mutant
-        if outcome.state != "killed":
-            alive.append((f"{mutant.file}:{mutant.line}", f"`{mutant.was}`", f"`{mutant.becomes}`"))
-    return f"{_markdown(rows)}\n\n{_markdown(alive)}\n"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in body)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("count", nargs="?", type=int, default=60)
@@ -317,7 +288,9 @@ def main() -> None:
             outcomes.append(outcome)
             place = f"{mutant.file}:{mutant.line}: {mutant.was} -> {mutant.becomes}"
             print(f"{len(outcomes)}/{arguments.count} {outcome.state} {outcome.test} {place}", flush=True)
-    print(f"\n{tables(outcomes)}")
+    states = Counter(outcome.state for outcome in outcomes)
+    share = f"{states['killed'] / max(1, len(outcomes)):.0%}"
+    print(f"{share} of {len(outcomes)} mutants killed; {', '.join(f'{state}: {n}' for state, n in states.items())}")
 
 
 if __name__ == "__main__":

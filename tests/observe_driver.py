@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ingest_bench import probes
 from ingest_bench.jvm.attach import attach
-from ingest_bench.probes import observer as observer_module
+from ingest_bench.probes import observer
 
-observer = observer_module.AttachedObserver(attach(int(sys.argv[1])))
-with observer.watch(probes.select_probes(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
+jvm = attach(int(sys.argv[1]))
+with observer.watch_attached(jvm, probes.select_probes(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
     sys.stdout.write("attached\n")
     sys.stdout.flush()
     time.sleep(300)

@@ -76,10 +76,11 @@ def test_a_run_reads_what_the_sink_counts(java: int, user: int | None) -> None:
         # A server below a closed folder gets a capability, and we may not inspect a process with more rights.
         where.folder.chmod(0o755)
         http, server = stack.enter_context(running(where.folder / "server", sink(java)))
-        before, was_on = http.request_json("GET", "/_counters")["by_peer_port"], list_outputs(attach(server.jvm_pid))
+        jvm = attach(server.jvm_pid)
+        before, was_on = http.request_json("GET", "/_counters")["by_peer_port"], list_outputs(jvm)
         with where.command("run", "--attach", str(server.jvm_pid), *SHORT) as command:
             assert command.end() == 0, command.text
-        assert list_outputs(attach(server.jvm_pid)) == was_on
+        assert list_outputs(jvm) == was_on
         after = http.request_json("GET", "/_counters")["by_peer_port"]
         (results,) = where.results
         folder = open_results(results)
@@ -106,36 +107,6 @@ def test_a_run_reads_what_the_sink_counts(java: int, user: int | None) -> None:
     assert record.server["java"].partition(".")[0] == str(java)
     assert record.server["pid"] == server.jvm_pid
     assert [note.text for note in summary.notes if note.source in ("reads", "gc", "host")] == []
-
-
-@pytest.mark.nightly
-@pytest.mark.opensearch
-@pytest.mark.processes
-def test_a_running_opensearch_is_measured_and_restored() -> None:
-    names = ["reads", "gc", "host", *(["kernel-reads"] if system.is_root() else [])]
-    load = "workload = 'geonames'\nusers = 2\nbulk_documents = 200\nwarm_up = '3s'\nmeasure = '4s'\n"
-    toml = f"description = 'x'\nprobes = {names}\n[load]\n{load}"
-    with contextlib.ExitStack() as stack:
-        where = stack.enter_context(place())
-        where.folder.chmod(0o755)
-        (where.folder / "whole.toml").write_text(toml, encoding="utf-8")
-        options = TargetOptions(name="opensearch", version="2.19.6", heap_bytes=512 << 20)
-        http, server = stack.enter_context(running(where.folder / "server", options))
-        was_on = list_outputs(attach(server.jvm_pid))
-        with where.command("run", "whole.toml", "--attach", str(server.jvm_pid), "--out", "out") as command:
-            assert command.end() == 0, command.text
-        assert list_outputs(attach(server.jvm_pid)) == was_on
-        assert http.request("GET", "/geonames").status == 404
-        (results,) = where.results
-        (summary,) = evaluation.summarise_runs(open_results(results))
-    values: dict[str, Any] = summary.values
-    assert values["bytes_read"] == values["bytes_sent"] > 100_000
-    assert values["documents_acked"] == values["documents_counted"] > 0
-    assert values["target"] == "opensearch 2.19.6"
-    assert values["heap_bytes"] == 512 << 20
-    assert values["gc_pauses"] == values["gc_pauses_log"]
-    if system.is_root():
-        assert values["kernel_bytes_read"] == values["bytes_sent"]
 
 
 @pytest.mark.nightly

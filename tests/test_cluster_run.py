@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_run import carried_out
+from test_run import carried_out, number
 
 from ingest_bench.network.measure import wire
 
@@ -43,25 +42,19 @@ for = "1s"
 """
 
 
-def number(values: dict[str, Any], name: str) -> float:
-    value = values[name]
-    assert isinstance(value, (int, float)), (name, value)
-    return value
-
-
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_cluster_is_counted_exactly_and_each_node_has_its_folder(tmp_path: Path) -> None:
     results, (summary,) = carried_out(tmp_path, CLUSTER)
     assert summary.state == "measured", summary.reason
     values = summary.values
-    assert number(values, "documents_counted") == number(values, "documents_acked") > 0
+    assert number(summary, "documents_counted") == number(summary, "documents_acked") > 0
     assert values["bytes_read"] == values["bytes_sent"]
     assert [number(node, "bytes_read") > 0 for node in summary.nodes] == [True, True]
     assert sum(number(node, "bytes_read") for node in summary.nodes) == values["bytes_read"]
     assert sum(number(node, "documents_acked") for node in summary.nodes) == values["documents_acked"]
     for name in ("reads", "gc_pauses", "server_cpu_s"):
-        assert sum(number(node, name) for node in summary.nodes) == pytest.approx(number(values, name))
+        assert sum(number(node, name) for node in summary.nodes) == pytest.approx(number(summary, name))
     # Its peer waited for the paused node: snapshots are every 250 ms, and a bulk may have been sent late in the pause.
     faults = [(fault.kind, fault.node, fault.link) for fault in summary.faults]
     assert faults == [("pause", 2, ""), ("throttle", 2, "peers")]
@@ -73,7 +66,7 @@ def test_cluster_is_counted_exactly_and_each_node_has_its_folder(tmp_path: Path)
     assert record is not None
     # Every document is sent to the replica on the second node, in a form that is not much shorter.
     replicated_bytes = sum(size * count for size, count in record.frames.items())
-    assert replicated_bytes > 0.4 * number(values, "bytes_sent")
+    assert replicated_bytes > 0.4 * number(summary, "bytes_sent")
     with (results.path / "nodes.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["run"], row["node"]) for row in rows] == [(summary.run, "1"), (summary.run, "2")]
@@ -90,5 +83,5 @@ def test_elasticsearch_cluster_is_counted_exactly(tmp_path: Path, version: str) 
     )
     _, (summary,) = carried_out(tmp_path, plain)
     assert summary.state == "measured", summary.reason
-    assert number(summary.values, "documents_counted") == number(summary.values, "documents_acked") > 0
+    assert number(summary, "documents_counted") == number(summary, "documents_acked") > 0
     assert [number(node, "bytes_read") > 0 for node in summary.nodes] == [True, True]

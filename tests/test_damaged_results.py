@@ -28,8 +28,8 @@ from ingest_bench.model.results import SCHEMAS, FileDigest, Reading, Summary
 from ingest_bench.model.samples import EVENT_LOOP_STALL
 from ingest_bench.network.measure import wire
 from ingest_bench.probes import gc, host, node_stats, proc, recording
+from ingest_bench.probes import kernel_tap as tap
 from ingest_bench.probes.context import ReadContext
-from ingest_bench.probes.kernel import tap
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 

@@ -19,7 +19,7 @@ from ingest_bench.model.experiment import Capability
 from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act import uml
 from ingest_bench.network.link_capabilities import capabilities
-from ingest_bench.probes.kernel import kernel_reads
+from ingest_bench.probes import kernel_reads
 from ingest_bench.targets.base import check_targets
 
 LINES = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from test_run import Silent
 
 from ingest_bench.analysis import search
 from ingest_bench.analysis.search import NextStep
@@ -89,18 +89,14 @@ def test_arrivals_with_several_rates_cannot_be_searched(tmp_path: Path) -> None:
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_interrupted_search_continues_and_finds_the_rate(tmp_path: Path) -> None:
-    class Impatient(Silent):
-        def begin_run(self, number: int, name: str, remaining: int) -> None:  # noqa: ARG002
-            if number == 3:
-                raise KeyboardInterrupt
-
+    impatient = Mock(begin_run=Mock(side_effect=[None, None, KeyboardInterrupt]))
     results = layout.create_results(tmp_path, find_max.plan_search(ordered(tmp_path, SLOW), GOAL), {})
     with pytest.raises(KeyboardInterrupt):
-        campaign.run_missing(results, RunOptions(), Impatient())
+        campaign.run_missing(results, RunOptions(), impatient)
     assert [run.step for run in results.plan.runs] == ["estimate", "ramp", results.plan.runs[2].step]
     first_two = {name: results.read_records()[name].started_utc for name in list(results.read_records())[:2]}
 
-    summaries = campaign.run_missing(results, RunOptions(), Silent())
+    summaries = campaign.run_missing(results, RunOptions(), Mock())
     assert {name: results.read_records()[name].started_utc for name in first_two} == first_two
     (knee,) = search.find_knees(results.plan, summaries)
     assert knee.result.per_s is not None, knee.result.text
@@ -113,5 +109,5 @@ def test_interrupted_search_continues_and_finds_the_rate(tmp_path: Path) -> None
     assert knee.result.text in (results.report / "knee.md").read_text()
 
     # Completed steps are not repeated.
-    again = campaign.run_missing(results, RunOptions(), Silent())
+    again = campaign.run_missing(results, RunOptions(), Mock())
     assert [dataclasses.asdict(summary)["run"] for summary in again] == [summary.run for summary in summaries]

@@ -88,13 +88,7 @@ def test_switches_of_all_threads_are_counted_also_of_ended_ones() -> None:
     assert with_thread[0] > 0
 
 
-def test_a_sample_has_a_value_for_each_field() -> None:
-    values = proc.sample(os.getpid(), ThreadSampler(os.getpid()))
-    assert len(values) == len(proc.FIELDS)
-    assert all(isinstance(value, int) or value is None for value in values)
-
-
-def test_process_whose_name_is_not_text_is_sampled() -> None:
+def test_a_sample_has_a_value_for_each_field_also_if_the_process_name_is_not_text() -> None:
     named = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff) R', 0, 0, 0); print(flush=True); sys.stdin.read()"
     argv = [sys.executable, "-S", "-c", named]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -103,37 +97,21 @@ def test_process_whose_name_is_not_text_is_sampled() -> None:
         assert b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes()
         values = proc.sample(child.pid, ThreadSampler(child.pid))
         child.communicate()
+    assert len(values) == len(proc.FIELDS)
+    assert all(isinstance(value, int) or value is None for value in values)
     assert values[proc.FIELDS.index("server_threads")] == 1
 
 
 def test_readings_are_increases_within_the_measurement(tmp_path: Path) -> None:
-    lines = [
-        line(9, server_user_ns=0),
-        line(10, server_user_ns=2 * SECOND, server_context_switches_voluntary=100, run_queue=1, cpu_busy_ticks=0),
-        line(
-            11,
-            server_user_ns=3 * SECOND,
-            server_minor_faults=90,
-            server_major_faults=10,
-            server_context_switches_voluntary=150,
-            run_queue=3,
-            cpu_busy_ticks=30,
-        ),
-        line(
-            12,
-            server_user_ns=4 * SECOND,
-            server_system_ns=SECOND,
-            server_minor_faults=90,
-            server_major_faults=10,
-            server_context_switches_voluntary=170,
-            run_queue=2,
-            cpu_busy_ticks=60,
-            cpu_steal_ticks=20,
-        ),
-        line(13, server_user_ns=99 * SECOND),
-        line(14)[:7],
+    later = {"server_minor_faults": 90, "server_major_faults": 10}
+    within: list[dict[str, float | None]] = [
+        {"server_context_switches_voluntary": 100, "run_queue": 1},
+        {"server_context_switches_voluntary": 150, "run_queue": 3, "cpu_busy_ticks": 30, **later},
+        {"server_context_switches_voluntary": 170, "run_queue": 2, "cpu_busy_ticks": 60, **later},
     ]
-    outputs = read_host(tmp_path, lines)
+    within[2] |= {"server_system_ns": SECOND, "cpu_steal_ticks": 20}
+    lines = [line(10 + at, server_user_ns=(2 + at) * SECOND, **values) for at, values in enumerate(within)]
+    outputs = read_host(tmp_path, [line(9), *lines, line(13, server_user_ns=99 * SECOND), line(14)[:7]])
     values = readings(outputs)
     assert (values["server_cpu_s"], values["server_cpu_user_s"], values["server_cpu_system_s"]) == (3, 2, 1)
     assert values["server_context_switches_voluntary"] == 70
@@ -176,20 +154,16 @@ def test_missing_counter_is_unavailable(tmp_path: Path) -> None:
 
 
 def test_causes_of_the_machine_have_intervals(tmp_path: Path) -> None:
+    throttled = {"server_throttled_ns": 65_000_000}
+    ticks = dict.fromkeys(("cpu_busy_ticks", "cpu_steal_ticks", "cpu_idle_ticks"), 1000)
     lines = [
         line(10.0),
         line(10.1, server_threads_stopped=12),
         line(10.2, server_throttled_ns=5_000_000),
-        line(10.3, server_throttled_ns=65_000_000, pressure_io_full_us=50_000, compact_stall=1),
-        line(
-            10.4,
-            server_throttled_ns=65_000_000,
-            pressure_io_full_us=60_000,
-            compact_stall=1,
-            numa_pages_migrated=2560,
-        ),
-        line(10.5, pressure_memory_full_us=50_000, cpu_busy_ticks=1000, cpu_steal_ticks=1000, cpu_idle_ticks=1000),
-        line(10.6, pressure_memory_full_us=60_000, cpu_busy_ticks=1000, cpu_steal_ticks=1000, cpu_idle_ticks=1000),
+        line(10.3, **throttled, pressure_io_full_us=50_000, compact_stall=1),
+        line(10.4, **throttled, pressure_io_full_us=60_000, compact_stall=1, numa_pages_migrated=2560),
+        line(10.5, pressure_memory_full_us=50_000, **ticks),
+        line(10.6, pressure_memory_full_us=60_000, **ticks),
     ]
     values = list_spans(read_host(tmp_path, lines))
     assert values["server process stopped"] == [(10.05, 10.15)]
@@ -277,7 +251,8 @@ def test_waits_of_threads_have_names_and_intervals(tmp_path: Path) -> None:
         # The JVM's own.
         wait(10, 10.1, 10, "C2 CompilerThre", 100, "D"),
     )
-    assert spans["server threads waiting for a CPU"] == [("merge", 10.05, 10.3), ("write", 10, 10.2)]
+    waiting = [("merge", 10.05, 10.3), ("write", 10, 10.1), ("write", 10.1, 10.2)]
+    assert spans["server threads waiting for a CPU"] == waiting
     assert spans["server threads waiting for a disk"] == [("write", 10.15, 10.2)]
 
 
@@ -337,16 +312,8 @@ def test_server_with_more_threads_than_half_of_the_file_limit_is_sampled(tmp_pat
     with subprocess.Popen([sys.executable, "-c", MANY_THREADS], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()
-        argv = [
-            "sh",
-            "-c",
-            FEW_FILES,
-            sys.executable,
-            str(server.pid),
-            str(samples_file),
-            str(tmp_path / "waits.jsonl"),
-        ]
-        with subprocess.Popen(argv) as probe:
+        files = (str(samples_file), str(tmp_path / "waits.jsonl"))
+        with subprocess.Popen(("sh", "-c", FEW_FILES, sys.executable, str(server.pid), *files)) as probe:
             while probe.poll() is None and len(samples_file.read_text().splitlines()) < 2:
                 time.sleep(0.05)
             probe.kill()

@@ -25,12 +25,6 @@ from ingest_bench.ledger.steps import Action, Undo, make_setting_step, parse_set
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def journal(state: Path) -> Journal:
     created = create_journal()
     assert created.path.parent == state

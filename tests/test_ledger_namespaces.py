@@ -25,6 +25,7 @@ from ingest_bench.ledger.steps import Action, Undo, make_setting_step
 
 pytestmark = [
     pytest.mark.netns,
+    pytest.mark.usefixtures("state"),
     # They change the swappiness of the machine.
     pytest.mark.machine,
     # The inode of a namespace that is gone may be reused by another test.
@@ -38,12 +39,6 @@ RESTORE = (str(Path(sys.executable).with_name("ingest-bench")), "net", "restore"
 HOLD = ("unshare", "--net", "sh", "-c", "echo ready; exec sleep 600")
 RMEM_262144 = (str(RMEM), "4096 65536 262144", "net")
 RMEM_524288 = (str(RMEM), "4096 65536 524288", "net")
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 @pytest.fixture

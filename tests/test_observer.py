@@ -22,7 +22,6 @@ from ingest_bench.model.results import Note, Reading
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import node_stats, observer, oom, recording
 from ingest_bench.probes.context import ATTACHMENT_FILE, Events, Probe
-from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver
 
 S = 10**9
 
@@ -60,18 +59,18 @@ def test_every_probe_watches_each_launched_jvm_into_the_folder_of_its_node(tmp_p
     watching: Watched = []
     both = {name: make_probe(name, watching) for name in ("first", "second")}
     nodes = [(11, tmp_path / "1"), (22, tmp_path / "2")]
-    with LaunchedObserver((11, 22)).watch(both, [raw for _, raw in nodes], 5):
+    with observer.watch_launched((11, 22), both, [raw for _, raw in nodes]):
         assert sorted(watching) == sorted(nodes * 2)
     assert watching == []
-    with pytest.raises(ValueError, match="zip"), LaunchedObserver((11, 22)).watch(both, [tmp_path], 5):
+    with pytest.raises(ValueError, match="zip"), observer.watch_launched((11, 22), both, [tmp_path]):
         pytest.fail("the second JVM would not be watched")
 
 
 @pytest.mark.parametrize("name", ["launched", "attached"])
 def test_files_of_a_jvm_are_read_by_every_probe(name: Any, tmp_path: Path) -> None:
     selected = {name: make_probe(name, []) for name in ("first", "second")}
-    outputs = observer.OBSERVERS[name].read(selected, make_context(tmp_path, 10 * S, 12 * S))
-    assert outputs == [Reading("first", 10 * S), Reading("second", 10 * S)]
+    outputs = observer.read_outputs(name, selected, make_context(tmp_path, 10 * S, 12 * S))
+    assert list(outputs) == [Reading("first", 10 * S), Reading("second", 10 * S)]
 
 
 @pytest.mark.parametrize("events", [{}, {"jdk.SocketRead": {"threshold": "0 ns"}}], ids=["none", "reads"])
@@ -91,7 +90,7 @@ def test_attached_jvm_gets_a_recording_and_the_logs_of_the_probes(
     log = probes.PROBES["gc"].logs[0]
     watching: Watched = []
     probe = make_probe("one", watching, events=events, logs=(log,))
-    with AttachedObserver(cast("AttachedJvm", SimpleNamespace(pid=7))).watch({"one": probe}, [tmp_path], 5):
+    with observer.watch_attached(cast("AttachedJvm", SimpleNamespace(pid=7)), {"one": probe}, [tmp_path], 5):
         assert watching == [(7, tmp_path)]
     settings = recording.settings_path(tmp_path)
     logs = [log, oom.EXCEPTIONS]
@@ -119,7 +118,7 @@ def test_stats_of_an_external_server_are_polled_over_a_separate_connection_for_g
         connections.append(connection)
         return {"nodes": {"a": {"jvm": {}}}}
 
-    with ExternalObserver(connect, request_stats).watch(probes.select_probes(names), [tmp_path], 5):
+    with observer.watch_external(connect, request_stats, probes.select_probes(names), [tmp_path]):
         assert bool(is_open) == ("gc" in names)
     assert is_open == []
     assert set(connections) == ({"connection"} if "gc" in names else set())
@@ -128,7 +127,8 @@ def test_stats_of_an_external_server_are_polled_over_a_separate_connection_for_g
 
 def test_probes_that_need_the_host_are_unavailable_for_an_external_server(tmp_path: Path) -> None:
     names = ("reads", "allocations", "gc", "kernel-reads", "host")
-    outputs = ExternalObserver.read(probes.select_probes(names), make_context(tmp_path, 10 * S, 12 * S))
+    context = make_context(tmp_path, 10 * S, 12 * S)
+    outputs = list(observer.read_outputs("external", probes.select_probes(names), context))
     sources = [item.source for item in outputs if isinstance(item, Note) and "unavailable" in item.text]
     assert sources == [*names, "heap"]
     assert len(outputs) == len(sources)
@@ -136,7 +136,7 @@ def test_probes_that_need_the_host_are_unavailable_for_an_external_server(tmp_pa
 
 
 def test_server_without_a_stats_api_is_not_polled(tmp_path: Path) -> None:
-    with ExternalObserver(pytest.fail, None).watch(probes.select_probes(["gc"]), [tmp_path], 5):
+    with observer.watch_external(pytest.fail, None, probes.select_probes(["gc"]), [tmp_path]):
         assert not (tmp_path / node_stats.FILE).exists()
 
 

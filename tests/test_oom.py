@@ -40,11 +40,17 @@ def test_kind_is_read_from_the_error_file(text: str, kind: str, tmp_path: Path) 
     assert (error.kind, error.text, error.source) == (kind, text, "hs_err.log")
 
 
-@pytest.mark.parametrize("text", ["Direct buffer memory", DIRECT])
-def test_caught_error_is_found_in_the_exceptions_log(text: str, tmp_path: Path) -> None:
-    (tmp_path / "exceptions.log").write_text("[0.1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: heap>\n")
-    with (tmp_path / "exceptions.log").open("a") as log:
-        log.write(THROWN.format(text))
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("java/lang/OutOfMemoryError", "Direct buffer memory"),
+        ("java/lang/OutOfMemoryError", DIRECT),
+        ("io/netty/util/internal/OutOfDirectMemoryError", NETTY),
+    ],
+)
+def test_caught_error_is_found_in_the_exceptions_log(error: str, text: str, tmp_path: Path) -> None:
+    other = "[0.1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: heap>\n"
+    (tmp_path / "exceptions.log").write_text(f"{other}[9s][info][exceptions] Exception <a '{error}'{{0x1}}: {text}>\n")
     os.utime(tmp_path / "exceptions.log", (1.5, 1.5))
     assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=text, source="exceptions.log", at_ns=1500 * 10**6)
 
@@ -62,13 +68,6 @@ def test_error_without_a_message_gets_the_kind_of_a_later_one(tmp_path: Path) ->
     (tmp_path / "exceptions.log").write_text("\n".join(lines))
     error = find(tmp_path)
     assert (error.kind, error.text, error.at_ns) == ("heap", "Java heap space", 1795333126_274_000_000)
-
-
-def test_direct_memory_of_netty_is_direct(tmp_path: Path) -> None:
-    line = f"[9s][info][exceptions] Exception <a 'io/netty/util/internal/OutOfDirectMemoryError'{{0x1}}: {NETTY}>\n"
-    (tmp_path / "exceptions.log").write_text(line)
-    os.utime(tmp_path / "exceptions.log", (2, 2))
-    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=NETTY, source="exceptions.log", at_ns=2 * 10**9)
 
 
 def test_log_of_the_server_is_read_last(tmp_path: Path) -> None:

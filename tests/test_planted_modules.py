@@ -15,7 +15,7 @@ from running import free_port, running
 
 from ingest_bench import system
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes.kernel import kernel_reads
+from ingest_bench.probes import kernel_reads
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 

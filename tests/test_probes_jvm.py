@@ -40,13 +40,6 @@ def classes() -> Path:
     return compiled(find_java(17), (*recording.READER, *sorted(PROGRAMS.rglob("*.java"))))
 
 
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    return folder
-
-
 def context(raw: Path, java: Path, classes: Path, *ports: int) -> ReadContext:
     command = (str(java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(classes), "JfrReader")
     return make_context(raw, ports=ports, reader=lambda: command)

@@ -1,8 +1,10 @@
-"""Ground truth: what the probes saw of the sink is what the sink counted itself."""
+"""Ground truth: what the probes saw of the sink is what the sink counted itself, on every collector of each Java."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,31 @@ from probe_lab import histogram, make_context, notes, read, readings
 from servers import BULK, Served, served
 
 from ingest_bench import system
+from ingest_bench.jvm import options as jvm_options_module
 from ingest_bench.jvm.java import find_java
-from ingest_bench.model.target import TargetOptions
+from ingest_bench.model.target import Collector, TargetOptions
 from ingest_bench.probes import PROBES, jvm_options, recording
 from ingest_bench.probes.context import ReadContext
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.nightly]
 
 DOCUMENT = b'{"index":{}}\n{"text":"%s"}\n' % (b"x" * 4000)
+COLLECTORS: list[tuple[int, Collector]] = [
+    (java, gc)
+    for java in (11, 17, 25)
+    for gc, choice in jvm_options_module.COLLECTORS.items()
+    if choice.first_java <= java <= choice.last_java
+]
 
 
-def sink(java: int, setting: dict[str, Any]) -> TargetOptions:
+def sink(java: int, setting: dict[str, Any], gc: Collector = "default") -> TargetOptions:
     return TargetOptions(
-        name="sink", version=f"java{java}", heap_bytes=128 << 20, receive_predictor_bytes=(1024,), setting=setting
+        name="sink",
+        version=f"java{java}",
+        heap_bytes=64 << 20,
+        gc=gc,
+        receive_predictor_bytes=(1024,),
+        setting=setting,
     )
 
 
@@ -45,17 +59,31 @@ def bulks(server: Served, count: int, documents: int) -> None:
         assert server.http.request("POST", path, DOCUMENT * documents, BULK).status == 200
 
 
-@pytest.mark.parametrize("java", [11, 17, 25])
-@pytest.mark.parametrize("buffers", ["heap", "direct"])
-def test_reads_equal_the_counts_of_the_sink(java: int, buffers: str, tmp_path: Path, raw: Path) -> None:
-    options = sink(java, {"sink.buffers": buffers})
+@pytest.mark.parametrize(("java", "gc"), COLLECTORS)
+def test_reads_equal_the_counts_of_the_sink_and_both_sources_of_pauses_agree(
+    java: int, gc: Collector, tmp_path: Path, raw: Path
+) -> None:
+    options = sink(java, {"sink.buffers": "direct" if gc == "parallel" else "heap"}, gc)
     with served(tmp_path, options, jvm_options(["reads", "gc"], raw, java)) as server:
-        bulks(server, 5, 1000)
-        counted = server.counters()
+        # 1.5 times the heap passes through it.
+        bulks(server, 24, 1000)
+        counted, end_ns = server.counters(), time.time_ns()
+        # As in a run, whose documents are counted now: a pause is logged before its event is written.
+        time.sleep(0.3)
     for port, truth in counted["by_peer_port"].items():
         measured = read("reads", context(raw, java, {int(port)}))
         assert sum(histogram(measured).values()) == truth["reads"]
         assert readings(measured)["bytes_read"] == truth["bytes_read"]
+    # The recording begins a moment after the log, and ends before the JVM does.
+    complete = dataclasses.replace(context(raw, java, {1}), end_ns=end_ns)
+    since = dataclasses.replace(complete, start_ns=recording.load_recording(complete).content["first_ns"])
+    outputs = read("gc", since)
+    assert notes(outputs) == []
+    values = readings(outputs)
+    assert values["gc_collector"] == gc
+    assert values["gc_pauses"] == values["gc_pauses_log"] > 0
+    assert 0 < values["gc_pause_ms_max"] <= values["gc_pause_ms_total"]
+    assert 0 < values["heap_after_gc_max_bytes"] <= 64 << 20
 
 
 @pytest.mark.bpf

@@ -184,6 +184,16 @@ def test_name_of_an_existing_object_of_others_is_refused(steps: Procedure, objec
         check(steps, **objects)
 
 
+@pytest.mark.parametrize(
+    ("meta", "owner"),
+    [({"made_by": "ingest-bench"}, "a killed run of ingest-bench left it"), ({}, "it is not touched")],
+)
+def test_existing_index_is_refused_with_its_owner(meta: dict[str, str], owner: str) -> None:
+    objects = {"/mine/_mapping": {"mine": {"mappings": {"_meta": meta}}}}
+    with pytest.raises(SpecError, match=rf"{owner}\. If it is not needed, .*: curl -X DELETE http://h:9200/mine"):
+        check(procedure(put("/mine", INDEX)), **objects)
+
+
 def test_objects_that_a_track_deletes_first_may_exist() -> None:
     requests = (
         put("/_data_stream/mine", method="DELETE"),

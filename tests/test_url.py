@@ -133,12 +133,13 @@ def test_own_documents_get_a_new_index_and_the_refused_ones_are_quoted(node: Htt
     assert f"{values['documents_failed']} x 400 mapper_parsing_exception: failed to parse field [price] of type" in note
     assert note.endswith('For input string: "n/a"')
     assert indices(node) == {"existing"}
-    # An index of that name that the run did not create.
+    # An alias of that name leads to an index that the run did not create.
     name = corpus.index_name(Path("Orders (1).ndjson"))
-    create_index(node, name)
+    alias = {"actions": [{"add": {"index": "existing", "alias": name}}]}
+    node.request_json("POST", "/_aliases", json.dumps(alias).encode())
     output = run(here, "--url", node.origin, "--documents", "Orders (1).ndjson", *SHORT, exit_code=2)
     assert f'there is an index "{name}" already; it is not touched' in output
-    assert indices(node) == {"existing", name}
+    assert indices(node) == {"existing"}
 
 
 @pytest.mark.nightly
@@ -147,32 +148,6 @@ def test_a_server_behind_a_path_of_a_proxy_is_measured_there(sink: Http, here: P
         url = f"http://127.0.0.1:{port}/search/a%20b"
         run(here, "--url", f"{url}/", *SHORT)
         assert "GET / got status 404" in run(here, "--url", url.removesuffix("b"), *SHORT, exit_code=2)
-
-
-@pytest.mark.opensearch
-def test_a_track_does_not_write_through_an_existing_alias(node: Http, here: Place) -> None:
-    create_index(node, "prod")
-    node.request_json("POST", "/_aliases", b'{"actions":[{"add":{"index":"prod","alias":"all"}}]}')
-    folder = here.folder / "track"
-    folder.mkdir()
-    (folder / "docs.json").write_text('{"n":1}\n')
-    (folder / "index.json").write_text('{"aliases":{"all":{"is_write_index":true}}}')
-    documents = [{"source-file": "docs.json", "document-count": 1, "target-index": "all"}]
-    table = {
-        "version": 2,
-        "indices": [{"name": "mine", "body": "index.json"}],
-        "corpora": [{"name": "c", "documents": documents}],
-        "schedule": [{"operation": "create-index"}, {"operation": {"operation-type": "bulk", "bulk-size": 1}}],
-    }
-    (folder / "track.json").write_text(json.dumps(table))
-    output = run(here, "--url", node.origin, "--track", str(folder), "--out", "out", exit_code=2)
-
-    assert here.results == []
-    assert 'there is an index "all" already; it is not touched' in output
-    node.request_json("DELETE", "/prod")
-    output = run(here, "--url", node.origin, "--track", str(folder), "--out", "out")
-    assert here.read_row()["documents_counted"] == "1"
-    assert indices(node) == set()
 
 
 @pytest.mark.nightly
@@ -189,19 +164,6 @@ def test_ctrl_c_leaves_no_index_and_the_rest_can_be_resumed(node: Http, here: Pl
     run(here, "--resume", str(here.results[0]))
     assert here.read_row()["state"] == "measured"
     assert indices(node) == set()
-
-
-@pytest.mark.nightly
-@pytest.mark.opensearch
-def test_the_next_run_names_what_a_killed_one_left(node: Http, here: Place) -> None:
-    with nothing_left(), here.command("run", "--url", node.origin, "--out", "out") as command:
-        command.until("load measure")
-        command.popen.kill()
-        command.end()
-    assert indices(node) == {"nyc_taxis"}
-    output = run(here, "--url", node.origin, *SHORT, exit_code=2)
-    assert "a killed run of ingest-bench left it" in output
-    assert f"curl -X DELETE {node.origin}/nyc_taxis" in output
 
 
 STREAMS = Path(__file__).with_name("data") / "streams"

@@ -358,6 +358,8 @@ def test_request_that_affects_all_indices_is_refused(tmp_path: Path, operation: 
 def test_track_that_deletes_requires_allow_delete(tmp_path: Path) -> None:
     of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK])
     ordered = of_url(experiment="track", track=str(tmp_path))
-    with pytest.raises(SpecError, match="--allow-delete"):
+    with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), .* Allow it with --allow-delete"):
         campaign.check_plan(ordered, RunOptions())
     assert not [line for line in campaign.check_plan(ordered, RunOptions(allow_delete=True)) if "delete" in line]
+    of_track(tmp_path, [CREATE, BULK])
+    campaign.check_plan(of_url(experiment="track", track=str(tmp_path)), RunOptions())

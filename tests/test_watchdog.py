@@ -11,6 +11,7 @@ import syslog
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fault_lab import wait_until
@@ -21,7 +22,7 @@ from ingest_bench.ledger import journal as journals
 from ingest_bench.ledger import sessions, watchdog
 from ingest_bench.ledger.watchdog import Session, open_session
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("state")]
 
 # The change takes a while, and its command survives the death of its parent.
 KILLED_DURING_A_COMMAND = """
@@ -37,14 +38,8 @@ with open_session("key", "slow", time_limit_s=600) as session:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
-    return tmp_path
-
-
-@pytest.fixture
-def setting(state: Path) -> Path:
-    path = state / "setting"
+def setting(tmp_path: Path) -> Path:
+    path = tmp_path / "setting"
     path.write_text("old\n", encoding="ascii")
     return path
 
@@ -59,8 +54,8 @@ def find_watchdog_pid() -> int:
     return next(pid for pid in pids if b"ingest_bench.ledger.watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def test_command_that_survives_its_killed_program_is_awaited_and_undone(state: Path) -> None:
-    started, changed, ended = state / "started", state / "changed", state / "ended"
+def test_command_that_survives_its_killed_program_is_awaited_and_undone(tmp_path: Path) -> None:
+    started, changed, ended = (tmp_path / name for name in ("started", "changed", "ended"))
     argv = (sys.executable, "-c", KILLED_DURING_A_COMMAND, str(started), str(changed), str(ended))
     with subprocess.Popen(argv) as process:
         wait_until(started.exists)
@@ -125,19 +120,24 @@ def test_sigterm_to_the_watchdog_undoes_the_session_at_once(setting: Path) -> No
     assert is_restored(setting)
 
 
-def run_watchdog(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[tuple[int, str]]]:
-    """Run an expired watchdog in this process; return its status and what it wrote to the system's log."""
+def run_watchdog(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Run an expired watchdog in this process, which undoes nothing; return its status and the system's log."""
     logged: list[tuple[int, str]] = []
+    delays_s: list[float] = []
     monkeypatch.setattr(syslog, "syslog", lambda priority, text: logged.append((priority, text)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", delays_s.append)
     pipe, end = os.pipe()
     os.close(end)
     arguments = (str(path), str(time.clock_gettime_ns(time.CLOCK_BOOTTIME)), str(pipe), str(os.dup(1)))
     try:
-        return watchdog.main(arguments), logged
+        status = watchdog.main(arguments)
     finally:
         os.close(pipe)
+    assert delays_s == [1, 1], "three tries"
+    ((priority, text),) = logged
+    assert priority == syslog.LOG_ERR
+    return status, text
 
 
 def test_failed_undo_is_logged_and_retried_by_the_next_command(setting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,28 +147,16 @@ def test_failed_undo_is_logged_and_retried_by_the_next_command(setting: Path, mo
     # A folder cannot be written.
     setting.unlink()
     setting.mkdir()
-    status, ((priority, text),) = run_watchdog(journal.path, monkeypatch)
-    assert (status, priority) == (1, syslog.LOG_ERR)
+    status, text = run_watchdog(journal.path, monkeypatch)
+    assert status == 1
     assert text.startswith("not restored:\n")
     assert str(setting) in text
     assert "Try again: ingest-bench net restore" in text
     assert journal.path.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "undo_session", Mock(side_effect=PermissionError(errno.EPERM, "not permitted", "x")))
+        assert run_watchdog(journal.path, patch) == (1, "[Errno 1] not permitted: 'x'")
     setting.rmdir()
     setting.write_text("new", encoding="ascii")
     assert journals.undo_session(journal.path)
     assert setting.read_text(encoding="ascii") == "old\n"
-
-
-def test_watchdog_tries_three_times_before_it_logs(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = state / "key.jsonl"
-    tries: list[Path] = []
-
-    def fail(_path: Path, _on_stage: object, journal: journals.Journal) -> list[str]:
-        tries.append(journal.path)
-        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
-
-    monkeypatch.setattr(journals, "undo_session", fail)
-    status, logged = run_watchdog(path, monkeypatch)
-    assert status == 1
-    assert tries == [path] * 3
-    assert [text for _, text in logged] == [f"[Errno 1] Operation not permitted: '{path}'"]

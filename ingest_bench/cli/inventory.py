@@ -22,8 +22,7 @@ from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.network import link_capabilities
-from ingest_bench.probes import recording
-from ingest_bench.probes.kernel import kernel_reads
+from ingest_bench.probes import kernel_reads, recording
 from ingest_bench.protocols.protocol import PROTOCOLS
 from ingest_bench.results import facts, safe_files
 from ingest_bench.targets.base import check_targets

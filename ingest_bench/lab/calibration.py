@@ -43,18 +43,16 @@ def rates_of_runs(plan: Plan, summaries: Iterable[Summary]) -> list[SendRate]:
     cells = {run.id: run.cell for run in plan.runs}
     rates = []
     for summary in summaries:
-        values, start_ns, end_ns = summary.values, summary.measure_start_ns, summary.measure_end_ns
-        requests, sent_bytes, cpu = (
-            values.get(name) for name in ("requests_answered", "bytes_measured", "generator_cpu_percent")
-        )
-        if summary.state != "measured" or start_ns is None or end_ns is None:
+        names = ("requests_answered", "bytes_measured", "generator_cpu_percent")
+        requests, sent_bytes, cpu = (summary.values.get(name) for name in names)
+        if summary.state != "measured" or not summary.measured_s:
             continue
         if isinstance(requests, int) and isinstance(sent_bytes, int) and requests and isinstance(cpu, (int, float)):
             rates.append(
                 SendRate(
                     body_bytes=sent_bytes / requests,
                     processes=cells[summary.run].load.processes,
-                    requests_per_s=requests / ((end_ns - start_ns) / 1e9),
+                    requests_per_s=requests / summary.measured_s,
                     cpu_percent=float(cpu),
                 )
             )

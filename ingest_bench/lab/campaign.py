@@ -20,7 +20,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks
 from ingest_bench.host import cpu, node_resources, settings
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as DownloadProgress
 from ingest_bench.jvm.attach import find_reader
@@ -95,10 +95,7 @@ def remaining_plan(results: Results) -> Plan:
 
 
 def check_netem(results: Results, remaining: Plan, netem: str) -> None:
-    """Raise SpecError if the links of finished runs were shaped by another netem backend than would be used now.
-
-    Irrelevant if no remaining run needs netem.
-    """
+    """Raise SpecError if another netem backend would shape the links of remaining runs than those of finished ones."""
     launched = [cell for cell in unique_cells(remaining) if not cell.target.is_already_running]
     states = [state for cell in launched for group in checks.list_link_profiles(cell).values() for state in group]
     if not any(state.needs_netem for state in states):
@@ -139,10 +136,7 @@ def check_plan(plan: Plan, options: runner.RunOptions | None = None) -> tuple[st
     SpecError (exit 2) for a plan that cannot work on any machine, or not with this machine's memory.
     """
     names = [column.name for column in COLUMNS]
-    if plan.headline not in names:
-        raise SpecError(
-            f'headline: unknown column "{plan.headline}"; {suggest(plan.headline, names, "docs/columns.md")}'
-        )
+    check_name(plan.headline, names, f'headline: unknown column "{plan.headline}"', "docs/columns.md")
     lines = dict.fromkeys(f"left out: {skipped.cell}: {skipped.reason}" for skipped in plan.skipped_cells)
     for cell in unique_cells(plan):
         probes.select_probes(cell.probes)
@@ -166,10 +160,7 @@ def check_plan(plan: Plan, options: runner.RunOptions | None = None) -> tuple[st
 
 
 def drop_inapplicable_cells(plan: Plan) -> Plan:
-    """Return the plan without cells whose fault is impossible for their server; they become its skipped cells.
-
-    SpecError if no cell remains.
-    """
+    """Return the plan with cells whose fault their server cannot have as skipped cells; SpecError if none remains."""
     skipped = {
         cell.name: SkippedCell(cell=cell.name, levels=cell.levels, reason=reason)
         for cell in unique_cells(plan)
@@ -230,10 +221,7 @@ def unique_cells(plan: Plan) -> Iterator[Cell]:
 
 @contextlib.contextmanager
 def lock_results(results: Results) -> Iterator[None]:
-    """Lock the results, and announce the experiment to other experiments on this machine.
-
-    SpecError if another process has locked them.
-    """
+    """Lock the results, and announce the experiment on this machine; SpecError if another process has locked them."""
     with results.lock(), cpu.announce_experiment(results.path):
         yield
 

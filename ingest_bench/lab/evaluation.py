@@ -207,10 +207,7 @@ def write_tables(results: Results, summaries: list[Summary]) -> None:
 def write_report(
     results: Results, summaries: list[Summary], *, svg: bool = False, parquet: bool = False
 ) -> tuple[Path, ...]:
-    """Write all reports; return the paths of the plots, the main one first.
-
-    With *svg* also write each plot as SVG; with *parquet* also a summary.parquet.
-    """
+    """Write all reports, also as *svg* and *parquet* if set; return the paths of the plots, the main one first."""
     ordered = cells.in_factor_order(summaries, results.plan.factors)
     extra = reports.build_parquet(ordered) if parquet else {}
     files = {name: content for build in reports.REPORTS.values() for name, content in build(ordered).items()}
@@ -244,7 +241,7 @@ def _read_probes(
     )
     selected = probes.select_probes(planned.cell.probes)
     return [
-        *observer.OBSERVERS[planned.cell.target.observer].read(selected, context),
+        *observer.read_outputs(planned.cell.target.observer, selected, context),
         *wire.read_frame_sizes(node.raw),
         *waits_module.find_losses(node.raw, load.local_ports),
         *waits_module.find_full_buffers(node.raw, load.local_ports),

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ingest_bench.analysis import search
-from ingest_bench.analysis.search import NextStep, SearchResult
+from ingest_bench.analysis.search import NextStep
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.model.experiment import Cell, Factor, Plan, Run, Search
@@ -51,24 +51,19 @@ def extend_search(results: Results, runs: int) -> None:
 
 def next_run(results: Results, summaries: Mapping[str, Summary], done: Container[str]) -> Run | None:
     """Return the next run of a search, written to plan.json; None at its end."""
-    for first in search.first_steps(results.plan):
-        if planned := _next_step(results, first, summaries, done):
-            return planned
-    return None
-
-
-def _next_step(results: Results, first: Run, summaries: Mapping[str, Summary], done: Container[str]) -> Run | None:
     plan, rules = results.plan, results.plan.search
     assert rules is not None  # noqa: S101 - only a search has steps
-    steps = search.steps_of(plan, first)
-    if undone := next((run for run in steps if run.id not in done), None):
-        return undone
-    decided = search.decide_next(search.judge_steps(steps, summaries, search.parse_goal(rules.goal)), rules)
-    if isinstance(decided, SearchResult):
-        return None
-    planned = _run(search.without_rate(first.cell), decided, steps)
-    results.replace_plan(_with(plan, [*plan.runs, planned]))
-    return planned
+    goal = search.parse_goal(rules.goal)
+    for first in search.first_steps(plan):
+        steps = search.steps_of(plan, first)
+        if undone := next((run for run in steps if run.id not in done), None):
+            return undone
+        decided = search.decide_next(search.judge_steps(steps, summaries, goal), rules)
+        if isinstance(decided, NextStep):
+            planned = _run(search.without_rate(first.cell), decided, steps)
+            results.replace_plan(_with(plan, [*plan.runs, planned]))
+            return planned
+    return None
 
 
 def _check(cell: Cell) -> None:

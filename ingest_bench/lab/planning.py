@@ -346,19 +346,17 @@ def _refuse_processors(track: Track, server: str) -> None:
 
 
 def _track_step(context: _Context, track: Track, step: Step, number: int) -> Requests | Loads:
+    """Return a step in the server's form, with our mark in the objects that it creates."""
     if step.operation == "bulk":
         folder = context.folder / f"{number:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', step.name)[:100]}"
         return Loads(name=step.name, plans=(_track_load(context, track, step, folder),))
-    requests = tuple(_adapt_request(context, step, request) for request in step.requests)
-    return Requests(name=step.name, requests=requests)
-
-
-def _adapt_request(context: _Context, step: Step, request: AdminRequest) -> AdminRequest:
-    """Return the request in the server's form, with our mark in the objects that it creates."""
-    body = (request.body or {}) if step.operation == "create-index" else request.body
-    if body is not None:
-        request = dataclasses.replace(request, body=mark_body(step.operation, body, context.mark))
-    return context.target.adapt_track_request(context.cell.target, step.operation, request)
+    requests = []
+    for request in step.requests:
+        body = (request.body or {}) if step.operation == "create-index" else request.body
+        marked = None if body is None else mark_body(step.operation, body, context.mark)
+        adapted = dataclasses.replace(request, body=marked)
+        requests.append(context.target.adapt_track_request(context.cell.target, step.operation, adapted))
+    return Requests(name=step.name, requests=tuple(requests))
 
 
 def _track_load(context: _Context, track: Track, step: Step, folder: Path) -> LoadPlan:

@@ -224,7 +224,7 @@ class _Execution:
             preloading.check_documents(cell, steps, documents_before)
             stage = _make_fault_stage(server, self._folder, steps.indices)
             with (
-                server.observer.watch(probes.select_probes(cell.probes), raws, planning.time_limit_s(steps)),
+                server.watch(probes.select_probes(cell.probes), raws, planning.time_limit_s(steps)),
                 link_watch.watch_links(server.links, self._folder, keeps_last=self._options.last_frames),
             ):
                 request = functools.partial(server.target.execute, server.http)

@@ -124,10 +124,7 @@ class RestoreResult:
 
 
 def restore_all() -> RestoreResult:
-    """Undo every session that can be undone here, finished or not, of this or another program.
-
-    Raise RunFailed if an undo failed; all others were done.
-    """
+    """Undo every session that can be undone here, finished or not; RunFailed if an undo failed, after all others."""
     undone, remaining, failed = [], [], []
     for path in _list_journals():
         try:

@@ -27,7 +27,7 @@ from ingest_bench.probes.context import list_logs
 from ingest_bench.probes.gc import GC
 from ingest_bench.probes.heap import HEAP
 from ingest_bench.probes.host import HOST
-from ingest_bench.probes.kernel.kernel_reads import KERNEL_READS, check_capability
+from ingest_bench.probes.kernel_reads import KERNEL_READS, check_capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,21 +225,8 @@ def thread_causes(context: ReadContext, lead_ns: int) -> Iterator[CauseIntervals
         if wait.state == "D":
             spans[_DISK].append(Interval(_DISK, (since_ns + at_ns) // 2, at_ns, thread))
     for cause, intervals in spans.items():
-        yield CauseIntervals(cause, tuple(_merge_spans(intervals)), varies_in_strength=True, timing_error_ns=_SAMPLE_NS)
-
-
-def _merge_spans(spans: list[Interval]) -> Iterator[Interval]:
-    """Yield the spans; those of one thread that overlap or touch are merged."""
-    ordered = sorted(spans, key=lambda span: (span.thread, span.start_ns))
-    for _, of_thread in itertools.groupby(ordered, key=lambda span: span.thread):
-        first, *later = of_thread
-        for span in later:
-            if span.start_ns <= first.end_ns:
-                first = replace(first, end_ns=max(first.end_ns, span.end_ns))
-            else:
-                yield first
-                first = span
-        yield first
+        ordered = sorted(intervals, key=lambda interval: (interval.thread, interval.start_ns))
+        yield CauseIntervals(cause, tuple(ordered), varies_in_strength=True, timing_error_ns=_SAMPLE_NS)
 
 
 def _ticks(table: Mapping[str, NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:

@@ -1,7 +1,7 @@
 """Observers: how a JVM is watched. Launched by us, attached, or external (HTTP API only).
 
-Each observer watches with the probes of a run, and reads their files. A plan has the name of its observer
-(`TargetOptions.observer`), so that readers of a run's files find the observer in `OBSERVERS`.
+Each observer watches with the probes of a run, and writes files below the raw folder of each node. A plan has the name
+of its observer (`TargetOptions.observer`), which decides how the files are read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import functools
 import json
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import read_facts
@@ -30,118 +29,82 @@ if TYPE_CHECKING:
     from ingest_bench.model.target import ObserverName
     from ingest_bench.probes.context import Probe, ReadContext
 
+    Watch = Callable[[Mapping[str, Probe], Sequence[Path], int], AbstractContextManager[None]]
+    """Watch with these probes into the raw folder of each node, during a block of at most that many seconds."""
+
 # The only probe that a server's stats API has numbers for.
 _EXTERNAL_PROBE = "gc"
 
 
-class Observer(Protocol):
-    """Watching writes files below the raw folder of each node; reading turns those of one node into numbers."""
+@contextmanager
+def watch_launched(
+    pids: Sequence[int], probes: Mapping[str, Probe], raws: Sequence[Path], _limit_s: int = 0
+) -> Iterator[None]:
+    """Watch JVMs that we launched, one per node: their options start the recording and the logs (`jvm_options`)."""
+    with ExitStack() as stack:
+        for pid, raw in zip(pids, raws, strict=True):
+            for probe in probes.values():
+                stack.enter_context(probe.watch(pid, raw))
+        yield
 
-    def watch(self, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int) -> AbstractContextManager[None]:
-        """Watch each node with these probes during the block, which takes at most *limit_s*."""
-        ...
 
-    @staticmethod
-    def read(probes: Mapping[str, Probe], context: ReadContext) -> list[ProbeOutput]:
-        """Return the output of these probes within the measurement."""
-        ...
+@contextmanager
+def watch_attached(
+    jvm: AttachedJvm, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int, *, is_profiling: bool = False
+) -> Iterator[None]:
+    """Watch a JVM that ran before. The probes write the same files as for a launched JVM.
 
-
-@dataclass(frozen=True, slots=True)
-class LaunchedObserver:
-    """We launched the JVMs, one per node: their options start the recording and the logs (`probes.jvm_options`)."""
-
-    pids: tuple[int, ...]
-
-    @contextmanager
-    def watch(self, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int) -> Iterator[None]:  # noqa: ARG002
-        """Watch each JVM with all probes."""
-        with ExitStack() as stack:
-            for pid, raw in zip(self.pids, raws, strict=True):
-                for probe in probes.values():
-                    stack.enter_context(probe.watch(pid, raw))
+    Afterwards everything is removed from the JVM, even if this process is killed. *is_profiling*: record the JDK's
+    profiling events too. InvalidRun if the block takes longer than *limit_s*.
+    """
+    (raw,) = raws
+    events = recording.merge_events(probe.events for probe in probes.values())
+    # Of the JDK that has jcmd, which may differ from the JVM's; a JVM ignores settings that it does not know.
+    profile = recording.profile_path(jvm.jcmd.parent.parent) if is_profiling else None
+    settings = recording.settings_path(raw) if events or is_profiling else None
+    if settings is not None:
+        settings.write_text(recording.format_settings(events, profile), encoding="utf-8")
+    logs = [*list_logs(probes), oom.EXCEPTIONS]
+    facts = read_facts(jvm)
+    with observe(jvm, raw, settings=settings, logs=logs, limit_s=limit_s):
+        attachment = Attachment(
+            since_ns=time.time_ns(),
+            collector=facts.collector,
+            stack_depth=facts.stack_depth,
+            g1_region_bytes=facts.g1_region_bytes,
+        )
+        (raw / ATTACHMENT_FILE).write_text(json.dumps(records.to_json(attachment)), encoding="utf-8")
+        with watch_launched((jvm.pid,), probes, raws):
             yield
 
-    @staticmethod
-    def read(probes: Mapping[str, Probe], context: ReadContext) -> list[ProbeOutput]:
-        """Return the output of all probes."""
-        return [output for probe in probes.values() for output in probe.read(context)]
+
+@contextmanager
+def watch_external(
+    connect: Callable[[], AbstractContextManager[Any]],
+    request_stats: Callable[[Any], Any] | None,
+    probes: Mapping[str, Probe],
+    raws: Sequence[Path],
+    _limit_s: int = 0,
+) -> Iterator[None]:
+    """Poll GET /_nodes/stats/jvm over a separate connection if the probe `gc` is selected.
+
+    *request_stats* returns the response; None: the server has no API for JVM stats.
+    """
+    (raw,) = raws
+    with ExitStack() as stack:
+        if request_stats is not None and _EXTERNAL_PROBE in probes:
+            request = functools.partial(request_stats, stack.enter_context(connect()))
+            stack.enter_context(node_stats.watch(request, raw))
+        yield
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedObserver:
-    """The JVM ran before. All probes watch it and write the same files as for a launched JVM."""
-
-    jvm: AttachedJvm
-    is_profiling: bool = False
-    """Record the JDK's profiling events too."""
-
-    @contextmanager
-    def watch(self, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int) -> Iterator[None]:
-        """Watch the JVM with all probes; remove everything from it afterwards, even if this process is killed.
-
-        InvalidRun if the block takes longer than *limit_s*.
-        """
-        (raw,) = raws
-        events = recording.merge_events(probe.events for probe in probes.values())
-        # Of the JDK that has jcmd, which may differ from the JVM's; a JVM ignores settings that it does not know.
-        profile = recording.profile_path(self.jvm.jcmd.parent.parent) if self.is_profiling else None
-        settings = recording.settings_path(raw) if events or self.is_profiling else None
-        if settings is not None:
-            settings.write_text(recording.format_settings(events, profile), encoding="utf-8")
-        logs = [*list_logs(probes), oom.EXCEPTIONS]
-        facts = read_facts(self.jvm)
-        with observe(self.jvm, raw, settings=settings, logs=logs, limit_s=limit_s):
-            attachment = Attachment(
-                since_ns=time.time_ns(),
-                collector=facts.collector,
-                stack_depth=facts.stack_depth,
-                g1_region_bytes=facts.g1_region_bytes,
-            )
-            (raw / ATTACHMENT_FILE).write_text(json.dumps(records.to_json(attachment)), encoding="utf-8")
-            with LaunchedObserver((self.jvm.pid,)).watch(probes, raws, limit_s):
-                yield
-
-    @staticmethod
-    def read(probes: Mapping[str, Probe], context: ReadContext) -> list[ProbeOutput]:
-        """Return the output of all probes, as for a launched JVM."""
-        return LaunchedObserver.read(probes, context)
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalObserver:
-    """Only the server's URL is known: the source is its response to GET /_nodes/stats/jvm."""
-
-    connect: Callable[[], AbstractContextManager[Any]]
-    """Opens a separate connection."""
-    request_stats: Callable[[Any], Any] | None
-    """Returns the response over such a connection; None: the server has no API for JVM stats."""
-
-    @contextmanager
-    def watch(self, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int) -> Iterator[None]:  # noqa: ARG002
-        """Poll the stats API if the probe `gc` is selected."""
-        (raw,) = raws
-        with ExitStack() as stack:
-            if self.request_stats is not None and _EXTERNAL_PROBE in probes:
-                request_stats = functools.partial(self.request_stats, stack.enter_context(self.connect()))
-                stack.enter_context(node_stats.watch(request_stats, raw))
-            yield
-
-    @staticmethod
-    def read(probes: Mapping[str, Probe], context: ReadContext) -> list[ProbeOutput]:
-        """Return the stats within the measurement, and a note for each probe that has no data."""
-        text = "unavailable: the probe runs on the server's host, and only its URL is known"
-        outputs: list[ProbeOutput] = []
-        for name in probes:
-            if name == _EXTERNAL_PROBE:
-                outputs += node_stats.read(context.raw, context.start_ns, context.end_ns)
-            else:
-                outputs.append(Note(source=name, text=text))
-        return outputs
-
-
-OBSERVERS: Mapping[ObserverName, type[Observer]] = {
-    "launched": LaunchedObserver,
-    "attached": AttachedObserver,
-    "external": ExternalObserver,
-}
+def read_outputs(observer: ObserverName, probes: Mapping[str, Probe], context: ReadContext) -> Iterator[ProbeOutput]:
+    """Yield the output of the probes; of an external server only its stats, and a note for each other probe."""
+    for name, probe in probes.items():
+        if observer != "external":
+            yield from probe.read(context)
+        elif name == _EXTERNAL_PROBE:
+            yield from node_stats.read(context.raw, context.start_ns, context.end_ns)
+        else:
+            text = "unavailable: the probe runs on the server's host, and only its URL is known"
+            yield Note(source=name, text=text)

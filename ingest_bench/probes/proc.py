@@ -101,10 +101,7 @@ def sample(pid: int, threads: ThreadSampler) -> list[int | None]:
 
 
 def throttled_ns(pid: int) -> int | None:
-    """Return the time that CPU quotas held back the process's cgroup (version 1 or 2), summed over CPUs.
-
-    None without such a counter, as in the root of version 2.
-    """
+    """Return the time that CPU quotas held back the process's cgroup, summed over CPUs; None without such a counter."""
     for line in _read_if_present(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         mounts = ("cpu", "cpu,cpuacct") if "cpu" in controllers.split(",") else () if controllers else ("", "unified")

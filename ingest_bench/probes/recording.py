@@ -144,10 +144,7 @@ _CONTENT = ', "content": '
 
 
 def recording_files(raw: Path) -> tuple[list[Path], bool]:
-    """Return the recording's files in order, and True if the JVM ended the recording itself.
-
-    Remaining chunks in the repository mean that it did not: they contain everything since the start.
-    """
+    """Return the recording's files in order, and False if the JVM was killed: then all its chunks remain."""
     chunks = [path for path in sorted((raw / "jfr").glob("*/*.*")) if path.suffix in (".jfr", ".part")]
     remaining = [path for path in chunks if path.stat().st_size]
     if remaining:

@@ -36,8 +36,7 @@ from ingest_bench.network.act import link as links_module
 from ingest_bench.network.act.link import Links
 from ingest_bench.network.measure import check, readings
 from ingest_bench.network.measure.shaped_path import ShapedPath
-from ingest_bench.probes import oom, recording
-from ingest_bench.probes.observer import AttachedObserver, ExternalObserver, LaunchedObserver, Observer
+from ingest_bench.probes import observer, oom, recording
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import NodeFolder, RunFolder
 from ingest_bench.targets import detect
@@ -81,7 +80,7 @@ class RunningServer:
     """Connections to its other addresses if each counts only its own documents, unlike nodes of a cluster."""
     description: dict[str, Any]
     """The server's description of itself. `runtime`: the Java that reads its recordings, if it has any."""
-    observer: Observer
+    watch: observer.Watch
     host: dict[str, str] = field(default_factory=dict)
     """Settings of its machine; empty if that is not this one."""
     links: Links | None = None
@@ -171,7 +170,7 @@ def _launch(cell: Cell, folder: RunFolder, setup: ServerSetup) -> Iterator[Runni
             enter=links.client.command,
             nodes=nodes,
             description={**description, "runtime": records.to_json(java)},
-            observer=LaunchedObserver(tuple(node.jvm_pid for node in processes)),
+            watch=functools.partial(observer.watch_launched, tuple(node.jvm_pid for node in processes)),
             host=settings,
             links=links,
             processes=processes,
@@ -315,9 +314,9 @@ def reach_server(
             description["urls"] = [str(url) for url in reach.urls_of(options)]
         if jvm is not None:
             description |= reach.describe_jvm(jvm) | {"runtime": records.to_json(find_reader(jvm, java_home))}
-        observer: Observer = ExternalObserver(connect, server.target.jvm_stats)
+        watch = functools.partial(observer.watch_external, connect, server.target.jvm_stats)
         if jvm is not None:
-            observer = AttachedObserver(jvm, is_profiling)
+            watch = functools.partial(observer.watch_attached, jvm, is_profiling=is_profiling)
         yield RunningServer(
             target=server.target,
             options=server.options,
@@ -326,7 +325,7 @@ def reach_server(
             nodes=(http,),
             others=others,
             description=description,
-            observer=observer,
+            watch=watch,
             host={} if jvm is None else settings_module.read_settings(),
             notes=(*server.notes, *reach.unencrypted_notes(address), *notes),
             ended_nodes=tuple if jvm is None else lambda: () if jvm.is_alive() else (0,),

@@ -22,7 +22,7 @@ from ingest_bench.jvm import attach
 from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
 from ingest_bench.probes import recording
 from ingest_bench.probes.context import Probe
-from ingest_bench.probes.kernel.tap import RECORD
+from ingest_bench.probes.kernel_tap import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def _try() -> str:
 @contextmanager
 def _tap(ports: tuple[int, ...], pid: int, file: Path, log: Path | None) -> Iterator[system.Child]:
     """Run the child process that traces reads during the block; MissingCapability if the kernel refuses."""
-    argv = system.build_module_argv("ingest_bench.probes.kernel.tap", ",".join(map(str, ports)), str(pid), str(file))
+    argv = system.build_module_argv("ingest_bench.probes.kernel_tap", ",".join(map(str, ports)), str(pid), str(file))
     with system.Child(argv, name="kernel-reads", log=log) as child:
         try:
             child.read_line(_READY_S)

@@ -1,1 +1,0 @@
-"""Probe `kernel-reads`: BPF programs and their child process."""
