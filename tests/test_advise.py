@@ -61,13 +61,20 @@ def test_cell_has_the_costs_of_all_its_runs_and_a_recommendation(results: Result
     assert str(small.recommendation.best.buffers) == "8KiB"
 
 
-def test_allocations_over_a_tlab_require_measured_tlabs(results: Results) -> None:
-    advice = buffer_advice.advise_cells(
-        results, summaries(results, tlab_network_bytes=400_000, tlab_network_count=4, tlab_mean_bytes=10**6)
-    )[1]
-    over = {str(cost.buffers): cost.over_tlab_bytes for cost in advice.costs}
-    assert over["64KiB"] == 0
-    assert over["128KiB"] == 2 * 4 * 128 * KIB
+@pytest.mark.parametrize(
+    ("values", "name", "fits", "exceeds"),
+    [
+        ({"tlab_network_bytes": 400_000, "tlab_network_count": 4, "tlab_mean_bytes": 10**6}, "over_tlab", 64, 128),
+        ({"g1_region_bytes": 64 * KIB}, "humongous", 16, 32),
+    ],
+)
+def test_buffers_are_compared_with_measured_tlabs_and_regions(
+    results: Results, values: dict[str, int], name: str, fits: int, exceeds: int
+) -> None:
+    advice = buffer_advice.advise_cells(results, summaries(results, **values))[1]
+    beyond = {str(cost.buffers): (getattr(cost, f"{name}_bytes"), cost.allocated_bytes) for cost in advice.costs}
+    assert beyond[f"{fits}KiB"][0] == 0
+    assert beyond[f"{exceeds}KiB"][0] == beyond[f"{exceeds}KiB"][1]
 
 
 def test_missing_reads_give_no_recommendation(results: Results) -> None:
@@ -94,15 +101,6 @@ def test_server_without_counters_has_no_predictions(results: Results) -> None:
     rows = summaries(results, sink_buffer_bytes=None)
     assert buffer_advice.predict_costs(results, rows) == []
     assert buffer_tables.prediction_rows([]) == []
-
-
-def test_humongous_objects_require_the_region_size(results: Results) -> None:
-    advice = buffer_advice.advise_cells(results, summaries(results, g1_region_bytes=64 * KIB))[1]
-    humongous = {str(cost.buffers): cost.humongous_bytes for cost in advice.costs}
-    assert humongous["16KiB"] == 0
-    assert humongous["32KiB"] == 2 * 4 * 2 * 32 * KIB
-    assert advice.recommendation is not None
-    assert str(advice.recommendation.best.buffers) == "8KiB"
 
 
 def test_requested_read_sizes_check_the_prediction_without_counters(results: Results) -> None:

@@ -38,6 +38,7 @@ def all_combinations() -> Samples:
                 "scheduled_ns": scheduled_ns, "sent_ns": sent_ns, "first_byte_ns": done_ns, "done_ns": done_ns,
                 "outcome": outcome, "status": 0 if outcome == OUTCOMES.index("timeout") else 200,
                 "documents_acked": 0 if outcome else 100 + number, "user": number % 4 - 1, "attempts": 1 + number % 3,
+                "bytes_sent": 0 if number % 7 == 0 else 50_000,
             }
         )  # fmt: skip
     return made.samples(rows)
@@ -61,12 +62,14 @@ def test_load_columns_are_sums_over_samples() -> None:
     ended = [sample for sample in samples if WINDOW.start_ns <= sample["done_ns"] < WINDOW.end_ns]
     assert row["requests_answered"] == sum(sample["outcome"] != unknown for sample in ended)
     assert row["docs_per_s_mean"] == pytest.approx(sum(int(sample["documents_acked"]) for sample in ended) / 3)
+    service_ms = sorted((sample["done_ns"] - sample["sent_ns"]) / 1e6 for sample in in_flight if sample["bytes_sent"])
     response_ms = sorted((sample["done_ns"] - sample["scheduled_ns"]) / 1e6 for sample in in_flight)
     acked_ms = sorted(
         (sample["done_ns"] - sample["scheduled_ns"]) / 1e6 for sample in in_flight if sample["outcome"] == 0
     )
-    for name, times in (("response", response_ms), ("response_ok", acked_ms)):
-        assert row[f"{name}_ms_max"] == times[-1]
+    assert (row["requests_ok"], row["requests_sent"]) == (len(acked_ms), len(service_ms))
+    assert [row[f"{name}_ms_max"] for name in ("response", "response_ok")] == [response_ms[-1], acked_ms[-1]]
+    for name, times in (("response", response_ms), ("response_ok", acked_ms), ("service", service_ms)):
         assert row[f"{name}_ms_p50"] == times[-(-len(times) // 2) - 1]
     seconds = load.acked_per_second(samples, WINDOW.start_ns, 3)
     for second in range(3):

@@ -428,22 +428,6 @@ def test_response_times_are_of_all_requests_and_of_acknowledged_ones() -> None:
     assert [row.values[f"response_ok_ms_{name}"] for name in ("p50", "max")] == pytest.approx([10, 10])
 
 
-def test_immediate_refusals_shorten_only_the_times_of_all_requests() -> None:
-    refused = [made.sample(3, 3.000001, outcome="connection-error", bytes_sent=0, status=0) for _ in range(100)]
-    row = summary(with_steady(*refused))
-    assert row.values["response_ms_p50"] == pytest.approx(0.001)
-    assert row.values["response_ok_ms_p50"] == row.values["service_ms_p50"] == pytest.approx(10)
-    assert [row.values[name] for name in ("requests", "requests_ok", "requests_sent")] == [150, 50, 50]
-
-
-def test_unsent_arrival_has_response_time_and_no_service_time() -> None:
-    unsent = [made.sample(6, 7, outcome="cut-off", bytes_sent=0, documents=0, attempts=0) for _ in range(50)]
-    row = summary(with_steady(*unsent))
-    assert (row.values["requests"], row.values["requests_failed"], row.values["attempts"]) == (100, 50, 50)
-    assert row.values["response_ms_p99"] == pytest.approx(1000)
-    assert row.values["service_ms_p50"] == pytest.approx(10)
-
-
 @pytest.mark.parametrize(("after_s", "recovery_s", "text"), [(3, 1, "throughput back 1 s"), (6, None, "not back")])
 def test_recovery_is_timed_for_bulks_longer_than_a_second(after_s: int, recovery_s: float | None, text: str) -> None:
     """Two of three seconds have no response, and with half the speed five of six."""
