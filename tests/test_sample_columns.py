@@ -1,4 +1,4 @@
-"""Numpy computations match plain Python definitions at, just before and just after every bound."""
+"""Columns, series and histograms are those of plain Python definitions, at, before and after every bound."""
 
 from __future__ import annotations
 
@@ -200,3 +200,61 @@ def test_nearest_rank_is_exact(percent: float) -> None:
         for exact in (count, count * 1000):
             expected = None if exact * (1 - share) < 1 else math.ceil(exact * share) - 1
             assert results.nearest_rank(percent, exact) == expected
+
+
+def test_seconds_have_median_of_ended_and_longest_of_waiting_requests() -> None:
+    random = np.random.default_rng(1)
+    samples = made.samples([made.sample(0, 1)]).repeat(400)
+    done_s = random.uniform(-1, 9, 400)
+    # Responses that take up to 4 s, none in the third second, and some after the end; one in five failed.
+    done_s[(done_s >= 2) & (done_s < 3)] += 1
+    samples["done_ns"] = made.START + (done_s * SECOND).astype(np.int64)
+    samples["sent_ns"] = samples["scheduled_ns"] = samples["done_ns"] - random.integers(1, 4000, 400) * 10**6
+    samples["outcome"][::5] = OUTCOMES.index("timeout")
+    series = load.load_series(samples, made.report())
+    due_in_time = samples["scheduled_ns"] < made.START + 7 * SECOND
+    # A request that ended later belongs to the last second: the picture shows the longest time of the table.
+    second = np.minimum(np.floor(done_s), 6).astype(int)
+    began = np.maximum((samples["scheduled_ns"] - made.START) // SECOND, 0)
+    response_ms = (samples["done_ns"] - samples["scheduled_ns"]) / 1e6
+    for kind, counted in (("response", due_in_time), ("response_ok", due_in_time & (samples["outcome"] == 0))):
+        medians, longest = series[f"{kind}_ms_p50"], series[f"{kind}_ms_max"]
+        present = [0, 1, 3, 4, 5, 6]
+        assert medians.at_ns == tuple(made.START + made.OFFSET + at * SECOND for at in present)
+        ended = [response_ms[counted & (second == at)] for at in present]
+        assert medians.values == tuple(np.percentile(times, 50, method="inverted_cdf") for times in ended)
+        # A wait is in each of its seconds: drawn at the response, a stall would begin where it ended.
+        waited = [response_ms[counted & (began <= at) & (second >= at)] for at in range(7)]
+        assert longest.values == tuple(times.max() for times in waited)
+
+
+def test_percentile_is_a_value_that_occurred() -> None:
+    counts = {1448: 90, 65536: 10}
+    assert results.percentile(counts, 50) == 1448
+    assert results.percentile(counts, 90) == 1448
+    assert results.percentile(counts, 90.1) == 65536
+    assert results.percentile(counts, 99) == 65536
+    assert results.percentile({}, 50) is None
+
+
+def test_bins_cover_every_value_once() -> None:
+    counts = dict.fromkeys(range(1, 5000), 1)
+    rows = quantiles.logarithmic_bins(counts)
+    assert sum(number for _, _, number in rows) == 4999
+    assert all(upper + 1 == following for (_, upper, _), (following, _, _) in itertools.pairwise(rows))
+    assert all(number == min(upper, 4999) - lower + 1 for lower, upper, number in rows)
+
+
+@pytest.mark.parametrize("size", [2048, 65536, 524288])
+def test_size_of_a_full_buffer_ends_its_bin(size: int) -> None:
+    assert quantiles.logarithmic_bins({size: 5})[0][1:] == (size, 5)
+    assert quantiles.logarithmic_bins({size + 1: 5})[0][0] == size + 1
+
+
+def test_bin_may_be_an_octave() -> None:
+    assert quantiles.logarithmic_bins({1: 2, 3: 1, 4: 1}, per_octave=1) == [(1, 1, 2), (2, 2, 0), (3, 4, 2)]
+
+
+def test_size_of_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="size of 0"):
+        quantiles.logarithmic_bins({0: 1})

@@ -6,7 +6,7 @@ the residuals: the sawtooth of a garbage collector is not independent noise). A 
 ends where 5% of the level are left, the usual settling time in control engineering. Points 3.5 standard deviations from
 a shape are a stall and are ignored. So a stall neither hides the end of a ramp nor is taken for one.
 
-The end is found within one second in at least 95% of synthetic series of each family (tests/test_transient.py).
+The end is found within one second in at least 95% of synthetic series of each family (tests/test_steady.py).
 Rejected: MSER-5 on ranks, which finds 87% of ramps and 62% of exponentials; and change points (PELT), which cut a ramp
 into steps.
 """
