@@ -93,6 +93,12 @@ def test_truncated_frame_is_kept(packet: Ether) -> None:
         assert len(kept) >= 14
 
 
+def summarize(folder: Path, packets: Sequence[Any], lost: int = 0) -> tuple[str, ...]:
+    with PcapWriter(str(folder / "a.pcap")) as writer:
+        writer.write([ETHER / packet for packet in packets])
+    return capture.format_summary(capture.read_capture(folder / "a.pcap"), lost)
+
+
 def test_capture_is_summarized(tmp_path: Path) -> None:
     request, reply = IP(src=CLIENT, dst=SERVER), IP(src=SERVER, dst=CLIENT)
     to: Any = {"sport": 4000, "dport": 9}
@@ -110,10 +116,7 @@ def test_capture_is_summarized(tmp_path: Path) -> None:
         reply / TCP(**fro, flags="FA", seq=10),
         request / TCP(**to, flags="R", seq=1101, window=0),
     ]
-    path = tmp_path / "a.pcap"
-    with PcapWriter(str(path)) as writer:
-        writer.write([ETHER / packet for packet in packets])
-    first, *lines = capture.format_summary(capture.read_capture(path), lost=3)
+    first, *lines = summarize(tmp_path, packets, lost=3)
     assert first.startswith("10 frames in ")
     assert first.endswith(" bytes, median 58, largest 1,054")
     assert lines == [
@@ -135,10 +138,7 @@ def test_ipv6_is_summarized_and_tunnel_contents_are_not(tmp_path: Path) -> None:
         request / TCP(sport=4000, dport=9, flags="PA", seq=101) / bytes(1000),
         IP(src=CLIENT, dst=SERVER) / IP(src="10.0.0.1", dst="10.0.0.2") / TCP(flags="S"),
     ]
-    path = tmp_path / "a.pcap"
-    with PcapWriter(str(path)) as writer:
-        writer.write([ETHER / packet for packet in packets])
-    _, *lines = capture.format_summary(capture.read_capture(path))
+    _, *lines = summarize(tmp_path, packets)
     assert lines == [
         "1 connections: 1 SYN, 1 SYN-ACK, 0 FIN, 0 RST",
         "retransmitted or reordered: 1; zero windows: 0",

@@ -18,7 +18,6 @@ from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.link import Link, open_link
-from ingest_bench.network.link_capabilities import capabilities
 from ingest_bench.network.measure.check import check_link
 from ingest_bench.network.measure.readings import link_columns
 from ingest_bench.network.measure.wire import watch_wire
@@ -175,13 +174,3 @@ def test_server_that_does_not_read_sends_zero_windows() -> None:
 def test_ordinary_user_passes_the_same_checks() -> None:
     names = "passes_every_check and (loopback or ethernet) or watched_wire"
     ordinary_user.repeat(__file__, promised="netns", limit_s=300, names=names)
-
-
-def test_capabilities_have_a_detail_or_a_remedy() -> None:
-    results = {capability.name: capability for capability in capabilities()}
-    assert {"programs", "namespaces", "veth pairs", "token bucket", "netem by kernel", "netem by uml"} <= set(results)
-    assert results["namespaces"].present
-    assert results["veth pairs"].present
-    for capability in results.values():
-        assert capability.detail
-        assert capability.present or capability.remedy or "Install" in capability.detail

@@ -53,7 +53,8 @@ def test_conflicting_profile_is_refused(profile: Profile, message: str) -> None:
 
 
 def test_router_takes_single_segments_with_complete_checksums() -> None:
-    adapted = link_plan.adapt_for_uml(Profile(name="x", offloads={"gro": True}))
+    layout = link_plan.Layout(medium="veth", backend="uml", max_mtu_bytes=1500, has_ipv6=False)
+    adapted = layout.adapt(Profile(name="x", offloads={"gro": True}))
     assert (adapted.gso_max_segs, adapted.offloads) == (1, {"gro": True, "tx": False})
 
 

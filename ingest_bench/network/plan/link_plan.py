@@ -344,14 +344,6 @@ def find_uml_conflict(profile: Profile) -> str:
     return ""
 
 
-def adapt_for_uml(profile: Profile) -> Profile:
-    """Return the profile with single segments and complete checksums.
-
-    A packet socket sees a frame before an offloaded checksum would be computed, and super-packets undivided.
-    """
-    return replace(profile, gso_max_segs=1, offloads={**profile.offloads, "tx": False})
-
-
 # The link.
 
 
@@ -421,8 +413,13 @@ class Layout:
         }
 
     def adapt(self, profile: Profile) -> Profile:
-        """Return the profile with the values that the router fixes."""
-        return adapt_for_uml(profile) if self.has_uml_router else profile
+        """Return the profile with the values that the router fixes: User-Mode Linux reads frames by packet sockets.
+
+        These see a frame before an offloaded checksum would be computed, and super-packets undivided.
+        """
+        if not self.has_uml_router:
+            return profile
+        return replace(profile, gso_max_segs=1, offloads={**profile.offloads, "tx": False})
 
     def shaping_device(self, direction: Direction) -> tuple[str, str]:
         """Return the place and the device of a direction's qdiscs: the router's egress, or the sender's."""
