@@ -96,13 +96,14 @@ class Lab:
 
     @contextmanager
     def shaped(self, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a session of the driver during the block; it ends normally."""
+        """Run a session of the driver during the block; it ends normally, and its watchdog too."""
         with self.running("-1", "-1", *words, **env) as process:
             try:
                 yield process
             finally:
                 _, errors = process.communicate("\n", timeout=120)
         assert process.returncode == 0, errors
+        self.wait_until_free()
 
     def index(self, device: str) -> int:
         return int(json.loads(self.run("ip", "-j", "link", "show", "dev", device))[0]["ifindex"])

@@ -44,7 +44,6 @@ def check_delay_and_loss(state: Path) -> None:
             queues = machine.run("tc", "qdisc", "show", "dev", "eth0")
             delayed, others = measure_rtts_s(machine, PORT, 100), measure_rtts_s(machine, OTHER_PORT, 30)
             counters = json.loads(machine.run("tc", "-s", "-j", "qdisc", "show", "dev", machine.ifbs()[1]))
-        machine.wait_until_free()
         after = machine.snapshot()
     for kind in ("mq 78: root", "fq 79: parent 78:1 limit 5000p", "fq_codel 80: parent 78:2 limit 4000p"):
         assert f"qdisc {kind}" in queues
@@ -82,7 +81,6 @@ def check_marks(state: Path) -> None:
                 # Other connections do not request ECN, and are not marked.
                 measure_rtts_s(machine, OTHER_PORT, 30)
                 assert count_marked(machine) == flow_marks
-            machine.wait_until_free()
             measure_rtts_s(machine, PORT, 30)
             assert count_marked(machine) == flow_marks
         after = machine.snapshot()

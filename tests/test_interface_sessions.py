@@ -24,21 +24,15 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.mark.parametrize("variant", ["route", "mtu", pytest.param("ipv6", marks=NEEDS_IPV6)])
 def test_session_restores_everything_at_its_end(machine: Lab, variant: str) -> None:
     before = machine.snapshot()
-    process = machine.running("-1", "-1", variant)
-    during = machine.snapshot()
-    assert during != before
-    output, errors = process.communicate("\n", timeout=120)
-    assert process.returncode == 0, errors
-    machine.assert_restored(before, output)
+    with machine.shaped(variant):
+        assert machine.snapshot() != before
+    machine.assert_restored(before)
 
 
 def test_removed_interface_needs_no_undo(tmp_path: Path) -> None:
     with lab(tmp_path / "state") as machine:
-        process = machine.running("-1", "-1", "route")
-        machine.run("ip", "link", "del", "eth0")
-        _, errors = process.communicate("\n", timeout=120)
-        assert process.returncode == 0, errors
-        machine.wait_until_free()
+        with machine.shaped("route"):
+            machine.run("ip", "link", "del", "eth0")
         assert machine.leftovers() == []
         assert "ibench" not in machine.run("ip", "link", "show")
 

@@ -41,7 +41,6 @@ def test_renamed_interface_is_restored_and_its_namesake_is_unchanged(tmp_path: P
             machine.run("sh", "-ec", SWAP)
             # The other interface has the same values that the session set on the first.
             machine.run("sh", "-ec", "ip link set eth0 mtu 1400; tc qdisc add dev eth0 clsact")
-        machine.wait_until_free()
         assert machine.leftovers() == []
         assert mtu(machine, "eth0") == 1400
         assert "clsact" in machine.run("tc", "qdisc", "show", "dev", "eth0")
@@ -68,7 +67,6 @@ def test_values_and_clsact_of_another_program_are_kept(tmp_path: Path) -> None:
         with machine.shaped("mtu"):
             machine.run("ip", "link", "set", "dev", "eth0", "mtu", "1450")
             machine.run("sh", "-ec", f"tc qdisc del dev eth0 clsact; {FOREIGN_FILTERS}")
-        machine.wait_until_free()
         assert machine.leftovers() == []
         assert mtu(machine, "eth0") == 1450
         machine.run("ip", "link", "set", "dev", "eth0", "mtu", "1500")
@@ -84,7 +82,6 @@ def test_interface_moved_to_another_namespace_is_restored_there(tmp_path: Path) 
             machine.run("sh", "-ec", f"ip link set eth0 down; ip link set eth0 netns {pid}")
             other.run("ip", "link", "set", "eth0", "name", "moved0")
             assert mtu(other, "moved0") == 1400
-        machine.wait_until_free()
         assert machine.leftovers() == []
         assert sizes(other, "moved0") == before
 
@@ -119,7 +116,6 @@ def test_new_interface_with_a_removed_ones_index_is_unchanged(tmp_path: Path) ->
         recreate = f"ip link add eth0 index {index} mtu 1300 type veth peer name eth9; tc qdisc add dev eth0 clsact"
         with machine.shaped("mtu"):
             machine.run("sh", "-ec", f"ip link del eth0; {recreate}")
-        machine.wait_until_free()
         assert machine.leftovers() == []
         assert machine.index("eth0") == index
         assert mtu(machine, "eth0") == 1300

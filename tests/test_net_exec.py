@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from fault_lab import wait_until
 
 pytestmark = [pytest.mark.netns, pytest.mark.processes]
 
@@ -31,13 +31,6 @@ def list_processes(namespace: str) -> list[str]:
         except OSError:
             continue
     return command_lines
-
-
-def wait_until_empty(namespace: str) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while remaining := list_processes(namespace):
-        assert time.monotonic() < limit, remaining
-        time.sleep(0.02)
 
 
 # Port 9 is closed: the error comes from the other end.
@@ -107,11 +100,9 @@ def test_no_process_and_no_namespace_is_left(tmp_path: Path, end: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    limit = time.monotonic() + LIMIT_S
-    while not all(path.with_suffix(".ready").exists() for path in (client, server)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+    are_ready = [path.with_suffix(".ready").exists for path in (client, server)]
+    wait_until(lambda: process.poll() is not None or all(is_ready() for is_ready in are_ready))
+    assert process.poll() is None, process.communicate()
     namespaces = [path.read_text(encoding="utf-8").strip() for path in (client, server)]
     assert all(len(list_processes(namespace)) >= 4 for namespace in namespaces)
     if end == "exits":
@@ -122,8 +113,7 @@ def test_no_process_and_no_namespace_is_left(tmp_path: Path, end: str) -> None:
         process.send_signal(signal.Signals[end])
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == {"SIGKILL": -signal.SIGKILL, "exits": 0}.get(end, 130)
-    for namespace in namespaces:
-        wait_until_empty(namespace)
+    wait_until(lambda: not any(map(list_processes, namespaces)))
 
 
 @pytest.mark.nightly
