@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ def test_the_last_piece_of_a_large_file_is_not_late(tmp_path: Path) -> None:
     began = time.monotonic()
     assert len(read_piece(tmp_path / "sent", 20 * 2**30 // PIECE_BYTES)["data"]) == 20 * 2**30 % PIECE_BYTES
     assert time.monotonic() - began < 5
+
+
+def test_a_file_of_any_size_needs_the_memory_of_some_pieces(tmp_path: Path) -> None:
+    def request_piece(number: int) -> dict[str, Any]:
+        return {"number": number, "data": bytes(PIECE_BYTES if number < 50 else 0)}
+
+    tracemalloc.start()
+    try:
+        receive_file(tmp_path / "samples-0.bin", request_piece, AHEAD)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "samples-0.bin").stat().st_size == 50 * PIECE_BYTES
+    assert peak_bytes < 8 * PIECE_BYTES
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:

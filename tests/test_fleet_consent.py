@@ -8,18 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import unpatched_locust  # noqa: F401 - before Locust
 from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.urls import parse_url
 from ingest_bench.load.fleet.transfer import find_fault
+from ingest_bench.load.fleet.worker import FleetMember, allow_credentials
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
-
-with pytest.MonkeyPatch.context() as patched:
-    # Otherwise Locust lets gevent patch the whole process.
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-    from ingest_bench.load.fleet.worker import FleetMember, allow_credentials
 
 HERE = Endpoint("127.0.0.1", 9200)
 URL, NAMED = parse_url("https://127.0.0.1:9200"), parse_url("https://localhost:9200")

@@ -6,12 +6,10 @@ import resource
 import socket
 
 import pytest
+import unpatched_locust  # noqa: F401 - before Locust
 from running import free_port
 
-with pytest.MonkeyPatch.context() as patched:
-    # Otherwise Locust lets gevent patch the whole process.
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-    from ingest_bench.load.fleet.curve import ConnectionGate
+from ingest_bench.load.fleet.curve import ConnectionGate
 
 
 def connects(port: int) -> bool:

@@ -102,6 +102,9 @@ def test_the_command_creates_keys_and_prints_none(tmp_path: Path, capsys: pytest
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
+URL = ("--url", "http://127.0.0.1:1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,9 +128,17 @@ def test_the_command_creates_keys_and_prints_none(tmp_path: Path, capsys: pytest
             "--new-keys cannot be combined with --keys, --credentials-to",
         ),
         (["worker", "--connect", "bench", "--keys", "{key}", "--count", "3"], "--count requires --new-keys DIR"),
+        (["run", "quickstart", "--bind", "127.0.0.1"], "--bind requires --workers N"),
+        (["run", *URL, "--workers", "2"], "--new-keys DIR` creates it"),
+        (["run", *URL, "--workers", "2", "--keys", "{run}", "--bind", "x:y"], "write it like"),
+        (["run", "quickstart", "--workers", "2", "--keys", "{run}"], "--workers requires --url URL"),
+        (
+            ["run", *URL, "--workers", "2", "--keys", "{run}", "--set", "processes=2"],
+            "--workers: each worker is one process",
+        ),
     ],
 )
-def test_wrong_options_of_a_worker_are_refused(
+def test_wrong_options_of_workers_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -135,8 +146,8 @@ def test_wrong_options_of_a_worker_are_refused(
     message: str,
 ) -> None:
     monkeypatch.delenv("INGEST_BENCH_KEYS", raising=False)
-    key = keys.write_new(tmp_path, 1)[1]
-    assert app.run([word.format(key=key) for word in arguments]) == 2
+    run, key = keys.write_new(tmp_path, 1)
+    assert app.run([word.format(key=key, run=run) for word in arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 

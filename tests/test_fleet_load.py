@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import os
 import signal
 import socket
 import ssl
@@ -89,11 +88,23 @@ def agents(
             agent.communicate()
 
 
+def remote_workers(folder: Path, workers: int = 1, *, port: int | None = None, timeout_s: float = 120) -> RemoteWorkers:
+    run_keys = keys.read_run(keys_in(folder) / keys.RUN_FILE)
+    bind = Endpoint("127.0.0.1", port or free_port())
+    return RemoteWorkers(bind=bind, workers=workers, keys=run_keys, join_timeout_s=timeout_s)
+
+
 @contextmanager
 def supervising(folder: Path, port: int, workers: int) -> Iterator[Fleet]:
-    run_keys = keys.read_run(keys_in(folder) / keys.RUN_FILE)
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=workers, keys=run_keys, join_timeout_s=120)
-    with open_fleet(remote, lambda _: None) as fleet:
+    with open_fleet(remote_workers(folder, workers, port=port), lambda _: None) as fleet:
+        yield fleet
+
+
+@contextmanager
+def fleet_of(folder: Path, workers: int, **options: str) -> Iterator[Fleet]:
+    """Yield a fleet that so many workers have joined; *options* are those of `agents`."""
+    port = free_port()
+    with agents(folder, port, workers, **options), supervising(folder, port, workers) as fleet:
         yield fleet
 
 
@@ -110,13 +121,11 @@ def test_remote_workers_deliver_the_samples_of_each_load_exactly(tmp_path: Path)
             taken.mkdir(parents=True)
             with pytest.raises(IsADirectoryError):
                 start_load(plan_for(server.address, tmp_path / "taken"), fleet=there)
-            (tmp_path / "failed").mkdir()
             unreachable = plan_for(Endpoint("127.0.0.1", free_port()), tmp_path / "failed")
             with pytest.raises(RunFailed, match=r"every request failed|refused"):
                 start_load(unreachable, fleet=there).wait(lambda _: None)
             # What was measured until then is here.
             assert outcomes(samples_of(unreachable)) == {"connection-error"}
-            (tmp_path / "one").mkdir()
             single = plan_for(server.address, tmp_path / "one", users=1)
             assert len(start_load(single, fleet=there).wait(lambda _: None).clock_offsets) == 1
         assert ends(started) == [(0, ""), (0, "")]
@@ -177,17 +186,15 @@ def test_a_stopped_worker_ends_the_load_and_a_pause_is_reported(tmp_path: Path) 
 
 
 def test_workers_with_one_key_are_distinguished_and_their_names_are_one_plain_line(tmp_path: Path) -> None:
-    port = free_port()
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
     for number in (1, 2):
         (tmp_path / "twins" / "keys").mkdir(parents=True, exist_ok=True)
         copy = tmp_path / "twins" / "keys" / f"worker-{number}.key"
         copy.write_bytes((keys_in(tmp_path) / "worker-1.key").read_bytes())
         copy.chmod(0o600)
     logged: list[str] = []
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=2, keys=run_keys, join_timeout_s=120)
+    remote = remote_workers(tmp_path, 2)
     name = "{}\x1b[2J\nok: all is well\u202e" + "x" * 1000
-    with bulk_server() as server, agents(tmp_path / "twins", port, 2, name=name) as started:
+    with bulk_server() as server, agents(tmp_path / "twins", remote.bind.port, 2, name=name) as started:
         with open_fleet(remote, logged.append) as there:
             plan = plan_for(server.address, tmp_path)
             report = start_load(plan, fleet=there).wait(lambda _: None)
@@ -199,34 +206,10 @@ def test_workers_with_one_key_are_distinguished_and_their_names_are_one_plain_li
     assert all(line.isprintable() and len(line) < 150 for line in joined)
 
 
-@pytest.mark.nightly
-def test_a_worker_of_another_version_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
-    other = tmp_path / "other" / "ingest_bench-0.0.1.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: ingest-bench\nVersion: 0.0.1\n")
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=1, keys=run_keys, join_timeout_s=20)
-    logged: list[str] = []
-    with ExitStack() as stack:
-        with monkeypatch.context() as changed:
-            changed.setenv("PYTHONPATH", str(other.parent))
-            started = stack.enter_context(agents(tmp_path, port, 1))
-        with pytest.raises(RunFailed, match="0 of 1 workers"), open_fleet(remote, logged.append):
-            pass
-        assert "this worker is 0.0.1. Install the same version" in started[0].communicate(timeout=30)[1]
-    assert [line for line in logged if line.startswith("refused machine-0") and "it is ingest-bench 0.0.1" in line]
-
-
 def test_the_master_learns_where_a_file_is_wrong_not_its_contents(tmp_path: Path) -> None:
-    port = free_port()
     secret = tmp_path / "secret"
     secret.write_text("the password of another user\n" * 1000)
-    with (
-        bulk_server() as server,
-        agents(tmp_path, port, 1),
-        supervising(tmp_path, port, 1) as there,
-    ):
+    with bulk_server() as server, fleet_of(tmp_path, 1) as there:
         plan = plan_for(server.address, tmp_path, documents=None, bulk_documents=5000, measure_ns=60 * 10**9)
         plan = dataclasses.replace(plan, corpus=str(secret))
         with pytest.raises(RunFailed, match=r"secret: a line is not a JSON object") as failure:
@@ -244,39 +227,14 @@ def late(secret: Path) -> Path:
     return secret
 
 
-@pytest.mark.nightly
-def test_a_killed_remote_process_ends_the_load_and_is_reported(tmp_path: Path) -> None:
-    port = free_port()
-    with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
-        plan = plan_for(server.address, tmp_path, measure_ns=60 * 10**9)
-        process = start_load(plan, fleet=there)
-        killed: list[int] = []
-
-        def kill(progress: Progress) -> None:
-            if progress.phase == "measure" and not killed:
-                killed.append(sender_in(tmp_path / "machine-0"))
-                os.kill(killed[0], signal.SIGKILL)
-
-        with pytest.raises(RunFailed, match=r"machine-0.*its process was killed by signal 9"):
-            process.wait(kill)
-    assert samples_of(plan)["documents_acked"].sum() > 0
-
-
 def test_a_compressed_corpus_is_shared_without_a_duplicate(tmp_path: Path) -> None:
-    port = free_port()
     packed = tmp_path / "many.json.gz"
     packed.write_bytes(gzip.compress(b"".join(b'{"n":%d}\n' % n for n in range(4000))))
-    step = Step(
-        name="all",
-        operation="bulk",
-        clients=4,
-        bulk_documents=50,
-        files=(TrackFile(path=str(packed), index="tiny"),),
-    )
-    with bulk_server() as server, agents(tmp_path, port, 2), supervising(tmp_path, port, 2) as there:
+    files = (TrackFile(path=str(packed), index="tiny"),)
+    step = Step(name="all", operation="bulk", clients=4, bulk_documents=50, files=files)
+    with bulk_server() as server, fleet_of(tmp_path, 2) as there:
         server.keep_bodies = True
-        plan = plan_for(server.address, tmp_path, measure_ns=600 * 10**9, documents=None)
-        plan = dataclasses.replace(plan, step=step)
+        plan = plan_for(server.address, tmp_path, step=step, measure_ns=600 * 10**9)
         start_load(plan, fleet=there).wait(lambda _: None)
         sent = [line for body in server.bodies for line in body.splitlines()[1::2]]
     assert len(sent) == len(set(sent)) == 4000
@@ -286,7 +244,6 @@ def test_a_compressed_corpus_is_shared_without_a_duplicate(tmp_path: Path) -> No
 def test_worker_trusts_its_own_ca_file_and_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: str
 ) -> None:
-    port = free_port()
     monkeypatch.setenv("INGEST_BENCH_API_KEY", "aHVudGVyMg==")
     runs = certificates.create_certificates(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -294,7 +251,7 @@ def test_worker_trusts_its_own_ca_file_and_not_the_runs(
     ca_file = str(runs.ca) if ca == "own" else ""
     with bulk_server(tls=context) as server:
         url = f"https://localhost:{server.address.port}"
-        with agents(tmp_path, port, 1, url=url, ca_file=ca_file), supervising(tmp_path, port, 1) as there:
+        with fleet_of(tmp_path, 1, url=url, ca_file=ca_file) as there:
             tls = Tls(name="localhost", ca_pem=runs.ca.read_text())
             plan = with_server(plan_for(server.address, tmp_path), has_credentials=True, tls=tls)
             if ca == "own":
@@ -310,16 +267,19 @@ def test_worker_trusts_its_own_ca_file_and_not_the_runs(
 
 
 def test_an_unknown_key_is_refused_and_does_not_block_others(tmp_path: Path) -> None:
-    port = free_port()
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=1, keys=run_keys, join_timeout_s=120)
+    remote = remote_workers(tmp_path)
     logged: list[str] = []
     other = tmp_path / "other"
     # They know whom to join: only their own halves are not known there.
     keys.write_new(other / "keys", 1)
     pair = json.loads((other / "keys" / "worker-1.key").read_text())
-    (other / "keys" / "worker-1.key").write_text(json.dumps(pair | {"run": run_keys.public}))
-    with bulk_server() as server, agents(other, port, 1) as unknown, joined_later(remote, logged, tmp_path) as there:
+    (other / "keys" / "worker-1.key").write_text(json.dumps(pair | {"run": remote.keys.public}))
+    with (
+        bulk_server() as server,
+        agents(other, remote.bind.port, 1) as unknown,
+        agents(tmp_path, remote.bind.port, 1),
+        open_fleet(remote, logged.append) as there,
+    ):
         errors = unknown[0].communicate(timeout=30)[1]
         assert unknown[0].returncode == 1
         assert "refused us: our key is not among those of this run" in errors
@@ -330,11 +290,9 @@ def test_an_unknown_key_is_refused_and_does_not_block_others(tmp_path: Path) -> 
 
 @pytest.mark.nightly
 def test_a_worker_that_knows_another_run_ends_and_both_sides_log_the_reason(tmp_path: Path) -> None:
-    port = free_port()
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import ingest_bench.load.fleet.worker"], check=True)
-    limit_s = 5 + time.monotonic() - began
+    remote = remote_workers(tmp_path, timeout_s=5 + time.monotonic() - began)
     logged: list[str] = []
     started: list[Any] = []
     with ExitStack() as stack:
@@ -342,9 +300,8 @@ def test_a_worker_that_knows_another_run_ends_and_both_sides_log_the_reason(tmp_
         def tell(line: str) -> None:
             logged.append(line)
             if line.startswith("waiting"):
-                started.extend(stack.enter_context(agents(tmp_path / "other", port, 1)))
+                started.extend(stack.enter_context(agents(tmp_path / "other", remote.bind.port, 1)))
 
-        remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=1, keys=run_keys, join_timeout_s=limit_s)
         with pytest.raises(RunFailed, match="0 of 1 workers"), open_fleet(remote, tell):
             pass
         assert started[0].poll() == 1
@@ -353,10 +310,9 @@ def test_a_worker_that_knows_another_run_ends_and_both_sides_log_the_reason(tmp_
 
 
 def test_a_taken_port_ends_the_run_at_once(tmp_path: Path) -> None:
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        bind = Endpoint("127.0.0.1", taken.getsockname()[1])
-        remote = RemoteWorkers(bind=bind, workers=1, keys=run_keys)
+        remote = remote_workers(tmp_path, port=taken.getsockname()[1])
+        bind = remote.bind
         with pytest.raises(RunFailed, match=rf"{bind}: workers cannot join there \(Address already in use\)"):
             stack_of(open_fleet(remote, lambda _: None))
         with pytest.raises(RunFailed, match=rf"{bind}: Locust's page cannot be shown there \(Address already in use\)"):
@@ -369,7 +325,6 @@ def stack_of(fleet: AbstractContextManager[object]) -> None:
 
 
 def test_no_key_is_in_a_process_list_or_a_log(tmp_path: Path) -> None:
-    port = free_port()
     secrets = [json.loads(path.read_text())["secret"].encode() for path in keys_in(tmp_path).iterdir()]
     process_texts: list[bytes] = []
 
@@ -379,18 +334,11 @@ def test_no_key_is_in_a_process_list_or_a_log(tmp_path: Path) -> None:
                 with suppress(OSError):
                     process_texts.append((path / "cmdline").read_bytes() + (path / "environ").read_bytes())
 
-    with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
+    with bulk_server() as server, fleet_of(tmp_path, 1) as there:
         start_load(plan_for(server.address, tmp_path), fleet=there).wait(look)
         written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "keys"]
     assert [text for text in process_texts if b"ingest_bench.load.worker" in text]
     assert not [text for text in (*process_texts, *written) if any(secret in text for secret in secrets)]
-
-
-@contextmanager
-def joined_later(remote: RemoteWorkers, logged: list[str], folder: Path) -> Iterator[Fleet]:
-    """The fleet once a worker that may join has joined, which comes later than the others."""
-    with agents(folder, remote.bind.port, 1), open_fleet(remote, logged.append) as fleet:
-        yield fleet
 
 
 def ends(started: list[Any]) -> list[tuple[int, str]]:

@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 from bulk_server import bulk_server
 from running import free_port
-from test_fleet_load import agents, keys_in, supervising
+from test_fleet_load import agents, keys_in, remote_workers, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load.fleet import keys
-from ingest_bench.load.fleet.roster import RemoteWorkers, open_fleet
+from ingest_bench.load.fleet.roster import open_fleet
 from ingest_bench.load.supervisor import Progress, serve_page, start_load
 from ingest_bench.model.target import Endpoint
 
@@ -64,9 +63,8 @@ client.close()
 
 
 def test_a_worker_with_an_invalid_message_is_expelled_and_the_others_send(tmp_path: Path) -> None:
-    port, logged = free_port(), list[str]()
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=1, keys=run_keys, join_timeout_s=120)
+    remote, logged = remote_workers(tmp_path), list[str]()
+    port = remote.bind.port
     argv = [sys.executable, "-c", BROKEN, str(port), str(keys_in(tmp_path) / "worker-2.key"), "at once"]
     with bulk_server() as server, agents(tmp_path, port, 1), open_fleet(remote, logged.append) as fleet:
         with subprocess.Popen(argv) as broken:
@@ -82,9 +80,8 @@ def test_a_worker_with_an_invalid_message_is_expelled_and_the_others_send(tmp_pa
 
 
 def test_a_worker_with_an_invalid_message_in_a_load_ends_it_with_its_name(tmp_path: Path) -> None:
-    port = free_port()
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=1, keys=run_keys, join_timeout_s=120)
+    remote = remote_workers(tmp_path)
+    port = remote.bind.port
     argv = [sys.executable, "-c", BROKEN, str(port), str(keys_in(tmp_path) / "worker-2.key"), "plan"]
     with bulk_server() as server, subprocess.Popen(argv) as broken, open_fleet(remote, lambda _: None) as fleet:
         try:
@@ -122,10 +119,9 @@ def test_1100_foreign_connections_do_not_disturb_a_load(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_stock_locust_worker_is_refused_and_logged(tmp_path: Path) -> None:
-    port = free_port()
-    run_keys = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
+    remote = remote_workers(tmp_path)
+    port = remote.bind.port
     logged: list[str] = []
-    remote = RemoteWorkers(bind=Endpoint("127.0.0.1", port), workers=1, keys=run_keys, join_timeout_s=120)
     argv = [sys.executable, "-c", STOCK, str(port)]
     with (
         bulk_server() as server,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +34,13 @@ class FakeMaster:
         os.write(self._write_end, b"\n")
         self.stdout = os.fdopen(read_end, "rb")
         self._lines = iter(lines)
+        self.commands: list[dict[str, Any]] = []
 
     def read_lines(self) -> list[str]:
         return [json.dumps(next(self._lines))]
 
     def write_line(self, line: str) -> None:
-        """Ignore commands."""
+        self.commands.append(json.loads(line))
 
     def close(self, grace_s: float) -> None:
         del grace_s
@@ -49,13 +52,13 @@ def statuses(phase: str, **more: Any) -> list[dict[str, Any]]:
     return [{"worker": f"w{number}", "phase": phase, "documents": 1, **more} for number in range(WORKERS)]
 
 
-def fleet_with(tmp_path: Path, *lines: dict[str, Any]) -> Fleet:
+def fleet_with(tmp_path: Path, *lines: dict[str, Any], log: Callable[[str], None] = print) -> Fleet:
     """Return a fleet whose workers are at a load, and whose master will send *lines*."""
     run_keys, _ = keys.generate(("worker",))
     bind = Endpoint("127.0.0.1", 1)
     options = RemoteWorkers(bind=bind, workers=WORKERS, keys=run_keys)
     master: Any = FakeMaster(*lines)
-    fleet = Fleet(master, lambda _: None, options)
+    fleet = Fleet(master, log, options)
     plan = plan_for(bind, tmp_path)
     fleet.workers = [FleetWorker(plan, f"w{number}", f"machine-{number}", fleet) for number in range(WORKERS)]
     fleet._active = {worker.id: worker for worker in fleet.workers}
@@ -102,3 +105,18 @@ def test_progress_is_not_merged_for_each_message(tmp_path: Path, monkeypatch: py
         load.wait(lambda progress: phases.append(progress.phase))
     fleet.close(has_succeeded=False)
     assert phases == ["prepare", "done"]
+
+
+def test_a_worker_of_another_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    hello = {"machine": "other\n", "address": "192.0.2.1", "key": "worker-1", "pid": 7, "version": "0.0.1"}
+    logged: list[str] = []
+    fleet = fleet_with(tmp_path, {"joined": "w", **hello}, log=logged.append)
+    fleet.process_messages(60)
+    ours = metadata.version("ingest-bench")
+    reason = f"the run is ingest-bench {ours}, this worker is 0.0.1. Install the same version on both sides."
+    master: Any = fleet._master
+    assert master.commands == [{"do": "send", "to": "w", "kind": "refused", "data": {"reason": reason}}]
+    assert logged == [f"refused other?, 192.0.2.1, worker-1, pid 7: it is ingest-bench 0.0.1, this is {ours}"]
+    with pytest.raises(RunFailed, match="0 of 1 workers joined"):
+        fleet.wait_for_workers(1, 0)
+    fleet.close(has_succeeded=False)

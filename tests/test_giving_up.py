@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import example_runs as made
 import numpy as np
 import pytest
+from test_load_process import plan_for
 
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs import load_values, records
+from ingest_bench.load import supervisor
 from ingest_bench.load.figures import (
     EDGES_NS,
     AbortMonitor,
@@ -19,8 +26,11 @@ from ingest_bench.load.figures import (
     compute_figures,
     figures_from_json,
 )
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import LoadWorker, Workers
 from ingest_bench.model.load import AbortCondition, LoadOptions
-from ingest_bench.model.samples import SAMPLE
+from ingest_bench.model.samples import SAMPLE, WorkerReport
+from ingest_bench.model.target import Endpoint
 
 S = 10**9
 MS = 10**6
@@ -100,6 +110,51 @@ def test_requests_before_the_measurement_do_not_count() -> None:
     assert [patience.find_violation(5 * S + n * S, LoadFigures(bulks=warm_up + ended(100 * n))) for n in (1, 2, 3)] == [
         ""
     ] * 3
+
+
+class ScriptedWorkers(Workers[LoadWorker]):
+    """One worker whose statuses are these, one per second."""
+
+    def __init__(self, plan: LoadPlan, *statuses: dict[str, Any]) -> None:
+        super().__init__()
+        self.workers = [LoadWorker(plan)]
+        self.workers[0].status["phase"] = "ready"
+        self._statuses = iter(statuses)
+
+    def process_messages(self, timeout_s: float) -> None:
+        del timeout_s
+        self.workers[0].status.update(next(self._statuses))
+
+    def command(self, line: Mapping[str, Any]) -> None:
+        """Ignore commands."""
+
+    def begin(self) -> int:
+        return 0
+
+    def collect(self) -> list[WorkerReport | None]:
+        return [None]
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [("warm-up", "left no report"), ("measure", "^aborted by errors > 5% for 1s: errors 100%"), ("drain", "no report")],
+)
+def test_only_errors_of_the_measurement_abort_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, message: str
+) -> None:
+    now_ns = itertools.count(0, S)
+    clock = SimpleNamespace(monotonic=lambda: 0, monotonic_ns=lambda: next(now_ns))
+    monkeypatch.setattr(supervisor, "time", clock)
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path, abort=(load_values.parse_abort("errors > 5% for 1s"),))
+    figures = [records.to_json(LoadFigures(bulks=ended(0, number))) for number in range(4)]
+    statuses = [{"phase": phase, "figures": json.loads(json.dumps(values))} for values in figures]
+    workers = ScriptedWorkers(plan, *statuses, {"phase": "done"})
+    load = supervisor.RunningLoad([plan], workers, None, [False])
+    with pytest.raises(RunFailed, match=message):
+        load.wait(lambda _: None)
 
 
 def test_any_of_several_conditions_is_enough() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import threading
 import time
 from pathlib import Path
 
@@ -13,12 +9,10 @@ import numpy as np
 import pytest
 from bulk_server import accept_all, answer, bulk_server
 from hanging_proxy import hanging_proxy
-from test_load_process import BULK_DOCUMENTS, loaded, outcomes, plan_for, samples_of
+from test_load_process import BULK_DOCUMENTS, loaded, outcomes, plan_for
 
 from ingest_bench.analysis.run.sample_columns import load_columns, measurement_window
-from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.load_values import parse_arrivals
-from ingest_bench.load.supervisor import Progress, start_load
 from ingest_bench.model.samples import OUTCOMES
 
 pytestmark = pytest.mark.processes
@@ -75,50 +69,3 @@ def test_every_scheduled_arrival_is_counted_once_whatever_its_outcome(tmp_path: 
     decided = samples["documents_acked"] + samples["documents_failed"]
     is_ok = samples["outcome"] == OUTCOMES.index("ok")
     assert (decided[is_ok] == samples["documents"][is_ok]).all()
-
-
-@pytest.mark.nightly
-def test_requests_in_flight_at_the_end_are_cut_off_with_their_time(tmp_path: Path) -> None:
-    over = threading.Event()
-
-    def reply(body: bytes, number: int) -> bytes:
-        if number > 40:
-            over.wait(120)
-        return accept_all(body, number)
-
-    with bulk_server(reply) as server:
-        plan = plan_for(server.address, tmp_path, arrivals=parse_arrivals("200/s"), users=2)
-        report, samples, _ = loaded(plan)
-        over.set()
-    assert len(samples) == len(set(samples["scheduled_ns"])) == 160
-    cut = samples[samples["outcome"] == OUTCOMES.index("cut-off")]
-    under_way = cut[cut["attempts"] == 1]
-    assert len(samples) - len(cut) == 40
-    assert len(under_way) == 2
-    # They were drained until the limit.
-    assert (under_way["done_ns"] > report.measure_end_ns + 19 * SECOND).all()
-    never = cut[cut["attempts"] == 0]
-    assert len(never) == report.arrivals_unsent == 118
-    assert (never["done_ns"] == report.measure_end_ns).all()
-    assert report.bytes_written == samples["bytes_sent"].sum()
-
-
-def test_killed_worker_leaves_complete_samples_and_no_report(tmp_path: Path) -> None:
-    with bulk_server() as server:
-        plan = plan_for(server.address, tmp_path, measure_ns=60 * SECOND)
-        process = start_load(plan)
-        heard = itertools.count()
-
-        def kill(progress: Progress) -> None:
-            if progress.phase == "measure" and next(heard) == 3:
-                os.kill(process.pids[0], signal.SIGKILL)
-
-        with pytest.raises(RunFailed, match="was killed by signal 9"):
-            process.wait(kill)
-    samples = samples_of(plan)
-    assert outcomes(samples) == {"ok"}
-    assert 0 < samples["documents_acked"].sum() <= server.documents
-    for user in set(samples["user"]):
-        own = samples[samples["user"] == user]
-        assert (own["scheduled_ns"][1:] >= own["done_ns"][:-1]).all()
-    assert not (plan.folder / "load.json").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import threading
 import time
@@ -12,41 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_load_process
 from bulk_server import accept_all, answer, bulk_server
-from test_load_process import WORKLOAD, samples_of
+from test_load_process import documents_of, samples_of
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import Progress, start_load
-from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, TrackFile
+from ingest_bench.model.load import Step, TrackFile
 from ingest_bench.model.samples import WorkerReport
-from ingest_bench.model.target import Endpoint, ServerAddress
+from ingest_bench.model.target import Endpoint
 
 pytestmark = pytest.mark.processes
 
 MS = 10**6
-
-
-def plan_for(address: Endpoint, folder: Path, *, step: Step | None = None, **options: Any) -> LoadPlan:
-    folder.mkdir(parents=True, exist_ok=True)
-    chosen: dict[str, Any] = {"warm_up_ns": 0, "measure_ns": 1000 * MS} | options
-    if step is None:
-        chosen["documents"] = str(documents(folder))
-    return LoadPlan(
-        server=ServerAddress(endpoint=address),
-        wire=ProtocolOptions(keys={"path": "/tiny/_bulk"}),
-        workload=WORKLOAD,
-        options=LoadOptions(**chosen),
-        folder=folder,
-        step=step,
-    )
-
-
-def documents(folder: Path, count: int = 1000) -> Path:
-    path = folder / "documents.json"
-    path.write_text("".join(f'{{"n":{number}}}\n' for number in range(count)))
-    return path
+plan_for = functools.partial(test_load_process.plan_for, warm_up_ns=0, measure_ns=1000 * MS)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -102,7 +84,7 @@ def test_a_share_of_a_corpus_does_not_depend_on_the_processes(
             got.update(json.loads(line)["n"] for line in body.split(b"\n")[1::2] if line)
         return accept_all(body, 0)
 
-    path = documents(tmp_path, 2000)
+    path = documents_of(tmp_path, 2000)
     with bulk_server(reply) as server:
         step = step_of(path, share)
         start_load(plan_for(server.address, tmp_path / "out", step=step, users=4, processes=processes)).wait(
@@ -112,7 +94,7 @@ def test_a_share_of_a_corpus_does_not_depend_on_the_processes(
 
 
 def test_where_a_share_ends_is_looked_up_once_for_all_processes(tmp_path: Path) -> None:
-    path = documents(tmp_path, 2000)
+    path = documents_of(tmp_path, 2000)
     plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path / "out", step=step_of(path, 1000))
     progress = dataclasses.replace(plan, workers=4).with_decompressed_files()
     assert progress.step is not None

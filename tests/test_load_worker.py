@@ -16,30 +16,27 @@ from typing import Any
 import gevent
 import numpy as np
 import pytest
-from bulk_server import accept_all, answer, bulk_server
+import unpatched_locust  # noqa: F401 - before Locust
+from bulk_server import Reply, accept_all, answer, bulk_server
 from gevent.hub import get_hub
+from locust.env import Environment
+from locust.exception import StopUser
 from test_load_process import plan_for
 
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.load_values import parse_arrivals
 from ingest_bench.inputs.records import from_json
+from ingest_bench.load import page, recorder, worker
 from ingest_bench.load.figures import EDGES_NS, LoadFigures, RequestFigures
+from ingest_bench.load.fleet.worker import FleetMember
 from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import LocalWorker
+from ingest_bench.load.users import ScheduledUser
+from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import Query
-from ingest_bench.model.samples import SAMPLE
+from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE
 from ingest_bench.model.target import Endpoint
-
-with pytest.MonkeyPatch.context() as patched:
-    # Otherwise Locust lets gevent patch the whole process.
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-    from locust.env import Environment
-    from locust.exception import StopUser
-
-    from ingest_bench.load import page, worker
-    from ingest_bench.load.fleet.worker import FleetMember
-    from ingest_bench.load.users import ScheduledUser
-    from ingest_bench.load.worker_state import WorkerState
 
 MS = 10**6
 
@@ -81,10 +78,12 @@ def restore_process() -> Iterator[None]:
     gc.unfreeze()
 
 
-def send(folder: Path, leader: Any, **options: Any) -> tuple[LoadPlan, Any]:
-    """Send a whole load of one worker; return its plan and its samples."""
-    with bulk_server() as server:
+def send(folder: Path, leader: Any, reply: Reply = accept_all, **options: Any) -> tuple[LoadPlan, Any]:
+    """Send a whole load of one worker, with queries if it has query users; return its plan and its samples."""
+    with bulk_server(reply) as server:
         plan = plan_for(server.address, folder, **{"warm_up_ns": 0, "measure_ns": 300 * MS} | options)
+        workload = dataclasses.replace(plan.workload, queries=(Query(name="q", body={"query": {"match_all": {}}}),))
+        plan = dataclasses.replace(plan, workload=workload, search_path="/tiny/_search", reports_figures=True)
         plan = plan.with_checked_files()
         plan.folder.mkdir()
         worker.send_load(plan, leader)
@@ -111,8 +110,7 @@ def test_at_the_end_no_user_is_left_and_no_stack_is_inspected(tmp_path: Path, mo
 @pytest.mark.parametrize("arrivals", ["closed", "200/s"])
 def test_nothing_is_sent_or_reported_before_the_start(tmp_path: Path, arrivals: str) -> None:
     leader: Any = Leader(start_in_ns=50 * MS)
-    options = {} if arrivals == "closed" else {"arrivals": parse_arrivals(arrivals)}
-    plan, samples = send(tmp_path, leader, **options)
+    plan, samples = send(tmp_path, leader, arrivals=parse_arrivals(arrivals))
     first_at_ns = {status["phase"]: status["at_ns"] for status in reversed(leader.statuses)}
     assert first_at_ns.pop("ready") < leader.start_ns <= min(first_at_ns.values())
     assert samples["scheduled_ns"].min() >= leader.start_ns
@@ -131,22 +129,59 @@ def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Pat
 
 
 def test_the_last_figures_include_all_samples_of_bulks_and_queries(tmp_path: Path) -> None:
-    search_response = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
+    def reply(body: bytes, number: int) -> bytes:
+        search_response = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
+        return search_response if b"match_all" in body else accept_all(body, number)
+
     leader: Any = Leader()
-    with bulk_server(
-        lambda body, number: search_response if b"match_all" in body else accept_all(body, number)
-    ) as server:
-        options = {"query_users": 1, "query_arrivals": parse_arrivals("100/s")}
-        plan = plan_for(server.address, tmp_path, warm_up_ns=0, measure_ns=200 * MS, **options)
-        workload = dataclasses.replace(plan.workload, queries=(Query(name="q", body={"query": {"match_all": {}}}),))
-        plan = dataclasses.replace(plan, workload=workload, search_path="/tiny/_search", reports_figures=True)
-        plan = plan.with_checked_files()
-        plan.folder.mkdir()
-        worker.send_load(plan, leader)
+    plan, bulks = send(tmp_path, leader, reply, query_users=1, query_arrivals=parse_arrivals("100/s"))
     last = from_json(LoadFigures, json.loads(json.dumps(leader.statuses[-1]["figures"])))
-    bulks, queries = (np.fromfile(plan.record_file(kind), dtype=SAMPLE) for kind in ("samples", "queries"))
     assert last.bulks.requests == len(bulks) > 0
-    assert last.queries.requests == len(queries) == 20
+    assert last.queries.requests == len(np.fromfile(plan.record_file("queries"), dtype=SAMPLE)) == 30
+
+
+def test_the_worker_marks_its_cpu_regularly_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_MARK_NS", 100 * MS)
+    leader: Any = Leader(start_in_ns=50 * MS)
+    plan, _ = send(tmp_path, leader)
+    report = json.loads(plan.report_file.read_text())
+    marks = np.fromfile(plan.record_file("cpu"), dtype=CPU_MARK)
+    assert len(marks) >= 4
+    assert marks["at_ns"][0] <= leader.start_ns
+    assert marks["at_ns"][-1] >= report["measure_end_ns"]
+    for name in ("at_ns", "user_ns", "system_ns"):
+        assert (np.diff(marks[name]) >= 0).all()
+    used_ns = sum(int(marks[name][-1] - marks[name][0]) for name in ("user_ns", "system_ns"))
+    assert report["cpu_ns"] == used_ns > 0
+
+
+def test_requests_without_a_response_at_the_end_are_cut_off_with_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_DRAIN_NS", 100 * MS)
+    monkeypatch.setattr(worker, "_STATUS_INTERVAL_NS", 20 * MS)
+
+    def reply(body: bytes, number: int) -> bytes:
+        if number > 10:
+            time.sleep(1)
+        return accept_all(body, number)
+
+    leader: Any = Leader()
+    plan, samples = send(tmp_path, leader, reply, users=2, arrivals=parse_arrivals("200/s"))
+    report = json.loads(plan.report_file.read_text())
+    assert len(samples) == len(set(samples["scheduled_ns"])) == 60
+    cut = samples[samples["outcome"] == OUTCOMES.index("cut-off")]
+    under_way, never = cut[cut["attempts"] == 1], cut[cut["attempts"] == 0]
+    assert (len(samples) - len(cut), len(under_way)) == (10, 2)
+    # They were drained until the limit.
+    assert (under_way["done_ns"] >= report["measure_end_ns"] + 100 * MS).all()
+    assert len(never) == report["arrivals_unsent"] == 48
+    assert (never["done_ns"] == report["measure_end_ns"]).all()
+    assert never["documents"].sum() == never["bytes_sent"].sum() == 0
+    assert report["bytes_written"] == samples["bytes_sent"].sum()
+    *_, waiting = (status["figures"] for status in leader.statuses if status["phase"] == "measure")
+    assert waiting["in_flight"] == 2
+    assert 0 < waiting["oldest_ns"] < 300 * MS
 
 
 def test_status_messages_of_many_workers_are_staggered_and_of_few_not_late(tmp_path: Path) -> None:
@@ -224,11 +259,20 @@ def test_the_page_adds_new_requests_to_locusts_statistics() -> None:
     assert (error.error, error.occurrences) == ("timeout", 2)
 
 
-def test_a_silent_process_of_a_remote_worker_ends_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingest_bench.load.fleet.worker._MAX_SILENCE_S", 0.01)
+@pytest.fixture
+def failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FleetMember, list[str]]:
+    """Return a worker of a fleet, and the failures that it will report to its master."""
     nothing: Any = None
-    member, failures = FleetMember(nothing, tmp_path, print), list[str]()
-    monkeypatch.setattr(member, "_report_failure", failures.append)
+    member, reported = FleetMember(nothing, tmp_path, lambda _: None), list[str]()
+    monkeypatch.setattr(member, "_report_failure", reported.append)
+    return member, reported
+
+
+def test_a_silent_process_of_a_remote_worker_ends_the_load(
+    failures: tuple[FleetMember, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest_bench.load.fleet.worker._MAX_SILENCE_S", 0.01)
+    member, reported = failures
     stdout, child_end = socket.socketpair()
     with stdout, child_end:
         child = SimpleNamespace(stdout=stdout, has_ended=False)
@@ -239,4 +283,16 @@ def test_a_silent_process_of_a_remote_worker_ends_the_load(tmp_path: Path, monke
         forwarding[1].get(timeout=60)
         assert not forwarding[0].ready()
         forwarding[0].kill()
-    assert failures == ["its process was silent for 0 s"]
+    assert reported == ["its process was silent for 0 s"]
+
+
+def test_a_killed_process_of_a_remote_worker_ends_the_load(
+    failures: tuple[FleetMember, list[str]], tmp_path: Path
+) -> None:
+    member, reported = failures
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path)
+    plan.folder.mkdir()
+    child = LocalWorker(plan, lambda _: ("sh", "-c", "kill -9 $$"))
+    gevent.spawn(member._forward_status, child).get(timeout=60)
+    child.child.close()
+    assert reported == ["its process was killed by signal 9"]

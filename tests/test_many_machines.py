@@ -21,7 +21,6 @@ from servers import launched
 from test_fleet_load import keys_in
 
 from ingest_bench import targets
-from ingest_bench.cli import app
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.results import layout
@@ -248,29 +247,3 @@ def test_workers_send_queries_and_serve_two_cells(tmp_path: Path) -> None:
             assert 38 <= values["queries"] <= 60
             # Due at the end, when no user was free: several on a busy machine.
             assert values["queries_failed"] <= 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--bind", "127.0.0.1"), "--bind requires --workers N"),
-        (("--url", "http://127.0.0.1:1", "--workers", "2"), "--new-keys DIR` creates it"),
-        (("--url", "http://127.0.0.1:1", "--workers", "2", "--keys", "KEY", "--bind", "x:y"), "write it like"),
-        (("--workers", "2", "--keys", "KEY"), "--workers requires --url URL"),
-        (
-            ("--url", "http://127.0.0.1:1", "--workers", "2", "--keys", "KEY", "--set", "processes=2"),
-            "--workers: each worker is one process",
-        ),
-    ],
-)
-def test_impossible_options_are_refused_before_the_start(
-    options: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("INGEST_BENCH_KEYS", raising=False)
-    options = tuple(str(keys_in(tmp_path) / "run.key") if word == "KEY" else word for word in options)
-    assert app.run(["run", *(() if "--url" in options else ("quickstart",)), *options]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())

@@ -15,6 +15,7 @@ from typing import Any
 
 import gevent
 import pytest
+import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import BulkServer, Reply, answer, bulk_answer, bulk_server
 from cql_server import cql_server, encode_error, encode_success, parse_batch
 from running import free_port
@@ -25,17 +26,12 @@ from ingest_bench.documents import source
 from ingest_bench.documents.body import Body, IdSequence
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
+from ingest_bench.load import users
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import BulkAction, DocumentField, LoadOptions, ProtocolOptions, TrackFile
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint
 from ingest_bench.protocols.protocol import PROTOCOLS, Protocol, create_protocol
-
-with pytest.MonkeyPatch.context() as patched:
-    # Otherwise Locust lets gevent patch the whole process, and the servers here are threads.
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-
-    from ingest_bench.load import users
 
 DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 

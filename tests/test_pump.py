@@ -13,28 +13,24 @@ from typing import Any
 import gevent
 import numpy as np
 import pytest
+import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import Reply, answer, bulk_answer, bulk_server, documents_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from locust.env import Environment
+from locust.exception import StopUser
 from test_users import Kept
 
 from ingest_bench.documents.body import Body
+from ingest_bench.load import users
 from ingest_bench.load.loops import ArrivalQueue, OpenLoop
+from ingest_bench.load.users import RetryingUser, ScheduledUser
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.upstream import resolve_upstream
-
-with pytest.MonkeyPatch.context() as patched:
-    # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-    from locust.env import Environment
-    from locust.exception import StopUser
-
-    from ingest_bench.load import users
-    from ingest_bench.load.users import RetryingUser, ScheduledUser
 
 
 def bulk(documents: int, padding: int = 0) -> Body:

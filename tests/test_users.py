@@ -18,32 +18,27 @@ import example_runs as attributes
 import gevent
 import numpy as np
 import pytest
+import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import Reply, accept_all, answer, bulk_answer, bulk_server, documents_in
 from gevent.event import Event
+from locust.env import Environment
 
 from ingest_bench.analysis.run import integrity
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import worker_state
+from ingest_bench.load import users, worker_state
 from ingest_bench.load.recorder import unpack_sample, unsent_sample
+from ingest_bench.load.users import IngestUser, QueryUser, RetryingUser
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.results import InvalidReason, RunRecord
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.protocols.bulk import Bulk, Search
+from ingest_bench.protocols.http1 import build_request_head
 from ingest_bench.protocols.protocol import Protocol
 from ingest_bench.protocols.response import Verdict
 from ingest_bench.protocols.upstream import resolve_upstream
-
-with pytest.MonkeyPatch.context() as patched:
-    # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
-    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
-    from locust.env import Environment
-
-    from ingest_bench.load import users
-    from ingest_bench.load.users import IngestUser, QueryUser, RetryingUser
-    from ingest_bench.protocols.http1 import build_request_head
 
 ITEMS = 10
 BULK_ITEMS = [b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)]

@@ -286,6 +286,12 @@ def test_refused_level_is_reported_with_key_and_limits(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--set heep=1g", 'unknown key "heep"; did you mean "heap"'),
+        ("--set network.mtuu=1", 'did you mean "mtu"'),
+        ("--set heap=1g,1g", "the level '1g' is given twice"),
+        ("--set heap=1g,1024m", "+heap=1024m are the same. Remove one level."),
+        ("--set heap", "write it like"),
+        ("--set network.to_server.rate=100", "'100' is not a rate"),
         ("--set heap=1g --set heap=2g", "--set heap: set already by --set heap"),
         ("--set heap=1g --set target.heap=2g", "--set target.heap: set already by --set heap"),
         ("--measure 5s --set measure=3s", "--set measure: set already by --measure"),
@@ -330,6 +336,16 @@ def test_bulk_size_of_an_option_overrides_that_of_the_file(experiment: str) -> N
     [
         ('[[fault]]\nkind = "pause"\nat = "-1s"', "fault: at: '-1s' is negative"),
         ('[[fault]]\nkind = "pause"\nat = "0s"\nfor = "25h"', "fault: for: '25h' is not between 0ns and 24h"),
+        ('seed = "x"', "seed: 'x' is not a whole number"),
+        ("target = 5", "target: 5 is not a table"),
+        ("factors = []", "factors: [] is not a table"),
+        ("probes = 1", "probes: 1 is not a list"),
+        ("fault = 1", "fault: 1 is not written as"),
+        ("fault = [1]", "fault: 1 is not a table"),
+        ("replicates = 0", "replicates: 0 is not between 1 and 10,000"),
+        ("tagret = 1", 'unknown key "tagret"; did you mean "target"'),
+        ('[factors]\nheap = "1g"', "heap: a factor requires a list of levels"),
+        ("[load]\nusers = true", "users: True is not a whole number"),
         ("seed = -1", "seed: -1 is not between 0 and"),
         ("replicates = 1_000_000", "replicates: 1000000 is not between 1 and 10,000"),
         ('description = "a\\nb"', "description: 'a\\nb' is not one line"),
@@ -363,15 +379,6 @@ def test_thresholds_must_be_a_list(value: str) -> None:
     with pytest.raises(SpecError) as caught:
         gate.parse_thresholds(tomllib.loads(f"threshold = {value}"), "gate.toml")
     check_message(str(caught.value), "is not written as [[threshold]]")
-
-
-@pytest.mark.parametrize("value", ["5", f"0x{'f' * 5000}", "[1]", "[]", '"quickstart"'])
-def test_includes_must_be_a_list_of_names(tmp_path: Path, value: str) -> None:
-    path = tmp_path / "all.toml"
-    path.write_text(f"includes = {value}\n")
-    with pytest.raises(SpecError) as caught:
-        spec.expand_includes(str(path))
-    check_message(str(caught.value), "includes: requires a list of experiments")
 
 
 def test_resumed_plan_is_checked_like_a_file(experiment: str, tmp_path: Path) -> None:
