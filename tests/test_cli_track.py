@@ -1,4 +1,4 @@
-"""`run` and `plan` with a track, and options that are refused before anything starts."""
+"""`run` and `plan` with a track; test_slips.py has the options that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from ingest_bench.cli import app, experiment_options
 from ingest_bench.experiment import catalog
 
-NOWHERE = ("--interface", "nosuch0")
 TRACK = str(Path(__file__).parent / "data" / "track")
 
 
@@ -23,45 +22,6 @@ def test_plan_of_a_track_names_skipped_tasks(capsys: pytest.CaptureFixture[str])
     text = " ".join(capsys.readouterr().out.split())
     assert "skipped: recent (search) skipped: sleep" in text
     assert "2 runs, as long as their documents take. Nothing was started." in text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("run", "--track", "/nowhere"), "/nowhere: does not exist. Give the folder of a track"),
-        (("run", "--track", TRACK, "--challenge", "apend"), 'no procedure "apend"; did you mean "append"?'),
-        (("run", "--track", TRACK, "--track-params", "bulk_sise:5"), 'no parameter "bulk_sise"; did you mean'),
-        (("run", "--track", TRACK, "--track-params", "bulk_size"), "'bulk_size' is not NAME:VALUE"),
-        (("run", "--track", TRACK, "--documents", TRACK), "is a folder. For a track: --track DIR"),
-        (("run", "--track", TRACK, "--measure", "5s"), "load.measure conflicts with a track"),
-        (("run", "--track", TRACK, "--set", "users=5"), "load.users conflicts with a track"),
-        (("run", "quickstart", "--challenge", "append"), "require --track DIR"),
-        (("run", "quickstart", "--test-mode"), "require --track DIR"),
-        (("run", "quickstart", "--include-tasks", "type:bulk"), "require --track DIR"),
-        (("run", "quickstart", "--exclude-tasks", "type:bulk"), "require --track DIR"),
-        (("run", "--resume", "results", "--track", TRACK), "--resume cannot be combined with an experiment"),
-        (("run", "--resume", "results", "--test-mode"), "--resume cannot be combined with an experiment"),
-        (("run", "track"), "requires --track DIR"),
-        (("run", "quickstart", "--documents", "-"), "standard input can be read only once"),
-        (("net", "exec", "ethernet", "--server", 'sleep "1', "--", "true"), "it is not a valid shell command"),
-        (("net", "exec", "ethernet", "--server-port", "1", "--", "true"), "--server-port requires --server COMMAND"),
-        (("net", "apply", "ethernet", *NOWHERE, "--to", "198.18.0.9:9200", "--for", "5"), "--for: '5' is not a time"),
-        (("net", "apply", "ethernet", *NOWHERE, "--for", "5s"), "net apply requires --to HOST:PORT"),
-        (("run",), "no experiment given"),
-        (("run", "quickstart", "--set", "query_arrivals=5/s"), "requires query users"),
-    ],
-)
-def test_impossible_options_are_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    words: tuple[str, ...],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert typed(*words) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", ["~/my track, v2", "~/my track, v2/track.json"])

@@ -18,6 +18,7 @@ import pytest
 from commands import fill_cache
 
 from ingest_bench.cli import app, screen
+from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.report import gate, summary_files
 from ingest_bench.report.gate import Check, Verdict
@@ -46,7 +47,7 @@ HOSTILE = "<b>\x00\ufffe]]>&\"'|`x`*y*\nnext"
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Write a results folder with quickstart's four cells, and some files of thresholds next to it."""
+    """Write a results folder with quickstart's four cells, and a file of thresholds next to it."""
     plan = spec.build_plan(spec.load_experiment("quickstart", replicates=3))
     folder = layout.create_results(tmp_path, plan, {"cpu": "A", "kernel": "6.1"})
     rows = [
@@ -54,7 +55,6 @@ def results(tmp_path: Path) -> Path:
         for run in plan.runs
     ]
     folder.write_files({"summary.csv": summary_files.format_summary_csv(rows).encode()})
-    (tmp_path / "low.toml").write_text(AT_LEAST.format(1))
     (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "20%"\n')
     return folder.path
 
@@ -84,46 +84,28 @@ def checks(*outcomes: gate.Outcome) -> tuple[Check, ...]:
     return tuple(Check(cell="a", column="c", outcome=outcome, reason=HOSTILE) for outcome in outcomes)
 
 
-def test_missing_run_of_the_plan_is_no_verdict(results: Path, run_gate: Callable[..., tuple[int, str]]) -> None:
-    file = results / "summary.csv"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    assert run_gate(results, "low.toml")[0] == 3
-
-
-def test_output_keeps_pipes_and_links(results: Path, tmp_path: Path, run_gate: Callable[..., tuple[int, str]]) -> None:
-    pipe, link, target = tmp_path / "pipe", tmp_path / "link.xml", tmp_path / "far" / "junit.xml"
+def test_output_keeps_pipes_and_links_and_escapes_names(tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "far" / "page.html"
     os.mkfifo(pipe)
     target.parent.mkdir()
     link.symlink_to(target)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert run_gate(results, "low.toml", "--markdown", str(pipe), "--junit", str(link))[0] == 0
-        assert os.read(reader, 100).startswith(b"## ")
+        for file in (pipe, link):
+            screen.write_output(file, os.fsdecode(b"a\xff.csv"))
+        assert os.read(reader, 100) == b"a\\udcff.csv"
     finally:
         os.close(reader)
-    assert pipe.is_fifo()
-    assert link.is_symlink()
-    assert target.read_text().startswith("<?xml")
+    assert (pipe.is_fifo(), link.is_symlink(), target.read_text()) == (True, True, "a\\udcff.csv")
 
 
 @pytest.mark.parametrize(("name", "reason"), [(".", "it is a folder"), ("/proc/x.xml", "No such file or directory")])
 def test_unwritable_output_is_one_sentence(
-    name: str,
-    reason: str,
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run_gate: Callable[..., tuple[int, str]],
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, text = run_gate(results, "low.toml", "--junit", name)
-    assert code == 2
-    assert text.endswith(f"error: {name}: cannot be written: {reason}")
-
-
-def test_output_escapes_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    screen.write_output(tmp_path / "page.html", os.fsdecode(b"a\xff.csv"))
-    assert (tmp_path / "page.html").read_text() == "a\\udcff.csv"
+    with pytest.raises(SpecError, match=f"^{re.escape(name)}: cannot be written: {reason}$"):
+        screen.write_output(Path(name), "text")
 
 
 def test_baseline_is_a_folder_or_a_file_of_the_same_machine(
@@ -143,19 +125,15 @@ def test_baseline_is_a_folder_or_a_file_of_the_same_machine(
     assert "another machine: cpu was A, is B" in text
     assert "note: kernel was 6.1, is 6.2" in text
     code, text = run_gate(results, "fall.toml")
-    assert code == 0
-    assert "verdict: pass (4 skipped)" in text
-
-
-def test_file_that_is_not_a_summary_is_named(
-    results: Path, tmp_path: Path, run_gate: Callable[..., tuple[int, str]]
-) -> None:
-    code, text = run_gate(results, "low.toml", "--baseline", str(tmp_path / "low.toml"))
-    assert code == 2
-    assert "low.toml: not a summary.csv: the column experiment is missing" in text
-    code, text = run_gate(tmp_path, "low.toml")
-    assert code == 2
-    assert "no results found (no summary.csv)" in text
+    assert (code, "verdict: pass (4 skipped)" in text) == (0, True)
+    code, text = run_gate(results, "fall.toml", "--baseline", str(results / "facts.json"))
+    assert (code, "facts.json: not a summary.csv: the column experiment is missing" in text) == (2, True)
+    summary = (results / "summary.csv").read_text()
+    (results / "summary.csv").write_text("".join(summary.splitlines(keepends=True)[:-1]))
+    assert run_gate(results, "fall.toml")[0] == 3, "a planned run is missing"
+    (results / "summary.csv").unlink()
+    code, text = run_gate(results, "fall.toml")
+    assert (code, "no results found (no summary.csv)" in text) == (2, True)
 
 
 def test_junit_counts_outcomes_and_holds_any_text() -> None:

@@ -40,27 +40,20 @@ def searched(cell: str, beyond: Outcome = "missed", *, at: float = 710) -> Knee:
     )
 
 
-def test_names_of_eight_cells_fit_on_the_plot() -> None:
-    with figures() as drawn:
-        plot_search.draw_knee(
-            [searched(f"ethernet · receive predictor {cell} KiB · heap {cell}g") for cell in range(8)]
-        )
-    assert len(drawn[0].legends[0].get_texts()) == 8
-    assert_readable(drawn[0])
-
-
-def test_labels_of_many_knees_do_not_overlap() -> None:
+def test_names_and_labels_of_many_knees_do_not_overlap() -> None:
     rates = [2, 700, 710, 720, 730, 740, 999, 1000]
+    names = [f"ethernet · receive predictor {at} KiB · heap 1g" for at in rates]
     with figures() as drawn:
-        plot_search.draw_knee([searched(f"cell {at}", at=at) for at in rates])
+        plot_search.draw_knee([searched(name, at=at) for name, at in zip(names, rates, strict=True)])
     (figure,) = drawn
+    assert len(figure.legends[0].get_texts()) == len(rates)
     assert_readable(figure)
     (panel,) = figure.axes
     boxes = [Text.get_window_extent(text) for text in texts(figure) if text.get_text().startswith("knee ")]
     assert len(boxes) == len(rates)
     assert all(box.y0 >= panel.bbox.y1 for box in boxes)
     # The results of the cells are below, and do not shrink the panel.
-    assert all(f"cell {at}: {at} requests/s meets the goal" in words(figure) for at in rates)
+    assert all(f"{name}: {at} requests/s meets" in words(figure) for name, at in zip(names, rates, strict=True))
     assert panel.bbox.height / figure.dpi > 3
 
 
@@ -74,6 +67,7 @@ def test_steps_are_rows_in_the_order_of_decision() -> None:
 
 def test_knee_table_has_steps_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot_search, "draw_knee", lambda _: b"drawn")
+    assert search_table.search_files([]) == {}
     files = search_table.search_files([searched("ethernet"), searched("")])
     assert files["report/knee.png"] == b"drawn"
     assert files["report/steps.csv"].decode().splitlines()[:4] == [
@@ -86,10 +80,6 @@ def test_knee_table_has_steps_and_results(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(table) == 2 + 8
     assert table[1].count("---:") == table[1].count("---") - 2
     assert (first, second) == ("ethernet: 710 requests/s meets the goal", "710 requests/s meets the goal")
-
-
-def test_plan_without_search_writes_no_file() -> None:
-    assert search_table.search_files([]) == {}
 
 
 @pytest.mark.parametrize("goal", ["errors < 1%", "service p99 < 1s"])

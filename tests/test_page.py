@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -25,7 +24,6 @@ from ingest_bench.report import (
     plot_cells,
     plot_over_time,
     reports,
-    summary_files,
 )
 from ingest_bench.report.reports import REPORTS
 
@@ -69,6 +67,9 @@ def test_page_is_well_formed_and_has_its_data() -> None:
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
+    # The finding is first, and nothing is loaded: the only address is the namespace of SVG in the script.
+    assert re.findall(r"<(?:h1|h2|p|table)[ >].*", text)[0] == f"<h1>{escape(headline.describe_finding(runs))}</h1>"
+    assert re.findall(r"https?:[^\"]*|@import.*|url\([^#].*|fetch\(.*|<link.*", text) == ["http://www.w3.org/2000/svg"]
     assert all(name.startswith("data:image/png;base64,") for name in tags.sources)
     # No link leads to a file: the page may be sent by mail.
     attached = [name for name in tags.links if not name.startswith("#")]
@@ -110,37 +111,11 @@ def test_cells_that_differ_in_a_special_character_have_different_files(monkeypat
     assert "report/time-workload=my-docs.png" in names
 
 
-def test_page_loads_nothing_from_elsewhere() -> None:
-    text = page.render_results([made.with_series(run) for run in FOUR], {"layers.png": b"x"})
-    # The only address is the namespace of SVG in the script.
-    assert re.findall(r"https?:[^\"]*|@import.*|url\([^#].*|fetch\(.*|<link.*|src=(?!\"data:).*", text) == [
-        "http://www.w3.org/2000/svg"
-    ]
-
-
 def test_title_of_a_cell_has_only_levels_that_vary() -> None:
     same_heap = [made.changed(run, cell=f"{run.cell}+heap=1g", levels={**run.levels, "heap": "1g"}) for run in FOUR]
     text = page.render_results(same_heap, {})
     assert len(re.findall(r"<h2[^>]*>network ethernet, receive predictor 32KiB</h2>", text)) == 1
     assert "heap 1g" not in text
-
-
-def test_layers_require_measured_allocations() -> None:
-    without = [made.changed(run, values={"outside_tlab_network_bytes": None}) for run in FOUR]
-    assert plot_cells.draw_picture("layers", without) is None
-
-
-def test_page_without_a_valid_run_says_so() -> None:
-    text = page.render_results([made.changed(run, state="failed", reason="it died") for run in FOUR], {})
-    assert "No valid run" in text
-    assert "it died" in text
-
-
-def test_headline_is_first_on_the_page() -> None:
-    body = page.render_results(FOUR, {}).partition("<body")[2].partition(">")[2]
-    first, second = re.findall(r"<(?:h1|h2|p|table)[ >].*", body)[:2]
-    assert first == f"<h1>{escape(headline.describe_finding(FOUR))}</h1>"
-    assert "<h1" not in second
 
 
 def draw_responses(**values: float | None) -> str:
@@ -149,10 +124,16 @@ def draw_responses(**values: float | None) -> str:
     return curve
 
 
-def test_missing_percentile_interrupts_the_line() -> None:
-    values = {"response_ms_p50": 10, "response_ms_p99": 100, "response_ms_p999": None, "response_ms_max": 1000}
-    (path,) = re.findall('class="line first" d="([^"]*)"', draw_responses(**values))
+def test_response_times_are_on_a_logarithmic_axis_interrupted_where_one_is_unknown() -> None:
+    values = {"response_ms_p50": 10, "response_ms_p99": 1000, "response_ms_p999": None, "response_ms_max": 1000}
+    curve = draw_responses(**values)
+    assert "50% within 10 ms, 99% within 1,000 ms, all within 1,000 ms" in curve
+    assert [float(y) for y in re.findall(r'cy="([0-9.]+)"', curve)] == [108, 8, 8]
+    (path,) = re.findall('class="line first" d="([^"]*)"', curve)
     assert [part[0] for part in path.split(" ")] == ["M", "L", "M"]
+    assert "closed loop" not in curve
+    hidden = draw_responses(**values, requests_answered=6000, idle_while_waiting_s=8.0)
+    assert "closed loop: each user sent nothing for 8.0 of 60.0 s on average" in hidden
 
 
 def test_main_table_has_few_columns_with_errors_and_says_what_is_worse() -> None:
@@ -198,39 +179,12 @@ def test_histograms_of_all_cells_share_an_axis() -> None:
     labels = {text: float(x) for x, text in re.findall(r'<text x="([0-9.]+)"[^>]*>([0-9]+ KiB)', cards[0])}
     # Four powers of two.
     assert ends[1] - ends[0] == pytest.approx(2 * (labels["64 KiB"] - labels["16 KiB"]), abs=0.3)
+    assert 'class="bar"' in page_charts.draw_read_sizes(
+        cells.group_by_cell([made.changed(FOUR[0], histograms={"read_bytes": {1: 9}})])
+    )
     none = made.changed(FOUR[0], histograms={}, values=dict.fromkeys(FOUR[0].values))
     assert not page_charts.draw_read_sizes(cells.group_by_cell([none]))
     assert not page_charts.draw_response_times(cells.group_by_cell([none]))
-
-
-def test_reads_of_one_byte_have_a_bar() -> None:
-    single = made.changed(FOUR[0], histograms={"read_bytes": {1: 9}})
-    card = page_charts.draw_read_sizes(cells.group_by_cell([single]))
-    pattern = r'class="bar" x="([0-9.]+)" y="[0-9.]+" width="([0-9.]+)" height="([0-9.]+)'
-    ((left, width, height),) = re.findall(pattern, card)
-    one_byte = float(re.findall(r'<text x="([0-9.]+)"[^>]*>1 B', card)[0])
-    assert float(left) + float(width) == pytest.approx(one_byte, abs=0.2)
-    assert (float(width) > 5, float(height)) == (True, 100)
-
-
-def test_response_times_are_on_a_logarithmic_axis() -> None:
-    curve = draw_responses(response_ms_p50=10, response_ms_p99=1000, response_ms_max=1000)
-    assert "50% within 10 ms, 99% within 1,000 ms, all within 1,000 ms" in curve
-    assert [float(y) for y in re.findall(r'cy="([0-9.]+)"', curve)] == [108, 8, 8]
-    curve = draw_responses(response_ms_p50=0.02, response_ms_p99=5, response_ms_max=900_000)
-    labels = re.findall(r'<text x="([0-9.]+)" y="([0-9.]+)" text-anchor="end">([^<]+)', curve)
-    assert [text for _, _, text in labels] == ["0.01 ms", "1 ms", "100 ms", "10 s", "1000 s"]
-    # A letter of 12 pixels is about 7 wide.
-    assert all(float(right) >= 7 * len(text) for right, _, text in labels)
-    tops = [float(y) for _, y, _ in labels]
-    assert min(below - above for below, above in itertools.pairwise(tops)) > 16
-
-
-def test_response_times_name_what_the_closed_loop_hides() -> None:
-    values = {"response_ms_p50": 10, "response_ms_p99": 122, "response_ms_max": 3400, "requests_answered": 6000}
-    curve = draw_responses(**values, idle_while_waiting_s=8.0)
-    assert "closed loop: each user sent nothing for 8.0 of 60.0 s on average" in curve
-    assert "closed loop" not in draw_responses(**values)
 
 
 def test_chart_of_a_long_run_keeps_its_peaks_and_drops_nan() -> None:
@@ -244,24 +198,9 @@ def test_chart_of_a_long_run_keeps_its_peaks_and_drops_nan() -> None:
     (line,) = chart["panels"][0]["lines"]
     assert len(line["points"]) <= 4000
     assert {(12_345.0, 9_000.0), (23_456.0, 1.0)} <= set(line["points"])
+    # The axis begins with the load.
+    assert chart["from"] == 0
     assert "NaN" not in page.render_results([run], {})
-
-
-def test_axis_of_time_begins_with_the_load() -> None:
-    run = made.with_series(FOUR[0])
-    heap = Series("heap_bytes", (made.START_NS - 60 * 10**9, made.START_NS), (1e6, 2e6))
-    chart = page_charts.chart_data(made.changed(run, series={**run.series, "heap_bytes": heap}))
-    assert chart is not None
-    assert (chart["from"], chart["to"]) == (-5, 60)
-
-
-def test_wide_table_is_dense_and_keeps_numbers_and_units_together() -> None:
-    narrow = page.render_table([["size"] * 12, ["64 KiB of 1 s"] * 12])
-    wide = page.render_table([["size"] * 13, ["1,514 B"] * 13])
-    assert "<table>" in narrow
-    assert "64&nbsp;KiB of 1&nbsp;s<" in narrow
-    assert '<table class="dense">' in wide
-    assert "1,514&nbsp;B<" in wide
 
 
 def test_change_beyond_the_scale_is_an_arrow_without_an_interval() -> None:
@@ -292,22 +231,15 @@ def test_stall_is_in_the_table_and_on_the_chart_but_not_in_the_notes() -> None:
     assert "20.00-31.00 s" not in text
 
 
-def test_stacks_are_a_file_in_folded_form() -> None:
-    files = REPORTS["allocations"]([RUN, made.summary({"network": "loopback"})])
-    assert list(files) == ["report/allocations-network=ethernet-1.folded"]
-    lines = files["report/allocations-network=ethernet-1.folded"].decode().splitlines()
-    assert lines[0] == "new TLABs;a.Main.run;a.Rare.one;byte[] 3"
-    assert {frames: int(size) for frames, _, size in (line.rpartition(" ") for line in lines)} == STACKS
-    # summary.json does not repeat them.
-    assert "stacks" not in json.loads(summary_files.format_summary_json([RUN]))[0]
-
-
-def test_files_of_stacks_have_unique_names_that_fit_a_folder() -> None:
+def test_stacks_are_files_in_folded_form_whose_names_fit_a_folder() -> None:
     long = f"predictor={'x' * 220}"
     names = ["buffer=a_b/1", "buffer=a-b/1", "buffer=a+b=1/1", f"{long}y/1-instrumented", f"{long}z/1-instrumented"]
     files = REPORTS["allocations"]([dataclasses.replace(RUN, run=name) for name in names])
     assert len(files) == len(names)
     assert {len(name.removeprefix("report/")) <= 235 for name in files} == {True}
+    lines = files["report/allocations-buffer=a_b-1.folded"].decode().splitlines()
+    assert lines[0] == "new TLABs;a.Main.run;a.Rare.one;byte[] 3"
+    assert {frames: int(size) for frames, _, size in (line.rpartition(" ") for line in lines)} == STACKS
 
 
 def test_narrow_frames_are_merged_and_counted() -> None:
@@ -337,25 +269,14 @@ def frames(way: str, depth: int) -> str:
     return ";".join(f"p.{way}.m{number}" for number in range(depth))
 
 
-def test_icicle_has_at_most_the_4000_widest_frames() -> None:
+def test_icicle_has_at_most_the_4000_widest_frames_however_deep() -> None:
     many = {f"new TLABs;{frames(f'C{way}', 100)};byte[]": 1 for way in range(300)}
-    graph = page_charts.build_icicles([made.changed(RUN, stacks=many)]).graphs[0]
+    deep = {f"new TLABs;{frames('C', 2048)};byte[]": 10}
+    graph, narrow = (page_charts.build_icicles([made.changed(RUN, stacks=stacks)]).graphs[0] for stacks in (many, deep))
     assert len(graph["nodes"]) <= 4001
-    assert graph["merged"] == 300
+    assert (graph["merged"], narrow["merged"]) == (300, 0)
     assert graph["least"] > 0.002
-    ways = {f"new TLABs;{frames(f'C{way}', 98)};byte[]": 100 for way in range(40)}
-    narrow = {f"new TLABs;p.Narrow{way}.run;byte[]": 30 for way in range(60)}
-    graph = page_charts.build_icicles([made.changed(RUN, stacks={**ways, **narrow})]).graphs[0]
-    # All, the kind, 99 frames of each way, and the merged ones.
-    assert len(graph["nodes"]) == 2 + 40 * 99 + 1
-    assert graph["merged"] == 60 * 30
-
-
-def test_stack_of_2048_frames_is_drawn() -> None:
-    deep = made.changed(RUN, stacks={f"new TLABs;{frames('C', 2048)};byte[]": 10})
-    graph = page_charts.build_icicles([deep]).graphs[0]
-    assert [depth for depth, _, _ in graph["nodes"]] == list(range(2051))
-    assert graph["merged"] == 0
+    assert [depth for depth, _, _ in narrow["nodes"]] == list(range(2051))
 
 
 def test_page_limits_its_icicles_and_links_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

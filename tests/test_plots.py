@@ -19,7 +19,6 @@ from matplotlib.text import Annotation, Text
 
 from ingest_bench.model.results import Cause, FaultRecord, Series, Stall, Summary
 from ingest_bench.report import headline, plot_cells, plot_over_time
-from ingest_bench.report.formatting import shorten
 
 SECOND = 10**9
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -213,6 +212,9 @@ def test_headline_compares_the_cells_that_differ_most() -> None:
     same = made.experiment(network=["loopback", "ethernet"], receive_predictor=["4KiB"])
     assert headline.describe_finding(same, READS) == "A socket read carries 4 KiB"
     assert headline.describe_finding(EXPERIMENTS["no valid run"]) == "No valid run"
+    none = [made.changed(run, values={"outside_tlab_network_bytes": 0}) for run in FOUR]
+    sentence = "Outside TLABs the network layer allocates, for each GB accepted, 0 GB"
+    assert headline.describe_finding(none, headline.NETWORK_COLUMN) == sentence
     assert headline.describe_finding(FOUR, "docs_per_s_mean").startswith(
         "Documents/s accepted: 18,860 over ethernet and 21,200 over loopback"
     )
@@ -240,15 +242,6 @@ def test_tiles_compare_the_cells_of_the_finding_and_say_when_there_is_no_verdict
     assert re.fullmatch(r"-\d+%", throughput.answer)
     assert re.fullmatch(r"0\.\d+ to 0\.\d+ times", throughput.verdict)
     assert headline.build_tiles([])[0].answer == "Not measured"
-
-
-def test_stalls_are_counted_by_cause() -> None:
-    run = made.changed(made.with_series(FOUR[0], fault=True), values={"stalls": 1})
-    assert headline.build_tiles([run])[1] == headline.Tile(
-        "Stalls", "1 stall", "11 s, packets lost on the network. Ruled out: GC."
-    )
-    none = made.changed(run, stalls=(), values={"stalls": 0})
-    assert headline.build_tiles([none])[1].answer == "No stalls"
 
 
 @pytest.mark.parametrize(
@@ -287,16 +280,6 @@ def test_headline_of_one_run_names_its_known_numbers() -> None:
     assert headline.describe_run(none) == "One run over time"
 
 
-def test_headline_of_allocations_is_per_gb_accepted() -> None:
-    sentence = "Outside TLABs the network layer allocates, for each GB accepted,"
-    assert headline.describe_finding(FOUR, headline.NETWORK_COLUMN).startswith(f"{sentence} 1.0")
-    assert "over loopback" in headline.describe_finding(FOUR, headline.NETWORK_COLUMN)
-    none = [made.changed(run, values={"outside_tlab_network_bytes": 0}) for run in FOUR]
-    assert headline.describe_finding(none, headline.NETWORK_COLUMN) == f"{sentence} 0 GB"
-    some = [*none[:2], made.changed(FOUR[2], values={"outside_tlab_network_bytes": 7e9}), *none[3:]]
-    assert headline.describe_finding(some, headline.NETWORK_COLUMN) == f"{sentence} 0 GB to 1 GB"
-
-
 def test_run_with_failed_requests_also_shows_acknowledged_ones() -> None:
     run = made.with_series(FOUR[0])
     with figures() as saved:
@@ -304,22 +287,6 @@ def test_run_with_failed_requests_also_shows_acknowledged_ones() -> None:
         plot_over_time.draw_timeline(made.changed(run, values={"requests_failed": 48}))
     assert ["max of ok" in words(figure) for figure in saved] == [False, True]
     assert plot_over_time.draw_timeline(FOUR[0]) is None
-
-
-def test_conditions_break_between_their_parts() -> None:
-    levels = {f"key{number}": f"a level of {number}" for number in range(12)}
-    with figures() as saved:
-        draw_reads([made.changed(run, levels={**run.levels, **levels}) for run in FOUR])
-    (conditions,) = [text for text in texts(saved[0]) if "key0" in text.get_text()]
-    lines = conditions.get_text().split("\n")
-    assert len(lines) > 1
-    assert all(line.startswith("key") and line.endswith("\u00a0·") for line in lines[1:-1])
-
-
-def test_text_is_shortened_in_its_middle_only_if_it_is_too_long() -> None:
-    assert shorten("ethernet · 512KiB", 17) == "ethernet · 512KiB"
-    assert shorten("a" * 100 + "z" * 100, 8) == "aaaa…zzz"
-    assert shorten("a" * 100 + "z" * 100, 7) == "aaa…zzz"
 
 
 @pytest.mark.parametrize("start", [0, -(2**62), 2**62, made.START_NS - 10**18])
@@ -330,19 +297,6 @@ def test_fault_far_outside_the_load_does_not_prevent_a_picture(start: int) -> No
     with figures() as drawn:
         plot_over_time.draw_timeline(made.changed(run, faults=faults))
     assert_readable(drawn[0])
-
-
-@pytest.mark.parametrize("name", ["gc_pause_ms", "large_allocation_bytes"])
-def test_values_before_the_load_do_not_scale_a_panel(name: str) -> None:
-    run = made.with_series(FOUR[0])
-    moments = (made.START_NS - 20 * SECOND, made.START_NS + SECOND, made.START_NS + 2 * SECOND)
-    rate = {"docs_per_s": run.series["docs_per_s"]}
-    with figures() as drawn:
-        for count in (3, 1):
-            line = Series(name, moments[:count], (900.0, 10.0, 40.0)[:count])
-            plot_over_time.draw_timeline(made.changed(run, series={**rate, name: line}))
-    assert 40 <= drawn[0].axes[1].get_ylim()[1] < 50
-    assert len(drawn[1].axes) == 2
 
 
 def stall(begin_s: float, end_s: float, cause: str = "") -> Stall:
@@ -381,42 +335,6 @@ def test_stalls_are_hatched_and_labelled_where_there_is_room() -> None:
     assert labels["garbage collection"].xy[0] == 7
     assert "unexplained" not in labels
     assert all(text.get_window_extent().x1 <= first.bbox.x1 for text in first.texts)
-
-
-def test_large_allocations_are_next_to_the_heap_of_the_same_run() -> None:
-    runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
-    assert plot_over_time.draw_large_allocations(runs) is None
-    partition = FaultRecord(kind="partition", start_ns=made.START_NS + 10 * SECOND, end_ns=None)
-    other = with_large(runs[1], 256 << 20, 0)
-    with figures() as drawn:
-        plot_over_time.draw_large_allocations(
-            [with_large(runs[0], 8 << 20, 5), made.changed(other, faults=(partition,))]
-        )
-    every = [text.get_text() for text in texts(drawn[0])]
-    assert any(text.startswith("The largest object has 8") for text in every)
-    # Faults of any cell.
-    assert {"flush", "partition"} <= set(every)
-    assert every.count("256 MiB") == 2
-    assert_readable(drawn[0])
-
-
-def test_large_allocation_before_the_measurement_does_not_scale_others() -> None:
-    run = with_large(FOUR[0], 8 << 20, 0)
-    line = run.series["large_allocation_bytes"]
-    line = Series(line.name, (made.START_NS - SECOND, *line.at_ns), (float(64 << 30), *line.values))
-    empty = Series(line.name, (), ())
-    with figures() as drawn:
-        for series in (line, empty):
-            plot_over_time.draw_large_allocations([made.changed(run, series={**run.series, line.name: series})])
-    assert drawn[0].axes[1].get_ylim()[1] < 1 << 30
-    assert "none of 1 MiB or more" in words(drawn[1])
-
-
-def test_repeated_fault_is_labelled_once() -> None:
-    (run,) = made.experiment(replicates=1, network=["loopback"])
-    with figures() as drawn:
-        plot_over_time.draw_timeline(with_large(run, 8 << 20, 5))
-    assert [text.get_text() for text in texts(drawn[0])].count("flush") == 1
 
 
 def machine_figure(runs: list[Summary]) -> Figure:
@@ -467,14 +385,6 @@ def test_peak_far_above_the_others_is_cut_off_and_marked() -> None:
     assert max(axes.get_ylim()[1] for axes in figure.axes[9:12]) < 500
 
 
-def test_picture_of_reads_has_the_sentence_about_reads() -> None:
-    with figures() as saved:
-        draw_reads(FOUR)
-        draw_reads(EXPERIMENTS["without reads"])
-    titles = [saved_figure.texts[0].get_text().replace("\n", " ").replace("\u00a0", " ") for saved_figure in saved]
-    assert titles == [headline.describe_finding(FOUR, READS), headline.describe_finding(EXPERIMENTS["without reads"])]
-
-
 @pytest.mark.parametrize(
     ("rates", "waits", "title"),
     [
@@ -501,3 +411,33 @@ def test_title_of_nodes_names_the_node_that_was_waited_for(
     with figures() as saved:
         plot_cells.draw_picture("nodes", runs)
     assert saved[0].texts[0].get_text().replace("\n", " ").replace("\u00a0", " ").startswith(title)
+
+
+def test_large_allocations_are_next_to_the_heap_of_the_same_run() -> None:
+    runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
+    assert plot_over_time.draw_large_allocations(runs) is None
+    partition = FaultRecord(kind="partition", start_ns=made.START_NS + 10 * SECOND, end_ns=None)
+    other = with_large(runs[1], 256 << 20, 0)
+    with figures() as drawn:
+        plot_over_time.draw_large_allocations(
+            [with_large(runs[0], 8 << 20, 5), made.changed(other, faults=(partition,))]
+        )
+    every = [text.get_text() for text in texts(drawn[0])]
+    assert any(text.startswith("The largest object has 8") for text in every)
+    # Faults of any cell, each once.
+    assert (every.count("flush"), every.count("partition"), every.count("256 MiB")) == (1, 1, 2)
+    assert_readable(drawn[0])
+
+
+def test_values_before_the_load_do_not_scale_a_panel() -> None:
+    run, name = with_large(FOUR[0], 8 << 20, 0), "large_allocation_bytes"
+    line = run.series[name]
+    early = Series(name, (made.START_NS - 20 * SECOND, *line.at_ns), (float(64 << 30), *line.values))
+    before, none = (made.changed(run, series={**run.series, name: line}) for line in (early, Series(name, (), ())))
+    with figures() as drawn:
+        plot_over_time.draw_timeline(before)
+        plot_over_time.draw_large_allocations([before])
+        plot_over_time.draw_large_allocations([none])
+    assert drawn[0].axes[-1].get_ylim()[1] < 10 << 20
+    assert drawn[1].axes[1].get_ylim()[1] < 1 << 30
+    assert "none of 1 MiB or more" in words(drawn[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ FILES = {
     "quoted.toml": '"target.heap" = "1g"\n',
     "table.toml": '[load]\nheap = "1g"\n',
     "probe.toml": 'probes = ["gcc"]\n',
+    "shards.json": '{"number_of_shards": 0}',
     "factor.toml": '[factors]\ndelay = ["1ms", "2ms"]\n',
 }
 
@@ -56,6 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text)
     for name in ("results", "emptyres"):
         (tmp_path / name).mkdir()
+    shutil.copytree(Path(__file__).parent / "data" / "track", tmp_path / "track")
 
     def start(*_: object) -> NoReturn:
         raise Started

@@ -13,7 +13,7 @@ from test_plots import assert_readable, figures, words
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.run import integrity, summary
 from ingest_bench.model.results import Series, Summary
-from ingest_bench.report import cell_tables, plot_cells, published
+from ingest_bench.report import cell_tables, published
 from ingest_bench.report.reports import REPORTS
 
 TRIP = "peers.to_server.delay"
@@ -129,30 +129,18 @@ def test_published_allocations_match_threads_limit_and_mode(
     assert matches == ([allocations / 60] if allocations else [])
 
 
-def test_published_row_is_beneath_the_cell_that_it_matches() -> None:
-    rows = table("direct-memory", [direct(), direct("16")])
-    assert [row[0] for row in rows] == ["", "ours", "published", "ours"]
-    assert cell(rows, 2, "allocations/s") == "8,081"
-
-
-def test_picture_of_direct_memory_is_first_and_has_a_row_for_oom() -> None:
+@pytest.mark.parametrize("unknown", [("p99",), ("p50", "p99")])
+def test_picture_of_direct_memory_has_rows_for_few_buffers_and_for_oom(unknown: tuple[str, ...]) -> None:
+    few = made.changed(direct(), values=dict.fromkeys(f"direct_allocation_ms_{name}" for name in unknown))
     nothing = dict.fromkeys((name for name in direct().values if name.startswith("direct")), None)
     oom = made.changed(direct("2"), values=nothing, state="oom", reason="direct: no more")
-    assert next(iter(REPORTS["pictures"]([direct(), oom]))) == "report/direct-memory.png"
     with figures() as drawn:
-        plot_cells.draw_picture("direct-memory", [direct(), oom])
-    assert "OOM" in words(drawn[0])
-    assert_readable(drawn[0])
-
-
-@pytest.mark.parametrize("unknown", [("p99",), ("p50", "p99")])
-def test_few_direct_buffers_without_percentiles_show_mean_and_waits(unknown: tuple[str, ...]) -> None:
-    few = made.changed(direct(), values=dict.fromkeys(f"direct_allocation_ms_{name}" for name in unknown))
-    with figures() as drawn:
-        plot_cells.draw_picture("direct-memory", [few])
+        assert next(iter(REPORTS["pictures"]([few, oom]))) == "report/direct-memory.png"
     points = [np.array(collection.get_offsets())[:, 0].tolist() for collection in drawn[0].axes[0].collections]
     # Waits, our mean, and the published one.
     assert points == [[20.0, 3500.0], [0.12], [pytest.approx(0.1237, abs=1e-4)]]
+    assert "OOM" in words(drawn[0])
+    assert_readable(drawn[0])
 
 
 def test_direct_buffer_missing_from_the_recording_invalidates_a_run() -> None:
@@ -183,7 +171,7 @@ def test_published_rounds_match_batch_delay_and_cap(delay: str, cap: float, thei
 
 
 @pytest.mark.parametrize("others", [0.0, 9e9])
-def test_lines_of_forwarders_that_deliver_nothing_or_much_are_readable(others: float) -> None:
+def test_picture_of_forwarding_is_first_and_readable_with_nothing_or_much_delivered(others: float) -> None:
     rates = {"blocking": (others, 0.0), "asynchronous": (0.0, others), "x" * 100: (others, others)}
     runs = [
         forwarder(rate, waiting=waiting, trip=trip)
@@ -191,20 +179,10 @@ def test_lines_of_forwarders_that_deliver_nothing_or_much_are_readable(others: f
         for trip, rate in zip(TRIPS, both, strict=True)
     ]
     with figures() as drawn:
-        assert plot_cells.draw_forwarding(runs) is not None
+        for shown in (runs, [forwarder(batch_delay="20ms"), forwarder(batch_delay="100ms")]):
+            assert next(iter(REPORTS["pictures"](shown))) == "report/forwarding.png"
     assert "blocking  0" in words(drawn[0])
     assert_readable(drawn[0])
-
-
-@pytest.mark.parametrize(
-    "runs",
-    [forwarders_by_trip(), [forwarder(batch_delay="20ms"), forwarder(batch_delay="100ms")], [forwarder()]],
-    ids=["by round trip", "by cell", "one cell"],
-)
-def test_picture_of_forwarding_is_first(runs: list[Summary]) -> None:
-    with figures():
-        assert next(iter(REPORTS["pictures"](runs))) == "report/forwarding.png"
-    assert "report/forwarding.md" in REPORTS["forwarding"](runs)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +193,16 @@ def test_mission_control_units_are_powers_of_1024(text: str, expected: float | N
     assert published.parse_es23185_number(text) == expected
 
 
-def test_published_totals_equal_count_times_mean() -> None:
+def test_published_totals_are_count_times_mean_and_oom_has_none_per_gb() -> None:
     rows = published.load_es23185()
     assert len(rows) == 12 + 12 + 2
     for row in rows:
         for kind in ("outside_tlab", "tlab"):
             values = [float(row.values.get(f"{kind}_{name}", 0)) for name in ("count", "mean_bytes", "total_bytes")]
             assert values[0] * values[1] == pytest.approx(values[2], rel=0.01)
-
-
-def test_published_row_out_of_memory_has_no_values_per_gb() -> None:
-    (row,) = [row for row in published.load_es23185() if row.values.get("docs_per_s_mean") == "OOM"]
-    assert row.conditions == {"workload": "pmc", "receive predictor": 32 << 10, "heap": 2 << 30}
-    assert float(row.values["outside_tlab_total_bytes"]) > 0
-    assert "outside_tlab_total_bytes_per_gb" not in row.values
+    (oom,) = [row for row in rows if row.values.get("docs_per_s_mean") == "OOM"]
+    assert oom.conditions == {"workload": "pmc", "receive predictor": 32 << 10, "heap": 2 << 30}
+    assert "outside_tlab_total_bytes_per_gb" not in oom.values
 
 
 @pytest.mark.parametrize(
@@ -263,7 +237,7 @@ def test_es_23185_rows_stand_beneath_ours_for_each_gb() -> None:
     assert int(cell(rows, 1, "docs/s (theirs: median)").replace(",", "")) > 1000
 
 
-def test_published_row_shares_only_the_levels_of_the_issue() -> None:
+def test_published_row_is_beneath_its_cell_with_the_levels_of_the_issue() -> None:
     runs = [
         made.changed(run, levels={"receive_predictor": "64KiB", "allocator": allocator}, cell=allocator)
         for allocator in ("pooled", "unpooled")
@@ -272,20 +246,13 @@ def test_published_row_shares_only_the_levels_of_the_issue() -> None:
     runs = [made.changed(run, values={"receive_predictor_bytes": 64 << 10}) for run in runs]
     rows = [row[:2] for row in table("es-23185", runs)]
     assert rows == [["", "allocator"], ["ours", "pooled"], ["published", ""], ["ours", "unpooled"], ["published", ""]]
-
-
-def test_cell_without_a_match_stands_alone_and_oom_is_named() -> None:
-    runs = [made.changed(run, values={"heap_bytes": 3 << 30, "network": "jumbo"}) for run in elasticsearch()]
-    assert [row[0] for row in table("es-23185", runs)[1:]] == ["ours"]
-    assert table("es-23185", [made.changed(run, state="oom") for run in elasticsearch()])[1][3] == "OOM"
-
-
-def test_published_oom_row_has_no_rate_but_its_allocations() -> None:
-    conditions = {"workload": "pmc", "receive_predictor_bytes": 32 << 10, "heap_bytes": 2 << 30}
-    runs = [made.changed(run, levels={"receive_predictor": "32KiB"}, values=conditions) for run in elasticsearch()]
-    head, _, theirs = table("es-23185", runs)
-    assert theirs[head.index("docs/s (theirs: median)")] == "OOM"
-    assert theirs.count("OOM") == 1
+    other = [made.changed(run, values={"heap_bytes": 3 << 30, "network": "jumbo"}, state="oom") for run in runs]
+    assert [row[:3] for row in table("es-23185", other)[1:]] == [
+        ["ours", name, "OOM"] for name in ("pooled", "unpooled")
+    ]
+    rows = table("direct-memory", [direct(), direct("16")])
+    assert [row[0] for row in rows] == ["", "ours", "published", "ours"]
+    assert cell(rows, 2, "allocations/s") == "8,081"
 
 
 def test_es_23185_csv_has_plain_numbers_and_requires_allocations() -> None:
@@ -331,6 +298,9 @@ def test_acknowledged_table_has_a_row_per_fault_and_a_column_per_target() -> Non
         made.changed(acknowledged("pause", "kafka"), state="failed", reason="fault: it could not be\nlog: more"),
         made.changed(acknowledged("pause", "sink"), state="invalid", reason="a check failed"),
         acknowledged("gc", "kafka", documents_counted=None),
+        # Equal replicates are listed once.
+        *(acknowledged("flush", "kafka", replicate) for replicate in (1, 2)),
+        acknowledged("flush", "kafka", 3, documents_counted=990),
     ]
     assert cell_tables.acknowledged_rows(runs) == [
         ["fault", "kafka", "sink"],
@@ -339,14 +309,5 @@ def test_acknowledged_table_has_a_row_per_fault_and_a_column_per_target() -> Non
         ["kill", "does not apply: kill: no files", "10 of 1,000 lost"],
         ["pause", "failed: fault: it could not be", "invalid: a check failed"],
         ["gc", "cannot be counted", ""],
+        ["flush", "all 1,000 there; 10 of 1,000 lost", ""],
     ]
-
-
-def test_acknowledged_table_lists_equal_replicates_once() -> None:
-    runs = [
-        *(acknowledged("none", "kafka", replicate) for replicate in (1, 2)),
-        acknowledged("kill", "kafka", documents_counted=990),
-        acknowledged("kill", "kafka", 2),
-    ]
-    rows = csv.reader(REPORTS["acknowledged"](runs)["report/acknowledged.csv"].decode().splitlines())
-    assert list(rows)[1:] == [["none", "all 1,000 there"], ["kill", "10 of 1,000 lost; all 1,000 there"]]

@@ -184,12 +184,13 @@ def test_only_screen_prints() -> None:
         assert not re.search(r"\.s?echo\(", text), path
 
 
-def test_without_a_terminal_each_phase_is_a_line_with_an_estimate(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_without_a_terminal_each_run_or_phase_is_a_line_with_an_estimate(
+    is_verbose: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: now_s))
-    with screen.RunProgress(30, 20, OutputOptions(verbose=True)).show() as progress:
+    with screen.RunProgress(30, 20, OutputOptions(verbose=is_verbose)).show() as progress:
         for number, left in ((3, 20), (7, 2)):
             progress.begin_run(number, "one", left)
             progress.begin_phase("boot")
@@ -201,15 +202,8 @@ def test_without_a_terminal_each_phase_is_a_line_with_an_estimate(
     phases = ["  0 s: boot", "  4 s: warm-up", "  outcome"]
     # The second estimate is from the duration of the first run.
     lines = ["run 3/30 one, about 7 min left", *phases, "run 7/30 one, about 2 min left", *phases]
-    assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_each_run_that_ended_is_one_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with screen.RunProgress(2, None, OutputOptions()).show() as progress:
-        progress.begin_run(1, "one", 2)
-        progress.end_run("outcome")
-        progress.begin_run(2, "one", 1)
-    assert capsys.readouterr().out.splitlines() == ["run 1/2 one: outcome"]
+    ended = ["run 3/30 one: outcome", "run 7/30 one: outcome"]
+    assert capsys.readouterr().out.splitlines() == (lines if is_verbose else ended)
 
 
 @pytest.mark.parametrize(
