@@ -102,7 +102,7 @@ def supervising(folder: Path, port: int, workers: int) -> Iterator[Fleet]:
 
 @contextmanager
 def fleet_of(folder: Path, workers: int, **options: str) -> Iterator[Fleet]:
-    """Yield a fleet that so many workers have joined; *options* are those of `agents`."""
+    """Yield a fleet that this number of workers has joined; *options* are those of `agents`."""
     port = free_port()
     with agents(folder, port, workers, **options), supervising(folder, port, workers) as fleet:
         yield fleet
