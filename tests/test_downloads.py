@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import itertools
-import json
 import resource
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_tracks import write_track
 from file_server import Served, file_server
 
 from ingest_bench.cli import app
@@ -164,9 +164,9 @@ def test_missing_file_and_unreachable_server_are_named(served: Served, tmp_path:
     served.statuses = [404]
     with pytest.raises(RunFailed, match=r"/corpora/docs\.json\.bz2: was answered 404 .*base-url"):
         fetch(corpus(served, tmp_path))
-    file = TrackFile(path=str(tmp_path / NAME), index="i", origin=CorpusSource(url="http://127.0.0.1:1/docs.json.bz2"))
+    served.url = "http://127.0.0.1:1"
     with pytest.raises(RunFailed, match=r"http://127\.0\.0\.1:1/.*cannot be reached .*Connection refused"):
-        fetch(file)
+        fetch(corpus(served, tmp_path))
 
 
 def test_wrong_size_is_noticed_before_the_download(served: Served, tmp_path: Path) -> None:
@@ -261,16 +261,13 @@ def test_other_schemes_than_http_are_named(base: str) -> None:
         corpus_download.check_urls([file])
 
 
-def track(folder: Path, base: str, name: str = NAME, **documents: Any) -> Path:
-    folder.mkdir(parents=True)
-    documents_table = {"source-file": name, "document-count": 20_000, "uncompressed-bytes": len(TEXT), **documents}
-    table = {
-        "version": 2,
-        "indices": [{"name": "i"}],
-        "corpora": [{"name": "a b/../c", "base-url": base, "documents": [documents_table]}],
-        "schedule": [{"operation": {"operation-type": "bulk", "bulk-size": 5000}}],
-    }
-    (folder / "track.json").write_text(json.dumps(table))
+def track(folder: Path, base: str, name: str = NAME, compressed_bytes: int | None = None) -> Path:
+    sizes = {"uncompressed-bytes": len(TEXT), "compressed-bytes": compressed_bytes}
+    document_set = {"source-file": name, "document-count": 20_000, **sizes}
+    corpora = [{"name": "a b/../c", "base-url": base, "documents": [document_set]}]
+    write_track(folder, corpora=corpora)
+    # Only its compressed form exists, and must be downloaded.
+    (folder / "docs.json").unlink()
     return folder
 
 
@@ -279,8 +276,7 @@ def test_command_prints_the_size_and_fills_the_shared_cache(
 ) -> None:
     monkeypatch.setenv("INGEST_BENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    sizes: dict[str, Any] = {"compressed-bytes": len(PACKED)}
-    folder = track(tmp_path / "one", served.url, **sizes)
+    folder = track(tmp_path / "one", served.url, compressed_bytes=len(PACKED))
     # The heap is refused after the download, so nothing starts.
     words = ["run", "--track", str(folder), "--download", "--set", "heap=500g"]
     assert app.run(words) == 2

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from example_tracks import BULK, write_track
 
 from ingest_bench.cli import experiment_options
 from ingest_bench.documents.tracks import reader
 from ingest_bench.errors import SpecError
 from ingest_bench.lab import planning
 
-BULK = {"name": "index", "operation-type": "bulk", "bulk-size": 5}
 ROWS: list[Any] = [
     {"operation": "delete-index", "tags": "setup"},
     {"operation": "create-index", "tags": ["setup", "indices"]},
@@ -35,36 +34,26 @@ ROWS: list[Any] = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Write a track with tasks alone and in parallel, some with tags."""
-    (tmp_path / "docs.json").write_text('{"n": 1}\n')
-    corpora = [{"name": "c", "documents": [{"source-file": "docs.json", "document-count": 1}]}]
-    table = {"indices": [{"name": "i"}], "corpora": corpora, "operations": [BULK], "schedule": ROWS}
-    (tmp_path / "track.json").write_text(json.dumps(table))
-    return tmp_path
+    return write_track(tmp_path, ROWS, operations=[{**BULK, "name": "index"}])
 
 
 @pytest.mark.parametrize(
-    ("filters", "names"),
+    ("choice", "filters", "names"),
     [
-        (["type:bulk"], ["first", "second", "third"]),
-        (["third"], ["third"]),
-        (["tag:fill", "force-merge"], ["first", "third", "force-merge"]),
-        (["tag:setup", "second"], ["delete-index", "create-index", "second"]),
+        ("include_tasks", ["type:bulk"], ["first", "second", "third"]),
+        ("include_tasks", ["third"], ["third"]),
+        ("include_tasks", ["tag:fill", "force-merge"], ["first", "third", "force-merge"]),
+        ("include_tasks", ["tag:setup", "second"], ["delete-index", "create-index", "second"]),
+        ("exclude_tasks", ["tag:fill"], ["delete-index", "create-index", "second", "force-merge"]),
+        ("exclude_tasks", ["type:delete-index", "tag:indices", "second", "force-merge"], ["first", "third"]),
+        ("exclude_tasks", ["first", "second", "look"], ["delete-index", "create-index", "third", "force-merge"]),
     ],
 )
-def test_included_tasks_run_in_the_order_of_the_track(folder: Path, filters: list[str], names: list[str]) -> None:
-    assert [step.name for step in reader.read_track(folder, include_tasks=filters).steps] == names
-
-
-@pytest.mark.parametrize(
-    ("filters", "names"),
-    [
-        (["tag:fill"], ["delete-index", "create-index", "second", "force-merge"]),
-        (["type:delete-index", "tag:indices", "second", "force-merge"], ["first", "third"]),
-        (["first", "second", "look"], ["delete-index", "create-index", "third", "force-merge"]),
-    ],
-)
-def test_excluded_tasks_do_not_run(folder: Path, filters: list[str], names: list[str]) -> None:
-    assert [step.name for step in reader.read_track(folder, exclude_tasks=filters).steps] == names
+def test_chosen_tasks_run_in_the_order_of_the_track(
+    folder: Path, choice: str, filters: list[str], names: list[str]
+) -> None:
+    arguments: dict[str, Any] = {choice: filters}
+    assert [step.name for step in reader.read_track(folder, **arguments).steps] == names
 
 
 def test_selection_without_a_bulk_is_refused(folder: Path) -> None:

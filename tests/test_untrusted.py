@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import ordinary_user
 import pytest
+from example_tracks import write_track
 
 from ingest_bench import system
 from ingest_bench.documents.tracks import reader
@@ -215,12 +215,8 @@ def test_other_users_entry_in_a_sticky_folder_is_not_safe(tmp_path: Path) -> Non
 
 @needs_root
 def test_link_of_another_user_must_lead_to_a_file_that_the_user_can_read(tmp_path: Path) -> None:
-    documents = {"source-file": "documents.json"}
-    bulk = {"operation": {"operation-type": "bulk", "bulk-size": 1}}
-    track = {"version": 2, "indices": [{"name": "i"}], "corpora": [{"name": "c", "documents": [documents]}]}
     folder, private = tmp_path / "track", tmp_path / "private.json"
-    folder.mkdir()
-    (folder / "track.json").write_text(json.dumps({**track, "schedule": [bulk]}))
+    write_track(folder, documents=[{"source-file": "documents.json"}])
     private.write_text('{"n": 1}\n')
     link = folder / "documents.json"
     link.symlink_to(private)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from example_tracks import write_track
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed, SpecError
@@ -310,17 +311,12 @@ def test_invalid_credentials_are_refused_and_not_repeated(environment: dict[str,
 
 
 def of_track(folder: Path, steps: list[dict[str, Any]], indices: tuple[str, ...] = ("mine",)) -> Procedure:
-    (folder / "docs.json").write_text('{"a":1}\n')
-    table = {
-        "version": 2,
-        "description": "x",
-        "indices": [{"name": name} for name in indices],
-        "corpora": [
-            {"name": "c", "documents": [{"source-file": "docs.json", "document-count": 1, "target-index": indices[0]}]}
-        ],
-        "schedule": [{"operation": step} for step in steps],
-    }
-    (folder / "track.json").write_text(json.dumps(table))
+    write_track(
+        folder,
+        [{"operation": step} for step in steps],
+        [{"source-file": "docs.json", "target-index": indices[0]}],
+        indices=[{"name": name} for name in indices],
+    )
     (run,) = of_url(experiment="track", track=str(folder)).runs
     place = ServerAddress(endpoint=Endpoint("192.0.2.1", 9200))
     return planning.build_procedure(run.cell, place, Path(), may_delete=True, mark="only-mine")
