@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from fault_lab import make_cell, make_fault, make_resource_stage, wait_until
+from fault_lab import make_fault, make_resource_stage, wait_until
 
-from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.faults import checks, timeline
+from ingest_bench.errors import RunFailed
+from ingest_bench.faults import timeline
 from ingest_bench.host import cpu
 from ingest_bench.model.experiment import Fault
 
@@ -43,16 +43,6 @@ def test_neighbours_of_a_killed_node_run_on_our_own_cpus() -> None:
         exited.wait()
     with cpu.start_neighbours(1, exited.pid) as (pid,):
         assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
-
-
-def test_neighbours_need_no_resources_and_exclude_a_quota() -> None:
-    checks.check_faults(make_cell(cpu_fault(neighbours=2)))
-    assert not checks.list_needs(make_cell(cpu_fault(neighbours=2)))
-    assert checks.list_needs(make_cell(cpu_fault(cores=0.5))) == {"cpu"}
-    with pytest.raises(SpecError, match=r"requires cores = 0\.5, or neighbours = 2"):
-        checks.check_faults(make_cell(cpu_fault()))
-    with pytest.raises(SpecError, match="cores cannot be combined with neighbours"):
-        checks.check_faults(make_cell(cpu_fault(cores=0.5, neighbours=2)))
 
 
 @pytest.fixture

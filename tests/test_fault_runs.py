@@ -89,26 +89,6 @@ def test_load_stays_exact_next_to_misbehaving_clients(tmp_path: Path, kind: str)
 
 
 @pytest.mark.nightly
-@pytest.mark.ordinary
-@pytest.mark.jvm
-@pytest.mark.netns
-def test_new_connections_fail_without_a_port_and_open_ones_stay(tmp_path: Path) -> None:
-    text = LOAD.format(name="sink", seconds=12) + '[[fault]]\nkind = "exhausted-ports"\nat = "1s"\nfor = "4s"\n'
-    record, values = run_measured(tmp_path, text + '[[fault]]\nkind = "reset"\nat = "1500ms"\n')
-    faults = index_faults(record)
-    exhausted, reset = faults["exhausted-ports"], faults["reset"]
-    assert exhausted.effect == "none of 28232 ports left"
-    # Connections were still open half a second after the ports were exhausted.
-    assert int(reset.effect.split()[0]) >= 2
-    # Full seconds. A reset may take some of them on a busy machine; after its end no client could connect.
-    assert exhausted.end_ns is not None
-    assert reset.end_ns is not None
-    assert (exhausted.end_ns - reset.end_ns) // 10**9 - 1 <= values["zero_throughput_s"] <= 4
-    assert isinstance(values["recovery_s"], float)
-    assert values["documents_counted"] >= values["documents_acked"]
-
-
-@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_killed_node_returns_with_all_acknowledged_documents(tmp_path: Path) -> None:

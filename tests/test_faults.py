@@ -371,15 +371,50 @@ def test_table_has_every_kind_of_fault_of_the_schema() -> None:
             {},
             "fault throttle: it does not use direction",
         ),
+        (make_fault("slow-disk"), {}, r'slow-disk: requires rate = "80mbit" or iops = 100'),
+        (make_fault("slow-disk", iops=5, delay_ns=1), {}, "slow-disk: it does not use delay"),
+        (make_fault("slow-fsync"), {}, 'slow-fsync: requires delay = "50ms"'),
+        (make_fault("slow-fsync", delay_ns=0), {}, 'slow-fsync: requires delay = "50ms"'),
+        (make_fault("cpu"), {}, r"requires cores = 0\.5, or neighbours = 2"),
+        (make_fault("cpu", cores=0.5, neighbours=2), {}, "cores cannot be combined with neighbours"),
+        (make_fault("mtu-blackhole"), {}, "requires mtu = 1400"),
+        (make_fault("mtu-blackhole", mtu_bytes=1500), {}, 'no packet of profile "p" is larger than 1500 bytes'),
+        (
+            make_fault("mtu-blackhole", mtu_bytes=551, icmp="sent"),
+            {},
+            "senders ignore ICMP with a path MTU below 552",
+        ),
         (Fault(kind="flush", at_ns=1), {"measure_documents": 10}, 'Only a repeated fault can: every = "5s"'),
     ],
 )
 def test_fault_that_cannot_happen_as_written_is_refused(fault: Fault, load: dict[str, Any], message: str) -> None:
-    cell = dataclasses.replace(make_cell(fault), load=dataclasses.replace(CELL.load, **load))
+    network = Profile(name="p", gso_max_segs=1)
+    cell = dataclasses.replace(make_cell(fault), network=network, load=dataclasses.replace(CELL.load, **load))
     with pytest.raises(SpecError, match=message):
         checks.check_faults(cell)
     if load:
         checks.check_faults(dataclasses.replace(cell, faults=(dataclasses.replace(fault, every_ns=S),)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "needs"),
+    [
+        (make_fault("full-disk"), {"disk"}),
+        (make_fault("slow-disk", iops=5), {"disk", "throttle"}),
+        (make_fault("slow-fsync", delay_ns=1), {"syncs"}),
+        (make_fault("cpu", cores=0.5), {"cpu"}),
+        (make_fault("cpu", neighbours=2), set()),
+        (make_fault("mtu-blackhole", mtu_bytes=552, icmp="sent"), set()),
+    ],
+)
+def test_fault_is_accepted_with_the_resources_that_it_needs(fault: Fault, needs: set[str]) -> None:
+    cell = dataclasses.replace(make_cell(fault), network=Profile(name="p", gso_max_segs=1))
+    checks.check_faults(cell)
+    assert checks.list_needs(cell) == needs
+    if "disk" in needs:
+        preloaded = dataclasses.replace(cell, target=TargetOptions(name="cassandra", preloaded_documents=5))
+        with pytest.raises(SpecError, match="preloaded documents are on another file system"):
+            checks.check_faults(preloaded)
 
 
 def make_plan(cell: Cell) -> Plan:
@@ -392,12 +427,3 @@ def test_server_that_cannot_flush_is_refused() -> None:
     with pytest.raises(SpecError, match="flush: sink has no command that flushes"):
         campaign.check_plan(make_plan(make_cell(flush, target=TargetOptions(name="sink"))))
     campaign.check_plan(make_plan(make_cell(flush, target=TargetOptions(name="opensearch"))))
-
-
-def test_mtu_that_senders_ignore_is_refused() -> None:
-    fault = Fault(kind="mtu-blackhole", at_ns=1, for_ns=S, mtu_bytes=551, icmp="sent")
-    network = Profile(name="p", gso_max_segs=1)
-    with pytest.raises(SpecError, match="senders ignore ICMP with a path MTU below 552"):
-        checks.check_faults(dataclasses.replace(make_cell(fault), network=network))
-    accepted = dataclasses.replace(fault, mtu_bytes=552)
-    checks.check_faults(dataclasses.replace(make_cell(accepted), network=network))

@@ -1,8 +1,8 @@
-"""Every pair of faults of different scopes: what both do together to link, node, host and clients, and after.
+"""Every pair of faults, nested and crossing: what both do together to link, node, host and clients, and after.
 
 The kinds are those of the table, so a new one is included automatically. The test fails if it needs a key, or if its
 effect is not part of `World.read_state`. Kinds with the same begin function share one effect, such as the clients that
-misbehave: they take turns. Pairs of two faults of a link, and of a process, are in `test_faults_nested`.
+misbehave: they take turns.
 
 The node's process does nothing, so most faults fail at their end because they had no effect. That is accepted here: the
 test compares what the kernel shows.
@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -24,8 +25,6 @@ from typing import Any
 
 import pytest
 from fault_lab import NodeProcess, build_query, make_cell, make_fault, make_links_stage, make_stage, open_link_for
-from test_faults_nested import PROCESS_STATES
-from test_faults_nested import read_state as read_link_state
 from test_slow_disk import list_limits
 
 from ingest_bench import system
@@ -77,6 +76,12 @@ for _ in sys.stdin:
     code = client.recv(1500)[3] & 15
     print(json.dumps([code, open("/proc/sys/net/ipv4/ip_local_reserved_ports").read().strip()]), flush=True)
 """
+# Of a device: receivers of frames, filters, and queues.
+SHOW = """
+ip -j neigh show dev "$1"; printf '\\n--\\n'
+tc filter show dev "$1" ingress; printf '\\n--\\n'
+tc -j qdisc show dev "$1"
+"""
 # Replaces the program that takes a part of the memory.
 FAKE_FRAGMENTS = """
 import json, sys
@@ -98,19 +103,14 @@ NO_MEMORY_LIMIT = str((2**63 - 1) // resource.getpagesize() * resource.getpagesi
 
 
 def list_pairs() -> list[tuple[str, str]]:
-    """Return every pair of effects that are not both of a link or both of a process."""
+    """Return every pair of effects, also of one with itself."""
     kinds: dict[Begin, list[str]] = {}
     for name, kind in FAULTS.items():
         if kind.has_duration:
             kinds.setdefault(kind.begin, []).append(name)
     turns = {begin: itertools.cycle(names) for begin, names in kinds.items()}
-    pairs = []
-    for first, second in itertools.combinations(kinds, 2):
-        names = kinds[first][0], kinds[second][0]
-        are_links = all(FAULTS[name].scope == "link" for name in names)
-        if not are_links and not all(name in PROCESS_STATES for name in names):
-            pairs.append((next(turns[first]), next(turns[second])))
-    return pairs
+    pairs = itertools.combinations_with_replacement(kinds, 2)
+    return [(next(turns[first]), next(turns[second])) for first, second in pairs]
 
 
 @dataclass
@@ -149,6 +149,25 @@ class World:
             soft_limit = resource.prlimit(self.process.jvm_pid, resource.RLIMIT_NOFILE)[0]
             state |= {"paused": self.process.is_paused(), "few descriptors": soft_limit < 100}
         return state
+
+
+def read_link_state(link: Link) -> State:
+    """Return what the kernel shows of a link: receivers of frames, filters, and queues."""
+    state: State = {}
+    for end in link.ends:
+        neighbours, filters, qdiscs = end.namespace.run(("sh", "-c", SHOW, "sh", end.device)).split("\n--\n")
+        for entry in json.loads(neighbours):
+            if "PERMANENT" in entry["state"]:
+                state[end.device, entry["dst"]] = entry["lladdr"]
+        for line in filters.splitlines():
+            if "pref" in line and "handle" in line:
+                state[end.device, "pref " + line.partition(" pref ")[2].split()[0]] = re.sub(" id [0-9]+", "", line)
+        state[end.device, "queues"] = [
+            (qdisc["kind"], qdisc["options"])
+            for qdisc in json.loads(qdiscs)
+            if qdisc["kind"] not in ("clsact", "noqueue")
+        ]
+    return state
 
 
 def read_limit(folder: Path, version_1: str, version_2: str) -> str:
@@ -232,7 +251,7 @@ def combine(base: State, *states: State) -> State:
 
 @pytest.mark.nightly
 @pytest.mark.netns
-def test_every_pair_of_faults_of_different_scopes_nests_and_crosses(world: World) -> None:
+def test_every_pair_of_faults_nests_and_crosses(world: World) -> None:
     base, alone = world.read_state(), {}
     pairs = list_pairs()
     for kind in dict.fromkeys(itertools.chain.from_iterable(pairs)):
@@ -242,14 +261,14 @@ def test_every_pair_of_faults_of_different_scopes_nests_and_crosses(world: World
         assert alone[kind] != base, f"{kind}: its effect is not visible; add it to `World.read_state`"
         assert world.read_state() == base, kind
     for first, second in pairs:
-        both = combine(base, alone[first], alone[second])
-        # The first ends before the second, begins again within it, and ends after it.
+        # The first ends before the second, begins again within it, and ends after it. The later fault determines what
+        # both change.
         active, other = (timeline.begin_fault(fault_of(kind), world.stage) for kind in (first, second))
-        assert world.read_state() == both, (first, second)
+        assert world.read_state() == combine(base, alone[first], alone[second]), (first, second)
         end(active)
         assert world.read_state() == combine(base, alone[second]), (first, second)
         active = timeline.begin_fault(fault_of(first), world.stage)
-        assert world.read_state() == both, (first, second)
+        assert world.read_state() == combine(base, alone[second], alone[first]), (first, second)
         end(other)
         assert world.read_state() == combine(base, alone[first]), (first, second)
         end(active)

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_lab import list_loop_devices, make_cell, make_fault, make_resource_stage, skip_without, wait_until
+from fault_lab import list_loop_devices, make_fault, make_resource_stage, skip_without, wait_until
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.faults import checks, timeline
+from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.faults import timeline
 from ingest_bench.faults.kind import hold_effect
 from ingest_bench.host import volume
 from ingest_bench.host.volume import DiskFiller
-from ingest_bench.model.target import TargetOptions
 
 pytestmark = pytest.mark.machine
 
@@ -50,14 +49,6 @@ def test_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(system, "which", lambda name: None if name == "mkfs.ext4" else "/bin/true")
     with pytest.raises(MissingCapability, match=r"mkfs\.ext4 is not installed\.\nInstall e2fsprogs"):
         volume.require_volume()
-
-
-def test_disk_with_preloaded_documents_is_not_filled() -> None:
-    assert not checks.list_needs(make_cell())
-    cell = make_cell(FULL, target=TargetOptions(name="cassandra", preloaded_documents=5))
-    assert checks.list_needs(cell) == {"disk"}
-    with pytest.raises(SpecError, match="preloaded documents are on another file system"):
-        checks.check_faults(cell)
 
 
 def test_shared_file_system_is_not_filled(tmp_path: Path) -> None:

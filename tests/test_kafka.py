@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -209,14 +210,8 @@ def test_missing_broker_is_a_timeout_without_sent_bytes(monkeypatch: pytest.Monk
 
 @pytest.mark.processes
 def test_broker_stores_every_acknowledged_record(broker: Endpoint, tmp_path: Path) -> None:
-    plan = plan_for(broker, tmp_path, users=2, bulk_documents=50)
-    plan = type(plan)(
-        server=plan.server,
-        wire=ProtocolOptions(protocol="kafka", keys={"linger": "1ms"}),
-        workload=plan.workload,
-        options=plan.options,
-        folder=plan.folder,
-    )
+    wire = ProtocolOptions(protocol="kafka", keys={"linger": "1ms"})
+    plan = dataclasses.replace(plan_for(broker, tmp_path, users=2, bulk_documents=50), wire=wire)
     before = count_stored(broker, plan.workload.index) if plan.workload.index == "tiny" else 0
     report, samples, _ = loaded(plan)
     acked = int(samples["documents_acked"].sum())
@@ -243,13 +238,6 @@ def test_verdict_follows_from_the_errors_of_records(errors: dict[int, str], expe
     response = Response(combine_errors(errors), content, 0, len(content))
     verdict = protocol().judge(response, body)
     assert (response.status, verdict.outcome, verdict.acked, verdict.failed, verdict.rejected_items) == expected
-
-
-def test_selected_items_are_the_rejected_records() -> None:
-    body = protocol().build_body(DOCUMENTS, 1)
-    selected = body.select_items((3, 5))
-    edges = selected.item_offsets().tolist()
-    assert [bytes(selected.data[edges[n] : edges[n + 1]]) for n in range(2)] == [DOCUMENTS[3], DOCUMENTS[5]]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import resource
 import subprocess
 import sys
@@ -255,3 +256,27 @@ print(count, flush=True)
     active = timeline.begin_fault(make_fault("file-descriptors"), make_stage([process]))
     assert active.effect == f"node 1: 4 free next to {open_count} open descriptors"
     assert process.popen.communicate(b"go\n")[0] == b"4\n"
+
+
+# State of a process under each fault: paused, few descriptors. A killed one has no state until it is restarted.
+PROCESS_STATES = {"pause": (True, False), "file-descriptors": (False, True), "kill": None}
+
+
+def test_every_pair_of_process_faults_nests_and_crosses(process: NodeProcess) -> None:
+    stage = make_stage([process])
+
+    def read_process_state() -> tuple[bool, bool] | None:
+        assert stage.nodes[0].is_down == (process.popen.poll() is not None)
+        if stage.nodes[0].is_down:
+            return None
+        return process.is_paused(), resource.prlimit(process.jvm_pid, resource.RLIMIT_NOFILE)[0] < 100
+
+    assert read_process_state() == (False, False)
+    for outer, inner, earlier_ends_first in itertools.product(PROCESS_STATES, PROCESS_STATES, (False, True)):
+        active = [(kind, timeline.begin_fault(make_fault(kind), stage)) for kind in (outer, inner)]
+        both = None if "kill" in (outer, inner) else ("pause" in (outer, inner), "file-descriptors" in (outer, inner))
+        assert read_process_state() == both, (outer, inner)
+        active.pop(0 if earlier_ends_first else 1)[1].end()
+        assert read_process_state() == PROCESS_STATES[active[0][0]], (outer, inner)
+        active.pop()[1].end()
+        assert read_process_state() == (False, False), (outer, inner)

@@ -16,18 +16,17 @@ from typing import Any
 
 import inside_uml
 import pytest
-from fault_lab import TIMEOUT_S, list_loop_devices, make_cell, make_fault, make_resource_stage, skip_without, wait_until
+from fault_lab import TIMEOUT_S, list_loop_devices, make_fault, make_resource_stage, skip_without, wait_until
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.faults import checks, timeline
+from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.faults import timeline
 from ingest_bench.host import cgroups, node_resources, volume
 from ingest_bench.host.cgroups import Cgroup, IoThrottle
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.host.volume import Volume
 from ingest_bench.ledger.watchdog import open_session
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.target import TargetOptions
 
 pytestmark = pytest.mark.measures
 
@@ -120,19 +119,6 @@ def list_limits(device: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             lines += path.read_text().splitlines()
     return [line for line in lines if line.split()[0] == device]
-
-
-def test_slow_disk_requires_a_limit_and_an_own_file_system() -> None:
-    cell = make_cell(slow(iops=5))
-    checks.check_faults(cell)
-    assert checks.list_needs(cell) == NEEDS
-    with pytest.raises(SpecError, match=r'slow-disk: requires rate = "80mbit" or iops = 100'):
-        checks.check_faults(make_cell(slow()))
-    with pytest.raises(SpecError, match="slow-disk: it does not use delay"):
-        checks.check_faults(make_cell(slow(iops=5, delay_ns=1)))
-    preloaded = TargetOptions(name="cassandra", preloaded_documents=5)
-    with pytest.raises(SpecError, match="slow-disk: preloaded documents"):
-        checks.check_faults(make_cell(slow(iops=5), target=preloaded))
 
 
 def test_throttle_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:

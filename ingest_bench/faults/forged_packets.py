@@ -131,11 +131,7 @@ def _read_expected_numbers(sniffer: socket.socket, address: str) -> dict[Ports, 
 
 
 def _list_connections(peer: str) -> set[Ports]:
-    return {
-        (connection.local_port, connection.remote_port)
-        for connection in tcp_info.list_connections()
-        if connection.remote_address == peer
-    }
+    return {connection.ports for connection in tcp_info.list_connections() if connection.remote_address == peer}
 
 
 def send_icmp(device: str, mtu_bytes: int, packet_filter: str) -> int:

@@ -116,6 +116,8 @@ class FrameReader(ResponseReader):
     Once they are complete, the body is the error message of the server, or empty.
     """
 
+    encoding: ClassVar[str]
+    """Its name in messages."""
     head_bytes: ClassVar[int]
     """Bytes of a frame from which its length is known."""
 
@@ -142,6 +144,12 @@ class FrameReader(ResponseReader):
     def feed(self, size_bytes: int) -> None:
         """Parse more received bytes."""
         self.filled += size_bytes
+        try:
+            self._parse()
+        except InvalidResponseError as error:
+            raise InvalidResponseError(f"invalid {self.encoding}: {error}") from None
+
+    def _parse(self) -> None:
         frames: list[bytes] = []
         offset = 0
         while len(frames) < len(self.expected) and self.filled - offset >= self.head_bytes:

@@ -18,7 +18,7 @@ from ingest_bench.inputs import records
 from ingest_bench.protocols import cql_wire
 from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowKeys, RowProtocol
 from ingest_bench.protocols.response import InvalidResponseError
-from ingest_bench.protocols.thrift_wire import BrokenMessageError, ServerError, table_name
+from ingest_bench.protocols.thrift_wire import ServerError, table_name
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import BodyTemplate
@@ -54,6 +54,11 @@ class ExpectedFrame(NamedTuple):
     body_prefix: bytes = b""
     stream: int = 0
 
+    def matches(self, response: cql_wire.CqlResponse) -> bool:
+        """Return True if this response was expected."""
+        is_same = (response.opcode, response.stream) == (self.opcode, self.stream)
+        return is_same and response.body.startswith(self.body_prefix)
+
 
 READY = ExpectedFrame(cql_wire.READY)
 VOID = ExpectedFrame(cql_wire.RESULT, cql_wire.VOID.to_bytes(4, "big"))
@@ -67,16 +72,14 @@ def expect_prepared(stream: int, statement: str) -> ExpectedFrame:
 class CqlReader(FrameReader):
     """Reader of the responses to some requests of the native protocol, in any order."""
 
+    encoding = "CQL"
     head_bytes = cql_wire.HEAD.size
 
     def frame_length(self, offset: int) -> int:
         """Return the length of a frame with its head."""
-        try:
-            length = cql_wire.frame_length(self.view, offset)
-        except BrokenMessageError as error:
-            raise InvalidResponseError(f"invalid CQL: {error}") from None
+        length = cql_wire.frame_length(self.view, offset)
         if length > MAX_FRAME_BYTES:
-            raise InvalidResponseError(f"invalid CQL: a frame of {length} bytes instead of some dozens")
+            raise InvalidResponseError(f"a frame of {length} bytes instead of some dozens")
         return length
 
     def summarize(self, frames: list[bytes]) -> FrameSummary:
@@ -85,26 +88,15 @@ class CqlReader(FrameReader):
         for frame in frames:
             try:
                 response = cql_wire.parse_response(frame)
-            except BrokenMessageError as error:
-                raise InvalidResponseError(f"invalid CQL: {error}") from None
             except ServerError as error:
                 return _summarize_error(error)
             if response.opcode == cql_wire.AUTHENTICATE:
-                return FrameSummary(
-                    401, b"Authenticate: the server requires a user and password, which are unsupported"
-                )
-            match = next(
-                (
-                    frame
-                    for frame in expected
-                    if (response.opcode, response.body[: len(frame.body_prefix)], response.stream) == frame
-                ),
-                None,
-            )
+                message = b"Authenticate: the server requires a user and password, which are unsupported"
+                return FrameSummary(401, message)
+            match = next((candidate for candidate in expected if candidate.matches(response)), None)
             if match is None:
                 raise InvalidResponseError(
-                    f"invalid CQL: unexpected response {response.body[:40]!r} (opcode {response.opcode}, "
-                    f"stream {response.stream})"
+                    f"unexpected response {response.body[:40]!r} (opcode {response.opcode}, stream {response.stream})"
                 )
             expected.remove(match)
         return FrameSummary(200)

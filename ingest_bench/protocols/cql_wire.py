@@ -11,7 +11,8 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ingest_bench.protocols.thrift_wire import BrokenMessageError, ServerError
+from ingest_bench.protocols.response import InvalidResponseError
+from ingest_bench.protocols.thrift_wire import ServerError
 
 # Version, flags, stream, opcode, and length of the body.
 HEAD = struct.Struct(">BBhBi")
@@ -70,21 +71,19 @@ class Rows(NamedTuple):
 
 def encode_startup() -> bytes:
     """Encode the first request of each connection."""
-    return _frame(STARTUP, _SHORT.pack(1) + _string("CQL_VERSION") + _string("3.0.0"))
+    return _frame(STARTUP, _SHORT.pack(1) + _short_bytes(b"CQL_VERSION") + _short_bytes(b"3.0.0"))
 
 
 def encode_query(text: str, page_rows: int = 5000, page: bytes | None = None) -> bytes:
     """Encode a query without values: its page size, and the state of the page (None: the first)."""
     flags = _SKIP_METADATA | _PAGE_SIZE | (0 if page is None else _PAGING_STATE)
-    return _frame(
-        QUERY,
-        _long_string(text) + struct.pack(">HBi", ALL, flags, page_rows) + (b"" if page is None else _bytes(page)),
-    )
+    body = _bytes(text.encode()) + struct.pack(">HBi", ALL, flags, page_rows)
+    return _frame(QUERY, body if page is None else body + _bytes(page))
 
 
 def encode_prepare(text: str, stream: int = 0) -> bytes:
     """Encode the preparation of a statement."""
-    return _frame(PREPARE, _long_string(text), stream)
+    return _frame(PREPARE, _bytes(text.encode()), stream)
 
 
 def prepared_prefix(text: str) -> bytes:
@@ -110,20 +109,20 @@ def encode_row(text: str, *values: bytes) -> bytes:
 
 
 def frame_length(head: bytes | bytearray | memoryview, offset: int = 0) -> int:
-    """Return the length of the frame at an offset, with its head; BrokenMessageError if it is not a response."""
+    """Return the length of the frame at an offset, with its head; InvalidResponseError if it is not a response."""
     version, _, _, _, body_bytes = HEAD.unpack_from(head, offset)
     if version != _RESPONSE or body_bytes < 0:
         start = bytes(head[offset : offset + HEAD.size])
-        raise BrokenMessageError(f"{start!r} does not begin a response of version 4")
+        raise InvalidResponseError(f"{start!r} does not begin a response of version 4")
     return HEAD.size + int(body_bytes)
 
 
 def parse_response(frame: bytes) -> CqlResponse:
-    """Parse a frame; ServerError for an error of the server, BrokenMessageError for an invalid frame."""
+    """Parse a frame; ServerError for an error of the server, InvalidResponseError for an invalid frame."""
     _, flags, stream, opcode, _ = HEAD.unpack_from(frame)
     reader = _Reader(frame, HEAD.size)
     if flags & ~(_TRACING | _WARNING):
-        raise BrokenMessageError(f"unexpected flags {flags:#04x}")
+        raise InvalidResponseError(f"unexpected flags {flags:#04x}")
     if flags & _TRACING:
         reader.take(16)
     if flags & _WARNING:
@@ -144,16 +143,16 @@ def parse_rows(body: bytes) -> Rows:
     flags, columns = reader.number(), reader.number()
     next_page = reader.value() if flags & _MORE_PAGES else None
     if not flags & _NO_METADATA:
-        raise BrokenMessageError("rows with metadata, which was not requested")
+        raise InvalidResponseError("rows with metadata, which was not requested")
     count = reader.number()
     # A value has at least its length field: refuse more rows than the body has space for.
     if columns < 1 or not 0 <= count <= len(body) // (_INT.size * columns):
-        raise BrokenMessageError(f"{count} rows of {columns} values in {len(body)} bytes")
+        raise InvalidResponseError(f"{count} rows of {columns} values in {len(body)} bytes")
     return Rows([tuple([reader.value() for _ in range(columns)]) for _ in range(count)], next_page)
 
 
 class _Reader:
-    """Reader of consecutive values; BrokenMessageError if the data end too soon."""
+    """Reader of consecutive values; InvalidResponseError if the data end too soon."""
 
     def __init__(self, data: bytes, offset: int = 0) -> None:
         self._data, self._offset = data, offset
@@ -162,7 +161,7 @@ class _Reader:
         """Read *size_bytes* bytes."""
         start, self._offset = self._offset, self._offset + size_bytes
         if size_bytes < 0 or self._offset > len(self._data):
-            raise BrokenMessageError("a value is longer than the rest of the message")
+            raise InvalidResponseError("a value is longer than the rest of the message")
         return self._data[start : self._offset]
 
     def short(self) -> int:
@@ -189,14 +188,6 @@ def _frame(opcode: int, body: bytes, stream: int = 0) -> bytes:
 
 def _statement_id(text: str) -> bytes:
     return hashlib.md5(text.encode(), usedforsecurity=False).digest()
-
-
-def _string(text: str) -> bytes:
-    return _short_bytes(text.encode())
-
-
-def _long_string(text: str) -> bytes:
-    return _bytes(text.encode())
 
 
 def _short_bytes(value: bytes) -> bytes:

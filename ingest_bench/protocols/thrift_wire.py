@@ -11,16 +11,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from ingest_bench.protocols.response import InvalidResponseError
+
 # Length of a message, before it (TFramedTransport).
 LENGTH = struct.Struct(">i")
 # TType of Thrift: types of fields, and the size of those with a fixed one.
 _STOP, _STRING, _STRUCT = 0, 11, 12
 _EMPTY_STRUCT = bytes([_STOP])
 _FIXED_SIZES = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8}
-
-
-class BrokenMessageError(ValueError):
-    """Bytes that are not a valid message of this protocol."""
 
 
 class ServerError(Exception):
@@ -55,10 +53,10 @@ def encode_call(name: str, **arguments: Any) -> bytes:
 
 
 def decode_result(name: str, message: bytes, *, is_plain: bool = False) -> Any:
-    """Decode the response to a call and return its result; ServerError for an exception, otherwise BrokenMessageError.
+    """Decode the response to a call and return its result; ServerError for an exception of the server.
 
-    *message* has no frame. Keys, values and texts are bytes. *is_plain*: the response has no lists, so that one that
-    announces a list of 2^31 items, which takes minutes to read, is refused.
+    InvalidResponseError for anything else. *message* has no frame. Keys, values and texts are bytes. *is_plain*: the
+    response has no lists, so that one that announces a list of 2^31 items, which takes minutes to read, is refused.
     """
     from thriftpy2.protocol import TCyBinaryProtocol  # noqa: PLC0415 - as above
     from thriftpy2.thrift import TApplicationException, TMessageType  # noqa: PLC0415
@@ -75,18 +73,18 @@ def decode_result(name: str, message: bytes, *, is_plain: bool = False) -> Any:
             _check_plain(message, start)
         protocol.read_struct(exception if kind == TMessageType.EXCEPTION else result)
     except Exception as error:  # noqa: BLE001 - the decoder raises six classes, one of which is not public
-        raise BrokenMessageError(f"{type(error).__name__}: {error}") from None
+        raise InvalidResponseError(f"{type(error).__name__}: {error}") from None
     if kind == TMessageType.EXCEPTION:
         raise _server_error(exception)
     if kind != TMessageType.REPLY or reply_name not in (name, name.encode()) or number:
-        raise BrokenMessageError(f"response to {reply_name!r} (kind {kind}, number {number}) instead of {name}")
+        raise InvalidResponseError(f"response to {reply_name!r} (kind {kind}, number {number}) instead of {name}")
     for _, field, *_ in result.thrift_spec.values():
         if field != "success" and (raised := getattr(result, field)) is not None:
             raise _server_error(raised)
     returned, is_void = getattr(result, "success", None), not hasattr(result, "success")
     # The decoder skips the field of an exception that this interface does not declare.
     if returned is None and not (is_void and message[start:] == _EMPTY_STRUCT):
-        raise BrokenMessageError(f"neither a result of {name} nor one of its exceptions")
+        raise InvalidResponseError(f"neither a result of {name} nor one of its exceptions")
     return returned
 
 

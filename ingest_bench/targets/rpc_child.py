@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ingest_bench.protocols import cql_wire, thrift_wire
+from ingest_bench.protocols.response import InvalidResponseError
 
 Answer = dict[str, Any]
 Question = Mapping[str, Any]
@@ -38,7 +39,7 @@ def main(protocol: str, host: str, port: str, limit_s: str) -> None:
         answer = ask(protocol, host, int(port), float(limit_s), question)
     except TimeoutError as error:
         answer = {"unanswered": f"TimeoutError: {error}"}
-    except (OSError, thrift_wire.ServerError, thrift_wire.BrokenMessageError) as error:
+    except (OSError, thrift_wire.ServerError, InvalidResponseError) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     signal.setitimer(signal.ITIMER_REAL, 0)
     sys.stdout.write(json.dumps(answer))
@@ -230,7 +231,7 @@ class CqlNode(_Connection):
         head = self.read(cql_wire.HEAD.size)
         response = cql_wire.parse_response(head + self.read(cql_wire.frame_length(head) - cql_wire.HEAD.size))
         if response.opcode not in (cql_wire.READY, cql_wire.RESULT):
-            raise thrift_wire.BrokenMessageError(f"opcode {response.opcode} is not a response to this request")
+            raise InvalidResponseError(f"opcode {response.opcode} is not a response to this request")
         return response.body
 
 
