@@ -140,7 +140,6 @@ public final class JfrReader {
   private final List<String> pauses = new ArrayList<>();
   private final List<String> collections = new ArrayList<>();
   private final List<String> heap = new ArrayList<>();
-  private final List<String> regions = new ArrayList<>();
   private final List<String> direct = new ArrayList<>();
   private final List<String> failures = new ArrayList<>();
 
@@ -244,10 +243,6 @@ public final class JfrReader {
       case "jdk.GCHeapSummary":
         heap.add("[" + event.getInt("gcId") + "," + end + "," + quote(event.getString("when")) + ","
             + event.getLong("heapUsed") + "," + event.<RecordedObject>getValue("heapSpace").getLong("committedSize") + "]");
-        break;
-      case "jdk.G1HeapSummary":
-        regions.add("[" + event.getInt("gcId") + "," + quote(event.getString("when")) + ","
-            + event.getLong("numberOfRegions") + "]");
         break;
       case "jdk.DirectBufferStatistics":
         direct.add("[" + end + "," + event.getLong("count") + "," + event.getLong("memoryUsed") + ","
@@ -499,7 +494,6 @@ public final class JfrReader {
     out.append(",\"pauses\":[").append(String.join(",", pauses));
     out.append("],\"collections\":[").append(String.join(",", collections));
     out.append("],\"heap\":[").append(String.join(",", heap));
-    out.append("],\"regions\":[").append(String.join(",", regions));
     out.append("],\"large\":");
     large(out);
     out.append(",\"direct\":[").append(String.join(",", direct));

@@ -68,7 +68,7 @@ def _read_gc(context: ReadContext) -> Iterator[ProbeOutput]:
     else:
         yield from (Note(source="gc", text=text) for text in log.problems())
         yield Reading("gc_collector", log.collector or None)
-        yield Reading("g1_region_bytes", log.region_bytes or context.attachment.g1_region_bytes)
+        yield Reading("g1_region_bytes", g1_region_bytes(log, context))
         regions = [before for at_ns, before, _ in log.humongous_regions if context.covers(at_ns)]
         yield Reading("humongous_regions_max", max(regions, default=None))
     if recorded.is_complete:
@@ -113,6 +113,11 @@ def load_log(context: ReadContext) -> GcLog:
         raise SpecError(f"{path}: this is not a GC log: {error.strerror}") from None
     log.pauses = [pause for pause in log.pauses if pause.end_ns >= attachment.since_ns // 10**6 * 10**6]
     return log
+
+
+def g1_region_bytes(log: GcLog, context: ReadContext) -> int | None:
+    """Return the region size of G1; None for another collector."""
+    return (log.region_bytes or context.attachment.g1_region_bytes) if log.collector == "g1" else None
 
 
 def _read_recording(recorded: recording.Recording, log: GcLog, context: ReadContext) -> Iterator[ProbeOutput]:

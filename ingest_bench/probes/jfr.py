@@ -136,7 +136,7 @@ def _read_large_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     yield Reading("allocations_1mib", large["window"]["count"])
     yield Reading("allocations_1mib_bytes", large["window"]["total"])
     yield Reading("allocations_100mib", large["very_large"])
-    region_bytes = _g1_region_bytes(recorded.content)
+    region_bytes = gc.g1_region_bytes(gc.load_log(context), context)
     # Half a region is a power of two; an object that is larger is humongous.
     humongous = None if region_bytes is None else large["larger_than"][region_bytes.bit_length() - 2]
     yield Reading("allocations_humongous", humongous)
@@ -149,22 +149,7 @@ def _read_large_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     yield gc.make_series("large_allocation_bytes", map(tuple, large["moments"]))
 
 
-def _g1_region_bytes(content: Mapping[str, Any]) -> int | None:
-    """Return the region size of G1; None for another collector, or if there was no collection."""
-    committed = {(gc_id, when): size for gc_id, _, when, _, size in content["heap"]}
-    sizes = (
-        committed[gc_id, when] // regions
-        for gc_id, when, regions in content["regions"]
-        if regions and (gc_id, when) in committed
-    )
-    return next(sizes, None)
-
-
-LARGE_ALLOCATIONS = Probe(
-    # The two summaries together give the region size of G1.
-    events=_ALLOCATION_EVENTS | {"jdk.GCHeapSummary": {"enabled": "true"}, "jdk.G1HeapSummary": {"enabled": "true"}},
-    read=_read_large_allocations,
-)
+LARGE_ALLOCATIONS = Probe(events=_ALLOCATION_EVENTS, logs=(gc.LOG,), read=_read_large_allocations)
 
 
 # --- direct-memory: direct buffers, and the JVM's attempts to make room for them.
