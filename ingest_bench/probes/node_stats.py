@@ -9,6 +9,7 @@ import itertools
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,28 +45,23 @@ def watch(request_stats: Callable[[], Any], raw: Path) -> Iterator[None]:
     RunFailed at the end of the block if responses could not be written.
     """
     stop = threading.Event()
-    errors: list[Exception] = []
 
     def poll() -> None:
-        try:
-            with (raw / FILE).open("w", encoding="utf-8") as file:
-                is_last = False
-                while not is_last:
-                    is_last = stop.is_set()
-                    file.write(_sample_line(request_stats))
-                    file.flush()
-                    stop.wait(_PERIOD_S)
-        except Exception as error:  # noqa: BLE001 - raised below, in the main thread
-            errors.append(error)
+        with (raw / FILE).open("w", encoding="utf-8") as file:
+            is_last = False
+            while not is_last:
+                is_last = stop.is_set()
+                file.write(_sample_line(request_stats))
+                file.flush()
+                stop.wait(_PERIOD_S)
 
-    thread = threading.Thread(target=poll, name="node-stats", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    for error in errors:
+    with ThreadPoolExecutor(1) as executor:
+        polling = executor.submit(poll)
+        try:
+            yield
+        finally:
+            stop.set()
+    if error := polling.exception():
         raise RunFailed(f"{raw / FILE}: the server's JVM stats could not be written: {error!r}") from error
 
 

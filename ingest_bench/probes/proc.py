@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ingest_bench import system
 from ingest_bench.host.cpu import parse_ticks
 
 if TYPE_CHECKING:
@@ -93,20 +94,22 @@ def sample(pid: int, threads: ThreadSampler) -> list[int | None]:
     at_ns, at_monotonic_ns = time.time_ns(), time.monotonic_ns()
     switches = threads.sample(at_monotonic_ns)
     states = (threads.states()["T"], threads.states()["D"])
-    stalls = {name: parse_pressure(_read_if_present(f"/proc/pressure/{name}")) for name in ("cpu", "io", "memory")}
+    stalls = {
+        name: parse_pressure(system.read_text(f"/proc/pressure/{name}") or "") for name in ("cpu", "io", "memory")
+    }
     pressures = (stalls[resource].get(kind) for resource, kind in PRESSURE)
-    vmstat = parse_vmstat(_read_if_present("/proc/vmstat"))
+    vmstat = parse_vmstat(system.read_text("/proc/vmstat") or "")
     counters = map(vmstat.get, VMSTAT)
     return [at_ns, at_monotonic_ns, *server, *switches, *machine, *states, *pressures, *counters, throttled_ns(pid)]
 
 
 def throttled_ns(pid: int) -> int | None:
     """Return the time that CPU quotas held back the process's cgroup, summed over CPUs; None without such a counter."""
-    for line in _read_if_present(f"/proc/{pid}/cgroup").splitlines():
+    for line in (system.read_text(f"/proc/{pid}/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         mounts = ("cpu", "cpu,cpuacct") if "cpu" in controllers.split(",") else () if controllers else ("", "unified")
         for mount in mounts:
-            words = _read_if_present(f"/sys/fs/cgroup/{mount}{path}/cpu.stat").split()
+            words = (system.read_text(f"/sys/fs/cgroup/{mount}{path}/cpu.stat") or "").split()
             counters = dict(zip(words[::2], words[1::2], strict=False))
             if "throttled_time" in counters:
                 return int(counters["throttled_time"])
@@ -139,13 +142,6 @@ def parse_vmstat(text: str) -> dict[str, int]:
     counters = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
     stalls = [value for name, value in counters.items() if name.startswith("allocstall")]
     return counters | ({"allocstall": sum(stalls)} if stalls else {})
-
-
-def _read_if_present(path: str) -> str:
-    try:
-        return _read(path)
-    except OSError:
-        return ""
 
 
 def _read(path: str) -> str:
