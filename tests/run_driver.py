@@ -1,4 +1,4 @@
-"""`ingest-bench` as a process that reports events: one line for each phase, import and child process.
+"""`ingest-bench` as a process that reports events: one line for each phase and child process.
 
 python run_driver.py FD ARGUMENTS...
 """
@@ -12,8 +12,6 @@ from typing import Any
 from ingest_bench import cli
 
 FD = int(sys.argv.pop(1))
-# Imports that are reported: the application, and one that is loaded late.
-LOADED = ("ingest_bench.cli.app", "ingest_bench.probes")
 
 
 def tell(what: str) -> None:
@@ -24,8 +22,6 @@ def watch(event: str, arguments: Any) -> None:
     """Report audit events of Python."""
     if event == "subprocess.Popen":
         tell("start " + " ".join(map(str, arguments[1])))
-    elif event == "import" and arguments[0] in LOADED:
-        tell(f"loading {arguments[0]}")
 
 
 def report_phases() -> None:

@@ -151,7 +151,6 @@ LAYERS = {"plan": {"plan"}, "act": {"plan", "act"}, "measure": {"plan", "act", "
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_of_network_import_downward(layer: str) -> None:
     paths = sorted((PACKAGE / "network" / layer).glob("*.py"))
-    assert 3 <= len(paths) - 1 <= 13
     names = {name for path in paths for name in imports(path) if name.startswith("ingest_bench.network.")}
     assert {name.split(".")[2] for name in names} <= LAYERS[layer]
 
@@ -290,21 +289,6 @@ def test_every_way_to_start_a_process_is_detected(source: str) -> None:
 )
 def test_uses_without_a_start_are_allowed(source: str) -> None:
     assert not list(starts(ast.parse(source)))
-
-
-def test_files_next_to_a_module_exist() -> None:
-    pattern = re.compile(r'Path\(__file__\)\.(?:with_name\(|parent / )"([^"]+)"')
-    named = [(path, name) for path in MODULES for name in pattern.findall(path.read_text(encoding="utf-8"))]
-    assert len(named) >= 5
-    assert not [(path, name) for path, name in named if not (path.parent / name).exists()]
-
-
-def test_modules_started_by_name_exist() -> None:
-    started = re.compile(r'"(ingest_bench(?:\.\w+)+)"')
-    names = {name for path in MODULES for name in started.findall(path.read_text(encoding="utf-8"))}
-    assert len(names) >= 8
-    missing = [name for name in names if not (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py").exists()]
-    assert not [name for name in missing if not (PACKAGE.parent / name.replace(".", "/")).is_dir()]
 
 
 ROOT = Path(__file__).parent.parent

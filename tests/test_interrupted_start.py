@@ -23,7 +23,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["ingest_bench.errors", "rich.console"])
+@pytest.mark.parametrize(
+    "module", ["ingest_bench.errors", "rich.console", "ingest_bench.cli.app", "ingest_bench.probes"]
+)
 def test_ctrl_c_during_an_import_exits_with_130_and_one_line(module: str) -> None:
     argv = (sys.executable, "-c", COMMAND.replace("sys.argv[1]", repr(module)))
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)

@@ -148,15 +148,6 @@ def test_closed_terminal_ends_the_run(here: Place, capsys: pytest.CaptureFixture
     readable(here, capsys, "stop")
 
 
-@pytest.mark.parametrize("module", ["ingest_bench.cli.app", "ingest_bench.probes"])
-def test_ctrl_c_while_loading_prints_no_traceback(here: Place, module: str) -> None:
-    with nothing_left(), here.command("list", terminal=True) as command:
-        command.until(f"loading {module}")
-        os.write(command.output_fd, CTRL_C)
-        assert command.end() == 130
-    assert "Traceback" not in command.text
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("user", USERS)
 def test_interrupted_experiment_is_resumed(user: int | None) -> None:
