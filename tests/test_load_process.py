@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import itertools
 import json
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,94 +164,6 @@ def test_no_two_users_give_the_same_id(tmp_path: Path) -> None:
     ids = [json.loads(line)["index"]["_id"] for body in server.bodies for line in body.splitlines()[::2]]
     assert len(ids) == samples["documents_acked"].sum()
     assert len(set(ids)) == len(ids) - report.documents_repeated < len(ids)
-
-
-class Store:
-    """A server that keeps documents by their id, as Elasticsearch does, and rejects or refuses some items."""
-
-    def __init__(self, *, tells: bool, rejects: int, refuses: int = 0, rejects_until: int = 10**9) -> None:
-        self.tells = tells
-        self.rejects_until = rejects_until
-        self.rejects = rejects
-        self.refuses = refuses
-        self.ids: set[str] = set()
-        self.without_id = 0
-        self.items = 0
-        self._lock = threading.Lock()
-
-    @property
-    def counted(self) -> int:
-        return len(self.ids) + self.without_id
-
-    def reply(self, body: bytes, _number: int) -> bytes:
-        lines = iter(body.split(b"\n")[:-1])
-        with self._lock:
-            items = [self._item(json.loads(line), lines) for line in lines]
-        errors = any("error" in result for item in items for result in item.values())
-        text = json.dumps({"took": 1, "errors": errors, "items": items}, separators=(",", ":"))
-        return answer(text.encode())
-
-    def _item(self, action: dict[str, Any], lines: Iterator[bytes]) -> dict[str, Any]:
-        ((name, meta),) = action.items()
-        if name != "delete":
-            json.loads(next(lines))
-        self.items += 1
-        if self.items % self.rejects == 0 and self.items <= self.rejects_until:
-            return {name: {"status": 429, "error": {"type": "full"}}}
-        if self.refuses and self.items % self.refuses == 0:
-            return {name: {"status": 400, "error": {"type": "bad"}}}
-        result = self._kept(name, meta.get("_id"))
-        status = {"created": 201, "not_found": 404}.get(result, 200)
-        return {name: {"status": status} | ({"result": result} if self.tells else {})}
-
-    def _kept(self, name: str, key: str | None) -> str:
-        if key is None:
-            self.without_id += 1
-            return "created"
-        stored = key in self.ids
-        if name == "delete":
-            self.ids.discard(key)
-            return "deleted" if stored else "not_found"
-        self.ids.add(key)
-        return "updated" if stored else "created"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("tells", "refuses"), [(True, 0), (True, 11), (False, 0)])
-def test_replaced_documents_are_counted_exactly_with_rejections(
-    tmp_path: Path, tells: bool, refuses: int, packed: bool
-) -> None:
-    # An id whose first item was given up at the load's end may be in the index by a later item of the same bulk: only a
-    # server that tells knows that it was new. The other one has taken all at the end.
-    store = Store(tells=tells, rejects=7, refuses=refuses, rejects_until=10**9 if tells else 100)
-    action = BulkAction(conflicts="random", conflict_probability_ppm=500_000)
-    unpacked = (lambda body, number: store.reply(gzip.decompress(body), number)) if packed else store.reply
-    with bulk_server(unpacked) as server:
-        # With this many retries only refused items fail.
-        report, samples, _ = loaded(plan_for(server.address, tmp_path, action=action, retries=50, gzip=packed))
-    assert report.documents_resent > 0
-    assert report.documents_repeated > 0
-    assert tells or not samples["documents_failed"].sum()
-    assert store.counted == samples["documents_acked"].sum() - report.documents_repeated
-
-
-@pytest.mark.parametrize("pool_bytes", [1000, 10**6])
-def test_ready_bulk_bodies_are_counted_exactly(tmp_path: Path, pool_bytes: int) -> None:
-    ready = tmp_path / "ready.json"
-    lines = (
-        f'{{ "index" : {{ "_id": "{n}" }} }}\n{{"n":\r{n}}}\n{{"create": {{}}}}\n{{"n": 1}}\n'
-        f'{{ "delete": {{"_id": "{n // 2}"}} }}\n{{"delete" :{{"_id": "none"}}}}\n'
-        for n in range(100)
-    )
-    ready.write_text("".join(lines), newline="")
-    store = Store(tells=True, rejects=101, refuses=13)
-    with bulk_server(store.reply) as server:
-        plan = plan_for(server.address, tmp_path, documents=str(ready), retries=50, users=2)
-        report, samples, _ = loaded(dataclasses.replace(plan, pool_bytes=pool_bytes))
-    assert report.documents_resent > 0
-    assert store.items > 2 * 400
-    assert samples["documents_acked"].sum() - report.documents_repeated == store.counted
 
 
 def test_a_worker_without_file_descriptors_ends_the_load(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import Reply, answer, bulk_answer, bulk_server, documents_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from locust.env import Environment
 from locust.exception import StopUser
-from test_users import Kept
+from test_users import Kept, started
 
 from ingest_bench.documents.body import Body
 from ingest_bench.load import users
@@ -28,9 +27,8 @@ from ingest_bench.load.users import RetryingUser, ScheduledUser
 from ingest_bench.load.worker_state import WorkerState
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.samples import OUTCOMES, Sample
-from ingest_bench.model.target import Endpoint, ServerAddress
+from ingest_bench.model.target import Endpoint
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.upstream import resolve_upstream
 
 
 def bulk(documents: int, padding: int = 0) -> Body:
@@ -42,26 +40,9 @@ def user_of(
     bodies: Iterator[Body], address: Endpoint, *, pumps: bool, arrivals: ArrivalQueue | None = None, **own: Any
 ) -> tuple[Any, Kept]:
     """A user that is ready to send these, and what it will leave."""
-    kept = Kept()
-    source: Any = SimpleNamespace(bodies_of=lambda _number: bodies)
-    work = WorkerState(source=source, users=1)
-    if arrivals is not None:
-        work.arrivals = arrivals
-    work.end_ns = 2**62
-    bulks = Bulk(path="/i/_bulk", action=BulkAction())
-    attributes = {
-        "abstract": False,
-        "state": work,
-        "upstream": resolve_upstream(ServerAddress(endpoint=address)),
-        "judge": staticmethod(bulks.judge),
-        "recorder": kept,
-        "numbers": iter([3]),
-        "retries": 2,
-        **own,
-    }
-    user = type("User", (ScheduledUser, bulks.user_class()), attributes)(Environment())
-    user.pumps = pumps
-    user.on_start()
+    user, kept = started(address, ScheduledUser, **{"retries": 2, "pumps": pumps} | own)
+    user.state.source = SimpleNamespace(bodies_of=lambda _number: bodies)
+    user.state.arrivals = arrivals or user.state.arrivals
     return user, kept
 
 

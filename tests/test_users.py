@@ -105,11 +105,19 @@ def started(
     return user, kept
 
 
+def closed_address() -> Endpoint:
+    """Return an address at which connections are refused."""
+    with bulk_server() as server:
+        return server.address
+
+
 def send(user: Any, *bodies: Body) -> None:
     """Send these bodies, usually one, and stop the user."""
-    for body in bodies or (BULK,):
-        gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
-    user.on_stop()
+    try:
+        for body in bodies or (BULK,):
+            gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
+    finally:
+        user.on_stop()
 
 
 def sent(reply: Reply, body: Body = BULK, **own: Any) -> tuple[Sample, WorkerState, int]:
@@ -612,10 +620,9 @@ def test_a_request_that_hung_and_was_reset_keeps_its_times() -> None:
 
 
 def test_a_refused_connection_is_an_attempt_without_bytes(clock: Clock) -> None:
-    with bulk_server() as server:
-        address = server.address
+    address = closed_address()
     user, kept = started(address)
-    gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+    send(user)
     sample = kept.only
     assert (outcome(sample), sample.attempts, sample.bytes_sent) == ("connection-error", 6, 0)
     assert sample.sent_ns == sample.done_ns > PLANNED_NS
@@ -663,8 +670,7 @@ def test_an_exception_in_a_user_loses_no_sample(clock: Clock) -> None:
     with bulk_server() as server:
         user, kept = started(server.address, judge=staticmethod(lambda *_: 1 / 0))
         with pytest.raises(ZeroDivisionError):
-            gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
-        user.on_stop()
+            send(user)
     assert (outcome(kept.only), documents(kept.only), clock.waited_s) == ("cut-off", (10, 0, 0), [])
 
 
@@ -700,11 +706,9 @@ def test_the_pause_after_a_failure_doubles_up_to_a_limit(clock: Clock) -> None:
     pauses_s = [users.backoff_s(0.01, number, 1.0) for number in range(1, 5000)]
     assert pauses_s[:8] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
     assert set(pauses_s[7:]) == {1.0}
-    with bulk_server() as server:
-        address = server.address
-    user, _ = started(address, retries=0)
+    user, _ = started(closed_address(), retries=0)
     user.failures_in_a_row = 1024
-    gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+    send(user)
     assert (user.failures_in_a_row, clock.waited_s) == (1025, [1.0])
 
 
@@ -713,10 +717,8 @@ def test_the_pause_after_a_failure_doubles_up_to_a_limit(clock: Clock) -> None:
 def test_an_open_loop_does_not_pause_after_a_failure(
     clock: Clock, kind: type[RetryingUser], is_open_loop: bool
 ) -> None:
-    with bulk_server() as server:
-        address = server.address
-    user, kept = started(address, kind, retries=0, is_open_loop=is_open_loop)
-    gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+    user, kept = started(closed_address(), kind, retries=0, is_open_loop=is_open_loop)
+    send(user)
     assert outcome(kept.only) == "connection-error"
     assert len(clock.waited_s) == (0 if is_open_loop else 1)
 
@@ -729,7 +731,7 @@ def test_a_query_without_a_response_times_out(clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         user, kept = started(Endpoint(*listener.getsockname()), QueryUser, timeout_ns=50_000_000)
         begun_ns = time.monotonic_ns()
-        gevent.spawn(user.send, PLANNED_NS, QUERY).get(timeout=60)
+        send(user, QUERY)
         user.upstream.deadlines.close()
     sample = kept.only
     assert outcome(sample) == "timeout"
