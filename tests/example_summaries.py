@@ -11,7 +11,7 @@ import numpy as np
 
 from ingest_bench.analysis.run import columns
 from ingest_bench.model import results
-from ingest_bench.model.results import Cause, FaultRecord, Series, Stall, Summary
+from ingest_bench.model.results import Cause, ColumnValue, FaultRecord, Series, Stall, Summary
 
 KIB = 1024
 START_NS = 1_700_000_000 * 10**9
@@ -151,6 +151,15 @@ def changed(run: Summary, /, **fields: Any) -> Summary:
         values = {**run.values, **fields["values"]}
         fields["values"] = {**values, **columns.per_gb_columns(values)}
     return dataclasses.replace(run, **fields)
+
+
+def replicates(column: str, values: Sequence[ColumnValue], /, **fields: Any) -> list[Summary]:
+    """Return runs of one cell that have these values of the column, and are equal otherwise."""
+    first = changed(summary({"network": "ethernet"}), **fields)
+    return [
+        changed(first, run=f"{first.cell}/{number}", replicate=number, values={column: value})
+        for number, value in enumerate(values, 1)
+    ]
 
 
 def _series(name: str, moments: Any, values: Any) -> Series:

@@ -25,16 +25,7 @@ MACHINE = {"cpu": "A", "kernel": "6.1"}
 
 def runs(docs: Sequence[float], cell: str = "heap=1g", **levels: str) -> list[Summary]:
     """Return runs of one cell with these rates."""
-    fields: dict[str, Any] = {"cell": cell, "levels": levels or {"heap": "1g"}}
-    return [
-        made.changed(
-            made.summary({"network": "ethernet"}, number),
-            run=f"{cell}/{number}",
-            values={"docs_per_s_mean": rate},
-            **fields,
-        )
-        for number, rate in enumerate(docs, 1)
-    ]
+    return made.replicates("docs_per_s_mean", docs, cell=cell, levels=levels or {"heap": "1g"})
 
 
 def between(before: list[Summary], now: list[Summary], **facts: str) -> changes.Changes:

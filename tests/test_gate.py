@@ -28,28 +28,13 @@ may_rise = "20%"
 """
 
 
-FIRST = made.summary({"network": "ethernet"})
-
-
 def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 5) -> list[Summary]:
     """Return replicates of one cell with 1% noise between runs."""
-    docs = 20_000 * factor * np.random.default_rng(seed).normal(1, 0.01, replicates)
-    return [
-        dataclasses.replace(
-            made.changed(FIRST, values={"docs_per_s_mean": rate, "gc_pause_ms_total": 100}),
-            run=f"{FIRST.cell}/{replicate}",
-            replicate=replicate,
-        )
-        for replicate, rate in enumerate(docs.tolist(), 1)
-    ]
+    return with_docs(*(20_000 * factor * np.random.default_rng(seed).normal(1, 0.01, replicates)).tolist())
 
 
-def measuring(column: str, *values: float | str | None) -> list[Summary]:
-    """Return a run of the cell with each of these values."""
-    return [
-        made.changed(run, values={column: value})
-        for run, value in zip(runs(replicates=len(values)), values, strict=True)
-    ]
+def with_docs(*values: float) -> list[Summary]:
+    return made.replicates("docs_per_s_mean", values)
 
 
 def judged(
@@ -63,10 +48,6 @@ def judged(
     return gate.judge(
         Results(summaries=now, facts=facts[1]), gate.parse_thresholds(tomllib.loads(text), "gate.toml"), before
     )
-
-
-def with_docs(*values: float) -> list[Summary]:
-    return measuring("docs_per_s_mean", *values)
 
 
 def test_only_an_injected_difference_fails() -> None:
@@ -195,7 +176,7 @@ def test_run_out_of_memory_fails() -> None:
 )
 def test_value_exactly_at_its_limit_passes(limit: str, at_it: float, beyond: float) -> None:
     text = f'[[threshold]]\ncolumn = "response_ms_p99"\n{limit}\n'
-    before, kept, broken = (measuring("response_ms_p99", *[value] * 5) for value in (100, at_it, beyond))
+    before, kept, broken = (made.replicates("response_ms_p99", [value] * 5) for value in (100, at_it, beyond))
     assert judged(kept, text, before).outcome == "pass"
     assert judged(broken, text, before).outcome == "fail"
 
@@ -224,8 +205,8 @@ def test_cells_are_matched_by_factors_and_changed_settings_are_named() -> None:
 @pytest.mark.parametrize(("limit", "broken"), [("at_most = 5", "at_most = 1"), ('may_rise = "10%"', 'may_rise = "0%"')])
 def test_number_missing_in_one_run_does_not_pass(unknown: float | str | None, limit: str, broken: str) -> None:
     text = '[[threshold]]\ncolumn = "recovery_s"\n{}\n'
-    before = measuring("recovery_s", *[1.95] * 5)
-    complete, incomplete = measuring("recovery_s", 2.0, 2.0, 2.0), measuring("recovery_s", 2.0, unknown, 2.0)
+    before = made.replicates("recovery_s", [1.95] * 5)
+    complete, incomplete = (made.replicates("recovery_s", values) for values in ([2.0, 2.0, 2.0], [2.0, unknown, 2.0]))
     verdict = judged(incomplete, text.format(limit), before)
     assert verdict.outcome == "no verdict", verdict
     assert f"{incomplete[1].run} did not measure it" in verdict.checks[0].reason
@@ -246,8 +227,8 @@ def test_baseline_near_zero_is_judged_by_its_runs(now: tuple[float, ...], outcom
 
 def test_first_full_collections_fail() -> None:
     text = '[[threshold]]\ncolumn = "full_gcs"\nmay_rise = "10%"\n'
-    for now, exit_code in ((measuring("full_gcs", *[2] * 5), 1), (runs(), 0), (measuring("full_gcs", 0, *[2] * 4), 3)):
-        assert judged(now, text, runs(seed=2)).exit_code == exit_code
+    for counts, exit_code in (([2] * 5, 1), ([0] * 5, 0), ([0, 2, 2, 2, 2], 3)):
+        assert judged(made.replicates("full_gcs", counts), text, runs(seed=2)).exit_code == exit_code
 
 
 @pytest.mark.parametrize(
@@ -271,7 +252,7 @@ def test_longer_measurement_is_not_a_regression() -> None:
     text = '[[threshold]]\ncolumn = "gc_pause_ms_total"\nmay_rise = "10%"\n'
 
     def of(total_ms: float, gigabytes: int) -> list[Summary]:
-        rows = measuring("gc_pause_ms_total", *(total_ms * noise for noise in (0.99, 1.0, 1.01)))
+        rows = made.replicates("gc_pause_ms_total", [total_ms * noise for noise in (0.99, 1.0, 1.01)])
         return [made.changed(row, values={"bytes_measured": gigabytes * 10**9}) for row in rows]
 
     verdict = judged(of(160, 2), text, of(80, 1))

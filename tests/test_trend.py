@@ -36,20 +36,9 @@ def day(number: int, hour: int = 0) -> str:
     return (FIRST + timedelta(days=number, hours=hour)).strftime("%Y-%m-%dT%H-%M-%SZ")
 
 
-RUN = made.summary({"network": "ethernet"}, 1)
-
-
 def runs(docs: float, cell: str = "only", count: int = 3, **values: Any) -> list[Summary]:
     """Return runs of one cell whose rates differ by 1 document/s."""
-    return [
-        dataclasses.replace(
-            made.changed(RUN, values={"docs_per_s_mean": docs + number, **values}),
-            run=f"{cell}/{number}",
-            cell=cell,
-            replicate=number,
-        )
-        for number in range(1, count + 1)
-    ]
+    return made.replicates("docs_per_s_mean", [docs + number + 1 for number in range(count)], cell=cell, values=values)
 
 
 def dated(start: str, summaries: Sequence[Summary], experiment: str = "made", **facts: Any) -> DatedResult:
@@ -255,7 +244,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     def write(name: str, docs: float, facts: Mapping[str, Any] = FACTS, java: str = "17.0.9") -> Path:
         place = tmp_path / "nights" / name
         example_histories.write_results(
-            place, ordered, facts, {"java": java}, lambda _: {**RUN.values, "docs_per_s_mean": docs}
+            place, ordered, facts, {"java": java}, lambda _: {**made.summary({}).values, "docs_per_s_mean": docs}
         )
         return place
 
