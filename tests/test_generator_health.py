@@ -6,9 +6,9 @@ import pytest
 from ingest_bench.analysis.run.generator import (
     WorkerCpu,
     busiest_worker,
+    describe_loop_lag,
     find_generator_limit,
     generator_columns,
-    note_loop_lag,
 )
 from ingest_bench.analysis.run.sample_columns import Window, measurement_window
 
@@ -64,9 +64,8 @@ def test_columns_without_cpu_marks_are_empty() -> None:
 def test_late_event_loop_of_a_closed_loop_is_only_a_note(response_ms: float | None, is_late: bool) -> None:
     late = made.report(loop_lag_p99_ns=100 * MS)
     assert find_generator_limit(late, None, response_ms) == []
-    assert [remark.text.split(" (p99)")[0] for remark in note_loop_lag(late, response_ms)] == (
-        ["late event loop: the load's ran 100ms late"] if is_late else []
-    )
+    assert describe_loop_lag(late, response_ms).startswith("late event loop: the load's ran 100ms late (p99)" * is_late)
+    assert bool(describe_loop_lag(late, response_ms)) == is_late
 
 
 @pytest.mark.parametrize(("response_ms", "is_limit"), [(10.0, True), (None, True), (500.0, False)])

@@ -96,22 +96,21 @@ def test_load_steady_after_the_warm_up_is_late() -> None:
     gaps = [0.05] * 50 + [0.01] * 440
     values = steady.steady_columns(load(gaps), made.report())
     assert values["steadiness"] == "late"
-    (remark,) = steady.note_steadiness(values)
-    assert "give a longer warm_up" in remark.text
+    text = steady.describe_steadiness(values)
+    assert "give a longer warm_up" in text
 
 
 def test_load_that_slows_down_never_gets_steady() -> None:
     gaps = [0.005 + 0.00003 * n for n in range(560)]
     start = steady.find_steady_start(load(gaps), made.report())
     assert (start.from_s, start.reason) == (None, "throughput never got steady")
-    (remark,) = steady.note_steadiness(steady.steady_columns(load(gaps), made.report()))
-    assert remark.text.startswith("throughput never got steady")
-    assert not remark.invalidates
+    text = steady.describe_steadiness(steady.steady_columns(load(gaps), made.report()))
+    assert text.startswith("throughput never got steady")
 
 
 def test_steady_and_short_loads_have_no_note() -> None:
     for gaps in ([0.01] * 600, [0.1] * 60):
-        assert steady.note_steadiness(steady.steady_columns(load(gaps), made.report())) == []
+        assert steady.describe_steadiness(steady.steady_columns(load(gaps), made.report())) == ""
 
 
 def open_load(response_s: Callable[[float], float], length_s: float = 7.0) -> Samples:
@@ -152,7 +151,7 @@ def test_automatic_measurement_begins_at_the_steady_state() -> None:
     values = steady.steady_columns(samples, report)
     assert values["steady_after_s"] == pytest.approx(warm_up_s, abs=1e-6)
     assert values["steadiness"] == "steady"
-    assert steady.note_steadiness(values, is_automatic=True) == []
+    assert steady.describe_steadiness(values, is_automatic=True) == ""
     # Repeating the decision changes nothing.
     assert steady.measure_from_steady(samples, report, MEASURE_NS) == report
 
@@ -170,10 +169,9 @@ def test_unsteady_load_is_measured_in_its_second_half(gaps: list[float], expecte
     samples = load(gaps)
     report = sought(samples)
     assert (report.warm_up_end_ns, report.measure_end_ns) == (made.START + MEASURE_NS, report.load_end_ns)
-    (remark,) = steady.note_steadiness(steady.steady_columns(samples, report), is_automatic=True)
-    assert expected in remark.text
-    assert "second half" in remark.text
-    assert not remark.invalidates
+    text = steady.describe_steadiness(steady.steady_columns(samples, report), is_automatic=True)
+    assert expected in text
+    assert "second half" in text
 
 
 def test_load_that_ended_early_is_measured_to_its_end() -> None:

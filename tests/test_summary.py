@@ -504,25 +504,25 @@ def test_note_on_addresses_only_if_they_differ() -> None:
     rows["address"] = np.arange(len(rows)) % 2
     names = ("a.example:9200", "b.example:9200", "c.example:9200")
 
-    def notes(samples: Samples, count: int) -> list[str]:
-        return [note.text for note in load.note_differing_addresses(samples, made.report(addresses=names[:count]))]
+    def note(samples: Samples, count: int) -> str:
+        return load.describe_differing_addresses(samples, made.report(addresses=names[:count]))
 
-    assert notes(rows, 0) == notes(rows, 1) == notes(rows, 2) == []
-    (text,) = notes(rows, 3)
+    assert note(rows, 0) == note(rows, 1) == note(rows, 2) == ""
+    text = note(rows, 3)
     assert "a.example:9200: 2,500 documents in 25 requests, service time p50 10.0 ms; b.example" in text
     assert text.endswith("c.example:9200: 0 documents in 0 requests")
     # Too few requests for medians: addresses were used in turn.
     few = rows[30:33].copy()
-    assert notes(few, 2) == []
+    assert note(few, 2) == ""
     few["address"] = 0
-    (text,) = notes(few, 2)
+    text = note(few, 2)
     assert text.endswith("b.example:9200: 0 documents in 0 requests")
     # An unsent arrival has no address.
     unsent = made.samples([made.sample(5.0, 6.0, outcome="cut-off", address=-1, attempts=0, bytes_sent=0)])
     rows = np.concatenate([rows, unsent])
-    assert notes(rows, 2) == []
+    assert note(rows, 2) == ""
     rows["done_ns"][rows["address"] == 1] += 80_000_000
-    (text,) = notes(rows, 2)
+    text = note(rows, 2)
     assert text.endswith("b.example:9200: 2,500 documents in 25 requests, service time p50 90.0 ms")
     assert texts(summary(rows, report={"addresses": names[:2]}), "addresses")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window, is_in_flight, iterate_batches
-from ingest_bench.model.results import ColumnValue, InvalidReason, Note, nearest_rank
+from ingest_bench.model.results import ColumnValue, InvalidReason, nearest_rank
 from ingest_bench.model.samples import WorkerReport, service_times_ns
 from ingest_bench.units import format_time
 
@@ -69,7 +69,7 @@ def find_generator_limit(
     it reaches the measured response times.
 
     A closed loop is not judged by the lateness of its event loop: nothing is due before the response. On a machine
-    shared with the server the event loop is late because the server is busy. That is a note (`note_loop_lag`).
+    shared with the server the event loop is late because the server is busy. That is a note (`describe_loop_lag`).
     """
     if busy is not None and busy.worst_second >= _BUSY_SHARE:
         used = f"{busy.worst_second:.0%} of a core in its worst second ({busy.mean:.0%} of the measurement)"
@@ -82,13 +82,12 @@ def find_generator_limit(
     return [InvalidReason("generator", text)]
 
 
-def note_loop_lag(report: WorkerReport, response_ms_p50: ColumnValue) -> list[Note]:
-    """Return a note if the event loop of a closed loop was late; the run stays valid."""
+def describe_loop_lag(report: WorkerReport, response_ms_p50: ColumnValue) -> str:
+    """Describe a late event loop of a closed loop; "" if it was not late. The run stays valid."""
     if report.is_open_loop or report.loop_lag_p99_ns <= _relevant_delay_ns(response_ms_p50):
-        return []
+        return ""
     late = format_time(report.loop_lag_p99_ns)
-    text = f"late event loop: the load's ran {late} late (p99), longer than a typical response: the CPU was shared"
-    return [Note(source="load", text=text)]
+    return f"late event loop: the load's ran {late} late (p99), longer than a typical response: the CPU was shared"
 
 
 def _relevant_delay_ns(response_ms_p50: ColumnValue) -> float:
@@ -144,7 +143,9 @@ def closed_loop_columns(
 def describe_hidden_waiting(values: Mapping[str, ColumnValue], length_s: float) -> str:
     """Describe the hidden waiting, with the open loop that would show it; "" if it is not worth reporting."""
     idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests_answered")
-    if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _MIN_IDLE_SHARE * length_s:
+    if not length_s or not isinstance(idle_s, (int, float)) or not isinstance(requests, int):
+        return ""
+    if idle_s <= _MIN_IDLE_SHARE * length_s:
         return ""
     return (
         f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because a response took "

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingest_bench.analysis import quantiles
-from ingest_bench.model.results import ColumnValue, Note, Series, nearest_rank
+from ingest_bench.model.results import ColumnValue, Series, nearest_rank
 from ingest_bench.model.samples import OUTCOMES, WorkerReport, response_times_ns, service_times_ns
 
 Samples = np.ndarray[Any, np.dtype[Any]]
@@ -252,8 +252,8 @@ def _time_percentiles(
     }
 
 
-def note_differing_addresses(samples: SampleSource, report: WorkerReport) -> Iterator[Note]:
-    """Yield a note with the results of each server address if they differ within the measurement."""
+def describe_differing_addresses(samples: SampleSource, report: WorkerReport) -> str:
+    """Describe the results of each server address if they differ within the measurement; "" if they do not."""
     window = measurement_window(report)
     texts, medians, requests, has_failed = [], [], [], False
     for index, name in enumerate(report.addresses):
@@ -274,8 +274,8 @@ def note_differing_addresses(samples: SampleSource, report: WorkerReport) -> Ite
     else:
         # Too few requests for medians: compare the numbers of requests, because addresses are used in turn.
         is_alike = max(requests) - min(requests) <= 1
-    if len(texts) > 1 and (has_failed or not is_alike):
-        yield Note(source="load", text=f"the addresses of the server differ: {'; '.join(texts)}")
+    is_worth_a_note = len(texts) > 1 and (has_failed or not is_alike)
+    return f"the addresses of the server differ: {'; '.join(texts)}" if is_worth_a_note else ""
 
 
 def load_series(samples: SampleSource, report: WorkerReport) -> dict[str, Series]:

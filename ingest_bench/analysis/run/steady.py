@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, iterate_batches, spread_acked
-from ingest_bench.model.results import ColumnValue, Note
+from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.samples import WorkerReport, response_times_ns
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -118,7 +118,7 @@ def measure_from_steady(samples: SampleSource, report: WorkerReport, measure_ns:
 
     The load lasted longer, and the rest is left out: otherwise a run that got steady early would count more pauses and
     more bytes than its replicate. A load that never got steady, or has too few requests to tell, is measured in its
-    second half, with a note (`note_steadiness`). Rejected: calling that run invalid. Merges and collections make a
+    second half, with a note (`describe_steadiness`). Rejected: calling that run invalid. Merges and collections make a
     server unsteady in a way that engineers want to see, and the difference between replicates is the honest interval.
     """
     steady, end_ns = find_steady_start(samples, report), _end_ns(report)
@@ -143,21 +143,17 @@ def steady_columns(samples: SampleSource, report: WorkerReport) -> dict[str, Col
     return {"steady_after_s": steady.from_s, "steadiness": steady.reason or ("late" if is_late else "steady")}
 
 
-def note_steadiness(values: Mapping[str, ColumnValue], *, is_automatic: bool = False) -> list[Note]:
-    """Return a note about the warm-up if it was too short, or if the load never got steady.
+def describe_steadiness(values: Mapping[str, ColumnValue], *, is_automatic: bool = False) -> str:
+    """Describe a warm-up that was too short, and a load that never got steady; "" otherwise.
 
     Too few requests to tell are worth a note only for an automatic warm-up.
     """
     after_s, steadiness = values["steady_after_s"], str(values["steadiness"])
     if is_automatic and after_s is None:
-        text = f"{steadiness}: the second half of the load is measured, steady or not"
-    elif isinstance(after_s, float) and steadiness == "late":
-        text = f"late steady state: {after_s:.1f} s after the start, within the measurement: give a longer warm_up"
-    elif steadiness.endswith(_NEVER):
-        text = f"{steadiness}: measure longer, or look for the cause of the drift"
-    else:
-        return []
-    return [Note(source="load", text=text)]
+        return f"{steadiness}: the second half of the load is measured, steady or not"
+    if isinstance(after_s, float) and steadiness == "late":
+        return f"late steady state: {after_s:.1f} s after the start, within the measurement: give a longer warm_up"
+    return f"{steadiness}: measure longer, or look for the cause of the drift" if steadiness.endswith(_NEVER) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,21 +171,20 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
     ]
     stalls = attribution.find_stalls(samples, report, median_ms, causes, inputs.reads)
     values |= {**attribution.stall_columns(stalls), **phases.phase_columns(samples, report, inputs.reads)}
-    notes = [
-        *_note_refused_documents(report),
-        *_note_short_measurement(record, cell, window),
-        *load.note_differing_addresses(samples, report),
-        *generator.note_loop_lag(report, median_ms),
-        *(
-            Note(source="load", text=text)
-            for text in [generator.describe_hidden_waiting(values, window.length_s)]
-            if text
-        ),
-        *attribution.note_stalls(stalls, report, samples, cell),
+    texts = [
+        *(f"{REFUSED}{text}" for text in describe_item_failures(report.item_failures, report.item_reasons)),
+        _describe_short_measurement(record, cell, window),
+        load.describe_differing_addresses(samples, report),
+        generator.describe_loop_lag(report, median_ms),
+        generator.describe_hidden_waiting(values, window.length_s),
     ]
     # Faults disturb on purpose, and other arrivals change the load: neither is expected to be steady.
     if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
-        notes += steady.note_steadiness(values, is_automatic=cell.load.warm_up_ns == "auto")
+        texts.append(steady.describe_steadiness(values, is_automatic=cell.load.warm_up_ns == "auto"))
+    notes = [
+        *(Note(source="load", text=text) for text in texts if text),
+        *attribution.note_stalls(stalls, report, samples, cell),
+    ]
     return _LoadResults(values, load.load_series(samples, report), stalls, notes, busy)
 
 
@@ -290,19 +289,13 @@ def _measurement(inputs: RunInputs) -> tuple[int | None, int | None]:
     return report.warm_up_end_ns + offset_ns, report.measure_end_ns + offset_ns
 
 
-def _note_refused_documents(report: WorkerReport) -> Iterator[Note]:
-    """Yield a note for each kind of failure of single documents: their number, and the server's reason for one."""
-    for text in describe_item_failures(report.item_failures, report.item_reasons):
-        yield Note(source="load", text=f"{REFUSED}{text}")
-
-
-def _note_short_measurement(record: RunRecord, cell: Cell, window: Window) -> Iterator[Note]:
-    """Yield a note if `measure_documents` ended the measurement too early."""
+def _describe_short_measurement(record: RunRecord, cell: Cell, window: Window) -> str:
+    """Describe that `measure_documents` ended the measurement too early; "" if it did not."""
     length_ns = window.end_ns - window.start_ns
-    if record.state == "measured" and cell.load.measure_documents is not None and length_ns < MIN_MEASURE_NS:
-        length, shortest = format_time(length_ns), format_time(MIN_MEASURE_NS)
-        text = f"the measurement lasted {length}; less than {shortest} is not meaningful: measure more documents"
-        yield Note(source="load", text=text)
+    if record.state != "measured" or cell.load.measure_documents is None or length_ns >= MIN_MEASURE_NS:
+        return ""
+    length, shortest = format_time(length_ns), format_time(MIN_MEASURE_NS)
+    return f"the measurement lasted {length}; less than {shortest} is not meaningful: measure more documents"
 
 
 def _describe_state(inputs: RunInputs) -> Iterator[str]:
