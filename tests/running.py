@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
 import itertools
+import json
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from servers import launched, visible
 
@@ -43,8 +47,9 @@ def free_port() -> int:
 class _CannedHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, body = self.server.responses.get(self.path, (404, b"no such page"))  # type: ignore[attr-defined]
+        missing_bytes: int = self.server.missing_bytes  # type: ignore[attr-defined]
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + missing_bytes))
         self.end_headers()
         self.wfile.write(body)
 
@@ -52,11 +57,35 @@ class _CannedHandler(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class _CannedChild:
+    def __init__(self, responses: Mapping[str, tuple[int, bytes]]) -> None:
+        self._responses = responses
+
+    def request(self, line: str, _limit_s: float) -> str:
+        status, body = self._responses.get(json.loads(line)["path"], (404, b"no such page"))
+        return json.dumps({"status": status, "body": base64.b64encode(body).decode()})
+
+
+def canned_http(responses: Mapping[str, tuple[int, bytes]]) -> Http:
+    """Return a client that gets these responses by path, and 404 for others, without a server."""
+    child: Any = _CannedChild(responses)
+    return Http("http://h", child, {}, Endpoint("h", 80), tuple)
+
+
 @contextmanager
-def canned_server(responses: Mapping[str, tuple[int, bytes]]) -> Iterator[Endpoint]:
-    """Yield the address of an HTTP server in this process with these responses by path, and 404 for others."""
+def canned_server(
+    responses: Mapping[str, tuple[int, bytes]], *, certificate: Path | None = None, missing_bytes: int = 0
+) -> Iterator[Endpoint]:
+    """Yield the address of an HTTP server in this process with these responses by path, and 404 for others.
+
+    It speaks TLS with a certificate. With `missing_bytes` it closes connections that much too early.
+    """
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _CannedHandler) as server:
-        server.responses = responses  # type: ignore[attr-defined]
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.responses, server.missing_bytes = responses, missing_bytes  # type: ignore[attr-defined]
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -112,24 +112,7 @@ def test_a_running_custom_target_is_measured(here: Place, tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("changes", "exit_code", "message"),
-    [
-        ([("source", "jar")], 3, "it exited before it was ready (exit 1)"),
-        ([('path = "/count"\n\n', 'log = "never"\ntimeout = "3s"\n\n')], 3, "server: not ready after 3 s"),
-        (
-            [('path = "/count"\n\n', 'path = "/count"\nstatus = 404\ntimeout = "20s"\n\n')],
-            3,
-            "got status 200; 404 would mean ready",
-        ),
-        ([("documents.stored", "documents.lost")], 3, "it has no documents.lost"),
-        ([('[count]\npath = "/count"', '[count]\npath = "/events"')], 0, "docs/s"),
-        # It responds with 200 to any path, and stores nothing.
-        ([('path = "/events"', 'path = "/elsewhere"')], 3, "acknowledged, 0 counted"),
-    ],
-)
-def test_a_wrong_description_is_one_clear_error(
-    here: Place, changes: list[tuple[str, str]], exit_code: int, message: str
-) -> None:
-    output = here.run("--target", write_example(here, *changes), *SHORT, exit_code=exit_code)
-    assert message in output
+def test_documents_that_are_acknowledged_and_not_stored_are_an_error(here: Place) -> None:
+    # It responds with 200 to any path, and stores nothing.
+    target = write_example(here, ('path = "/events"', 'path = "/elsewhere"'))
+    assert "acknowledged, 0 counted" in here.run("--target", target, *SHORT, exit_code=3)

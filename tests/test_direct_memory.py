@@ -10,6 +10,8 @@ from test_run import carried_out, number
 
 from ingest_bench.model.results import Summary
 
+pytestmark = [pytest.mark.nightly, pytest.mark.jvm, pytest.mark.netns]
+
 ALONE = """
 probes = ["direct-memory", "gc"]
 [target]
@@ -39,9 +41,6 @@ def run(
     return summary
 
 
-@pytest.mark.nightly
-@pytest.mark.jvm
-@pytest.mark.netns
 @pytest.mark.parametrize("version", ["java11", "java25"])
 def test_each_counted_buffer_is_recorded(version: str, tmp_path: Path) -> None:
     summary = run(tmp_path, version)
@@ -59,9 +58,6 @@ def test_each_counted_buffer_is_recorded(version: str, tmp_path: Path) -> None:
         assert number(summary, "direct_buffer_used_max_bytes") <= (32 << 20) + (1 << 20)
 
 
-@pytest.mark.nightly
-@pytest.mark.jvm
-@pytest.mark.netns
 def test_each_request_is_a_buffer_in_mode_fed(tmp_path: Path) -> None:
     summary = run(tmp_path, "java17", "fed", load='bulk = "500kB"')
     assert summary.state == "measured", summary.reason
@@ -71,9 +67,6 @@ def test_each_request_is_a_buffer_in_mode_fed(tmp_path: Path) -> None:
     assert number(summary, "system_gcs") > 0
 
 
-@pytest.mark.nightly
-@pytest.mark.jvm
-@pytest.mark.netns
 @pytest.mark.parametrize(
     ("version", "jvm", "more"),
     [("java17", '"-XX:+DisableExplicitGC"', ""), ("java21", "", 'retain = "1s"')],

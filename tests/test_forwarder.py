@@ -8,10 +8,9 @@ import struct
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running import free_port
+from running import canned_http, free_port
 from servers import launched
 from test_run import carried_out, number
 
@@ -178,20 +177,8 @@ def test_a_batch_is_unsure_after_an_invalid_response(tmp_path: Path, nonsense: b
     assert delivery.find_account_errors(account | {"delivered": account["delivered"] + at_peer}) == []
 
 
-class CannedNode:
-    """A node without these peers."""
-
-    def __init__(self, missing: list[int]) -> None:
-        self.missing = missing
-
-    def request_json(self, method: str, path: str, timeout_s: float = 60) -> Any:
-        assert (method, path) == ("GET", "/_peers")
-        assert timeout_s < 60
-        return {"missing": self.missing}
-
-
 def test_missing_peers_are_named() -> None:
-    nodes: Any = (CannedNode([]), CannedNode([1, 3]), CannedNode([]))
+    nodes = [canned_http({"/_peers": (200, b'{"missing": %s}' % missing)}) for missing in (b"[]", b"[1, 3]", b"[]")]
     assert FORWARDER.is_ready(0, nodes)
     with pytest.raises(RunFailed, match="it is not connected to node 1, node 3"):
         FORWARDER.is_ready(1, nodes)

@@ -3,16 +3,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import ssl
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import certificates
 import pytest
+from running import canned_server
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -44,36 +42,18 @@ def artifact(content: bytes = GOOD, packaging: str = "jar", leave_out: tuple[str
 
 @contextmanager
 def mirror(
-    content: bytes, monkeypatch: pytest.MonkeyPatch, *, missing_bytes: int = 0, certificate: Path | None = None
+    content: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    packaging: str = "jar",
+    missing_bytes: int = 0,
+    tls: Path | None = None,
 ) -> Iterator[None]:
-    """Serve a Maven repository on loopback; with `missing_bytes` it closes connections that much too early."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            is_file = not self.path.endswith(".sha1")
-            self.send_response(200 if is_file else 404)
-            self.send_header("Content-Length", str(len(content) if is_file else 0))
-            self.end_headers()
-            if is_file:
-                self.wfile.write(content[: len(content) - missing_bytes])
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-            """Log nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        scheme = "http" if certificate is None else "https"
-        monkeypatch.setenv("INGEST_BENCH_MAVEN", f"{scheme}://127.0.0.1:{server.server_port}")
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+    """Serve a Maven repository on loopback."""
+    responses = {f"/org/example/thing/1.0/thing-1.0.{packaging}": (200, content)}
+    with canned_server(responses, certificate=tls, missing_bytes=missing_bytes) as address:
+        monkeypatch.setenv("INGEST_BENCH_MAVEN", f"{'http' if tls is None else 'https'}://{address}")
+        yield
 
 
 def list_files(folder: Path) -> list[str]:
@@ -114,7 +94,7 @@ def test_a_wrong_or_incomplete_download_leaves_no_file(cache_folder: Path, monke
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates, is not installed")
 def test_an_unknown_certificate_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     issued = certificates.create_certificates(tmp_path)
-    with mirror(GOOD, monkeypatch, certificate=issued.server):
+    with mirror(GOOD, monkeypatch, tls=issued.server):
         with pytest.raises(RunFailed, match="REQUESTS_CA_BUNDLE=FILE") as caught:
             artifacts.fetch(artifact())
         assert "Check the network" not in str(caught.value)
@@ -134,7 +114,7 @@ def test_an_archive_is_unpacked_with_modes_and_without_left_out_folders(
         archive.writestr("thing-1.0/modules/kept/k.jar", "jar")
         archive.writestr("thing-1.0/modules/other/o.jar", "jar")
     content = (tmp_path / "a.zip").read_bytes()
-    with mirror(content, monkeypatch):
+    with mirror(content, monkeypatch, packaging="zip"):
         home = artifacts.fetch_unpacked(artifact(content, "zip", leave_out=("modules/",)))
     files = {str(path.relative_to(home)): path.stat().st_mode & 0o777 for path in home.rglob("*") if path.is_file()}
     assert files == {"bin/run": 0o555, "lib/a.jar": 0o444, "modules/kept/k.jar": 0o444}
@@ -157,14 +137,11 @@ def test_a_failed_entry_leaves_no_file(cache_folder: Path) -> None:
     assert list_files(cache_folder) == []
 
 
-def test_a_cache_that_cannot_be_written_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_used_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("INGEST_BENCH_CACHE", str(tmp_path / "file" / "below"))
     with pytest.raises(MissingCapability, match="set INGEST_BENCH_CACHE"):
         cache.get_or_make("one", lambda path: path.mkdir())
-
-
-def test_a_cache_that_cannot_be_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may read any folder, but not follow a link to itself.
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.setenv("INGEST_BENCH_CACHE", str(tmp_path / "loop"))

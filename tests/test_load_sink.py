@@ -19,7 +19,6 @@ from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.load import BulkAction, LoadOptions
 from ingest_bench.model.samples import OUTCOMES, SAMPLE, WorkerReport
 from ingest_bench.model.target import ServerAddress, TargetOptions
-from ingest_bench.targets.builtin.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 
@@ -72,8 +71,7 @@ def loaded(server: Served, folder: Path, **options: Any) -> Loaded:
 
 
 def bytes_read(server: Served) -> int:
-    assert isinstance(server.target, Sink)
-    return int(server.target.read_counters((server.http,))["bytes_read"])
+    return int(server.counters()["bytes_read"])
 
 
 def test_bytes_and_documents_equal_those_of_the_jvm(tmp_path: Path) -> None:

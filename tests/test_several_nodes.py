@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import canned_http
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import spec
@@ -20,7 +21,6 @@ from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.builtin.sink import Sink
 from ingest_bench.targets.elastic import node, node_options
 from ingest_bench.targets.elastic.versions import ELASTICSEARCH, OPENSEARCH
-from ingest_bench.targets.http import Response
 
 NODES = tuple(Endpoint(link_plan.node_address(number), 9200) for number in (1, 2, 3))
 JAVA = Java(home=Path("/java"), version=17, source="")
@@ -223,23 +223,6 @@ def test_primaries_are_on_the_first_node_and_copies_exist_before_a_load() -> Non
     assert (create.path, wait.path) == ("/rides", green.path)
 
 
-class CannedNode:
-    """A node with one response."""
-
-    origin = "http://h"
-
-    def __init__(self, status: int, body: str) -> None:
-        self.response = Response(status, body.encode())
-
-    def request(self, method: str, path: str, **_: Any) -> Response:
-        assert (method, path) == ("GET", "/_cluster/state/nodes?local=true")
-        return self.response
-
-    def request_json(self, method: str, path: str) -> Any:
-        assert (method, path) == ("GET", "/_counters")
-        return self.response.json()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "missing"),
     [
@@ -251,18 +234,20 @@ class CannedNode:
     ],
 )
 def test_missing_nodes_of_a_cluster_are_named(status: int, body: str, missing: list[str]) -> None:
-    http: Any = CannedNode(status, body)
+    http = canned_http({"/_cluster/state/nodes?local=true": (status, body.encode())})
     assert node.find_missing_nodes(http, 0, 3) == missing
     assert node.find_missing_nodes(http, 0, 1) == []
 
 
 def test_counters_of_several_sinks_are_added() -> None:
-    nodes: Any = (
-        CannedNode(200, '{"reads": 3, "by_peer_port": {"40000": {"reads": 3}}}'),
-        CannedNode(200, '{"reads": 4, "by_peer_port": {"40000": {"reads": 1}, "40001": {"reads": 3}}}'),
+    def read(*bodies: bytes) -> dict[str, Any]:
+        return Sink().read_counters([canned_http({"/_counters": (200, body)}) for body in bodies])
+
+    total = read(
+        b'{"reads": 3, "by_peer_port": {"40000": {"reads": 3}}}',
+        b'{"reads": 4, "by_peer_port": {"40000": {"reads": 1}, "40001": {"reads": 3}}}',
     )
-    assert Sink().read_counters(nodes) == {"reads": 7, "by_peer_port": {"40000": {"reads": 4}, "40001": {"reads": 3}}}
-    for body in ('{"reads": {"a": 1}}', "[1]"):
-        nodes = (CannedNode(200, '{"reads": 1}'), CannedNode(200, body))
+    assert total == {"reads": 7, "by_peer_port": {"40000": {"reads": 4}, "40001": {"reads": 3}}}
+    for body in (b'{"reads": {"a": 1}}', b"[1]"):
         with pytest.raises(RunFailed, match="http://h: the counters of its nodes differ in structure"):
-            Sink().read_counters(nodes)
+            read(b'{"reads": 1}', body)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from example_tracks import write_track
+from running import canned_http
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed, SpecError
@@ -140,7 +140,7 @@ def test_ca_file_without_https_is_refused() -> None:
 
 def recognised(root: Any, status: int = 200) -> detect.Detected:
     body = root if isinstance(root, bytes) else json.dumps(root).encode()
-    return detect.recognize(Response(status, body), URL, targets.TARGETS)
+    return detect.recognize(Response(status, body), URL, targets.TARGETS, str)
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_unsupported_server_is_named(status: int, root: Any, response: str) -> N
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"<html>", b"[" * 100_000, b'{"nodes": {"a": []}}'])
 def test_response_that_only_claims_a_server_is_refused(body: bytes) -> None:
     server = recognised(ELASTICSEARCH)
-    requests: Any = SimpleNamespace(origin=URL, request=lambda *_: Response(200, body))
+    http = canned_http({"/_nodes/plugins": (200, body), "/_nodes/jvm": (200, body)})
     for ask in (
-        lambda: detect.adapt_target(requests, server, targets.TARGETS),
-        lambda: detect.describe(requests, server),
+        lambda: detect.adapt_target(http, server, targets.TARGETS),
+        lambda: detect.describe(http, server),
     ):
         with pytest.raises(
             SpecError,
@@ -206,25 +206,22 @@ def test_response_that_only_claims_a_server_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("heap", [b"1e999", b"NaN", b'"much"', b"{}", b"-1", b"9" * 400])
 def test_invalid_heap_of_a_server_is_named(heap: bytes) -> None:
     node = b'{"jvm": {"version": "21", "gc_collectors": ["G1"], "mem": {"heap_max_in_bytes": %s}}}' % heap
-    requests: Any = SimpleNamespace(origin=URL, request=lambda *_: Response(200, b'{"nodes": {"a": %s}}' % node))
+    http = canned_http({"/_nodes/jvm": (200, b'{"nodes": {"a": %s}}' % node)})
     with pytest.raises(SpecError, match="its response to GET /_nodes/jvm has another format"):
-        detect.describe(requests, recognised(ELASTICSEARCH))
+        detect.describe(http, recognised(ELASTICSEARCH))
 
 
-def server_answering(**answers: Any) -> Any:
+def server_answering(**answers: Any) -> Http:
     """Return a server that gives these answers, by the last part of the path."""
-
-    def request(_method: str, path: str, **_more: Any) -> Response:
-        return Response(200, json.dumps(answers[path.rpartition("/")[2]]).encode())
-
-    return SimpleNamespace(origin=URL, request=request)
+    nodes = {"root": "/", "local": "/_nodes/_local", "jvm": "/_nodes/jvm", "plugins": "/_nodes/plugins"}
+    return canned_http({nodes[name]: (200, json.dumps(answer).encode()) for name, answer in answers.items()})
 
 
 COMPATIBLE = {"version": {"number": "7.10.2"}, "tagline": "The OpenSearch Project: https://opensearch.org/"}
 
 
 def test_opensearch_in_compatibility_mode_is_identified() -> None:
-    http = server_answering(**{"": COMPATIBLE, "_local": {"nodes": {"a": {"version": "2.19.6"}}}})
+    http = server_answering(root=COMPATIBLE, local={"nodes": {"a": {"version": "2.19.6"}}})
     target = detect.detect(http, targets.TARGETS)
     assert (target.name, target.number, target.version, target.notes) == ("opensearch", "2.19.6", "2.19.6", ())
 
@@ -232,7 +229,7 @@ def test_opensearch_in_compatibility_mode_is_identified() -> None:
 @pytest.mark.parametrize("nodes", [{}, {"a": 1}, {"a": {}}, {"a": {"version": "2"}, "b": {"version": "2"}}])
 def test_hidden_version_of_opensearch_is_named(nodes: Any) -> None:
     with pytest.raises(SpecError, match=r"Set compatibility\.override_main_response_version to false"):
-        detect.detect(server_answering(**{"": COMPATIBLE, "_local": {"nodes": nodes}}), targets.TARGETS)
+        detect.detect(server_answering(root=COMPATIBLE, local={"nodes": nodes}), targets.TARGETS)
 
 
 def test_texts_of_a_server_are_shortened() -> None:
@@ -241,8 +238,8 @@ def test_texts_of_a_server_are_shortened() -> None:
     assert (bounded["collectors"], bounded["heap_bytes"]) == ("G1", 1)
     jvm = {"version": "x" * 5_000_000, "gc_collectors": ["y" * 5_000_000], "mem": {"heap_max_in_bytes": 1}}
     plugins: dict[str, Any] = {"nodes": {"a": {"modules": [], "plugins": []}}}
-    answers = {"": OPENSEARCH, "jvm": {"nodes": {"a": {"jvm": jvm}}}, "plugins": plugins}
-    description = detect.identify(server_answering(**answers), TargetOptions(), targets.TARGETS).description
+    http = server_answering(root=OPENSEARCH, jvm={"nodes": {"a": {"jvm": jvm}}}, plugins=plugins)
+    description = detect.identify(http, TargetOptions(), targets.TARGETS).description
     assert len(json.dumps(description)) < 50_000
 
 
@@ -257,10 +254,8 @@ def test_texts_of_a_server_are_shortened() -> None:
         ),
     ],
 )
-def test_invalid_count_is_named(monkeypatch: pytest.MonkeyPatch, body: bytes, response: str) -> None:
-    requests: Any = None
-    http = Http("http://h", requests, {}, Endpoint("h", 80), tuple)
-    monkeypatch.setattr(Http, "request", lambda *_, **__: Response(200, body))
+def test_invalid_count_is_named(body: bytes, response: str) -> None:
+    http = canned_http({f"/i/{name}?ignore_unavailable=true": (200, body) for name in ("_refresh", "_count")})
     with pytest.raises(RunFailed, match=response):
         ELASTICSEARCH_NODE.count([http], ["i"])
 

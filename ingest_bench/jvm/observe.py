@@ -81,24 +81,17 @@ def observe(
 def _start_recording(jvm: AttachedJvm, name: str, settings: Path, file: Path, duration_s: int) -> Step:
     # maxsize=0: the default drops the oldest chunks beyond 250 MB.
     options = (f"name={name}", f"settings={settings}", f"filename={file}", "maxsize=0", f"duration={duration_s}s")
-    undo = Undo(
-        action=Action(argv=jvm.jcmd_argv("JFR.stop", f"name={name}"), expected_output="Stopped recording"),
-        check_argv=jvm.jcmd_argv("JFR.check"),
-        check_output=f"name={name}",
-        pid=jvm.pid,
-    )
     start = Action(argv=jvm.jcmd_argv("JFR.start", *options), expected_output="Started recording")
+    stop = Action(argv=jvm.jcmd_argv("JFR.stop", f"name={name}"), expected_output="Stopped recording")
+    undo = Undo(action=stop, check_argv=jvm.jcmd_argv("JFR.check"), check_output=f"name={name}", pid=jvm.pid)
     return Step(name=f"recording of pid {jvm.pid}", action=start, undo=(undo,))
 
 
 def _enable_log(jvm: AttachedJvm, log: Log, folder: Path) -> Step:
-    undo = Undo(
-        action=Action(argv=jvm.jcmd_argv(*log.disable_command(folder)), expected_output=_SUCCESS),
-        check_argv=jvm.jcmd_argv("VM.log", "list"),
-        check_output=str(folder / log.name),
-        pid=jvm.pid,
-    )
     enable = Action(argv=jvm.jcmd_argv(*log.enable_command(folder)), expected_output=_SUCCESS)
+    disable = Action(argv=jvm.jcmd_argv(*log.disable_command(folder)), expected_output=_SUCCESS)
+    outputs = jvm.jcmd_argv("VM.log", "list")
+    undo = Undo(action=disable, check_argv=outputs, check_output=str(folder / log.name), pid=jvm.pid)
     return Step(name=f"{log.name} of pid {jvm.pid}", action=enable, undo=(undo,))
 
 

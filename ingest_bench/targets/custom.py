@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from ingest_bench.model.target import (
 )
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
-from ingest_bench.targets.http import Http, Response
+from ingest_bench.targets.http import Http
 
 T = TypeVar("T")
 # Of a log that is read repeatedly until it has a text: ten thousand times what a server writes at its start.
@@ -177,7 +176,8 @@ class Custom(Target):
         if ready.path is None:
             http.connect()
             return True
-        response = _get(http, ready.port, ready.path, timeout_s=5)
+        with http.at_port(ready.port) as server:
+            response = server.request("GET", ready.path, timeout_s=5)
         if response.status != ready.status:
             raise RunFailed(f"GET {ready.path} got status {response.status}; {ready.status} would mean ready")
         return True
@@ -197,16 +197,8 @@ class Custom(Target):
         return sum(self._ask(http, "count", count, partial(counting.read_count, count)) for http in nodes)
 
     def _ask(self, http: Http, key: str, place: DocumentCount | DeliveredDocuments, read: Callable[[bytes], T]) -> T:
-        """Return what the response there contains; RunFailed quotes any other response."""
-        response = _get(http, place.port, place.path, timeout_s=60)
-        origin = http.origin if place.port is None else f":{place.port}"
-        request = f"{self.name}: {key}: GET {origin}{place.path}"
-        if response.status != 200:
-            raise RunFailed(f"{request} got status {response.status}: {response.excerpt()}")
-        try:
-            return read(response.body)
-        except ValueError as error:
-            raise RunFailed(f"{request}: {error}; the response was: {response.excerpt()}") from None
+        with http.at_port(place.port) as server:
+            return server.read(f"{self.name}: {key}", place.path, read)
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
         """Return the document numbers of each node; None if the file has no `delivered`."""
@@ -290,10 +282,3 @@ def _log_contains(log: Path, text: str) -> bool:
     """Return True if the beginning of a log contains a text."""
     with log.open("rb") as file:
         return text.encode() in file.read(_MAX_LOG_BYTES)
-
-
-def _get(http: Http, port: int | None, path: str, timeout_s: float) -> Response:
-    if port is None:
-        return http.request("GET", path, timeout_s=timeout_s)
-    with http.at_port(port) as other:
-        return dataclasses.replace(other, deadline=http.deadline).request("GET", path, timeout_s=timeout_s)

@@ -287,18 +287,15 @@ def _account_now(nodes: Sequence[Http]) -> dict[str, int]:
 
 def _read_metrics(http: Http) -> dict[str, float]:
     """Return a node's metrics, those of one name added up."""
+
+    def parse(body: bytes) -> dict[str, float]:
+        metrics = counting.sum_metrics(body.decode("utf-8", "replace"))
+        if f"{_BUFFER}recordsWritten_total" not in metrics:
+            raise ValueError(f"it has no {_BUFFER}recordsWritten_total (another version?)")
+        return metrics
+
     with http.at_port(_API_PORT) as api:
-        response = api.request("GET", "/metrics/prometheus")
-    request = f"{NAME}: GET {http.endpoint.host}:{_API_PORT}/metrics/prometheus"
-    if response.status != 200:
-        raise RunFailed(f"{request} got status {response.status}: {response.excerpt()}")
-    try:
-        metrics = counting.sum_metrics(response.body.decode("utf-8", "replace"))
-    except ValueError as error:
-        raise RunFailed(f"{request}: {error}") from None
-    if f"{_BUFFER}recordsWritten_total" not in metrics:
-        raise RunFailed(f"{request} has no {_BUFFER}recordsWritten_total (another version?): {response.excerpt()}")
-    return metrics
+        return api.read(NAME, "/metrics/prometheus", parse)
 
 
 def _longest_delay_s(http: Http) -> float:

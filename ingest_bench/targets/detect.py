@@ -141,17 +141,7 @@ def detect(http: Http, targets: Mapping[str, Target]) -> Detected:
         response = http.request("GET", "/", timeout_s=20)
     except NoResponse as error:
         raise _explain_failure(http.origin, str(error)) from None
-    number = _read_hidden_version(http) if _hides_version(response) else None
-    return recognize(response, http.origin, targets, number)
-
-
-def _hides_version(response: Response) -> bool:
-    """Return True for OpenSearch with compatibility.override_main_response_version: it reports 7.10.2."""
-    try:
-        root = response.json()
-        return str(root["tagline"]).startswith(_OPENSEARCH_TAGLINE) and "distribution" not in root["version"]
-    except (ValueError, KeyError, TypeError):
-        return False
+    return recognize(response, http.origin, targets, lambda: _read_hidden_version(http))
 
 
 def _read_hidden_version(http: Http) -> str:
@@ -169,11 +159,11 @@ def _read_hidden_version(http: Http) -> str:
 
 
 def recognize(
-    response: Response, origin: str, targets: Mapping[str, Target], hidden_number: str | None = None
+    response: Response, origin: str, targets: Mapping[str, Target], read_hidden_version: Callable[[], str]
 ) -> Detected:
-    """Return the server that sent this response to GET /; SpecError if it is not one of the targets. Pure.
+    """Return the server that sent this response to GET /; SpecError if it is not one of the targets.
 
-    `hidden_number` is the real version of OpenSearch in compatibility mode.
+    `read_hidden_version` returns the real version of OpenSearch in compatibility mode, which reports 7.10.2.
     """
     if response.status == 401:
         raise SpecError(f"{origin}: authentication failed (401). {_CREDENTIALS}")
@@ -184,13 +174,15 @@ def recognize(
         raise SpecError(f"{origin}: unknown server: GET / got status {response.status}: {excerpt}")
     try:
         root = response.json()
-        number = hidden_number or root["version"]["number"]
+        # compatibility.override_main_response_version
+        is_hidden = str(root.get("tagline")).startswith(_OPENSEARCH_TAGLINE) and "distribution" not in root["version"]
+        number = read_hidden_version() if is_hidden else root["version"]["number"]
         is_version = re.fullmatch(r"[0-9A-Za-z._+-]{1,64}", number) is not None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         is_version = False
     if not is_version:
         raise SpecError(f"{origin}: neither Elasticsearch nor OpenSearch (a proxy?); it responded: {excerpt}")
-    name = "opensearch" if hidden_number else _recognize_name(root)
+    name = "opensearch" if is_hidden else _recognize_name(root)
     if name == "direct-memory":
         raise SpecError(f"{origin}: {name} is measured only if ingest-bench starts it: [target] name")
     if name == "sink":

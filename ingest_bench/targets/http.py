@@ -8,10 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
@@ -21,6 +21,7 @@ from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.targets import counting
 from ingest_bench.units import quote_value
 
+T = TypeVar("T")
 Enter = Callable[[Sequence[str]], tuple[str, ...]]
 # A child enforces time limits itself; this is for one that is stopped.
 _CHILD_GRACE_S = 5.0
@@ -127,9 +128,28 @@ class Http:
         if "error" in reply:
             raise NoResponse(f"server: no connection to {self.endpoint} ({reply['error']})")
 
-    def at_port(self, port: int) -> AbstractContextManager[Http]:
-        """Open plain HTTP to another port of the same host, such as one for metrics. No credentials are sent there."""
-        return open_http(self.enter, Endpoint(self.endpoint.host, port), log=self.log)
+    @contextmanager
+    def at_port(self, port: int | None) -> Iterator[Http]:
+        """Open plain HTTP to another port of the same host, such as one for metrics; None: stay at this one.
+
+        No credentials are sent there.
+        """
+        if port is None:
+            yield self
+            return
+        with open_http(self.enter, Endpoint(self.endpoint.host, port), log=self.log) as other:
+            yield replace(other, deadline=self.deadline)
+
+    def read(self, name: str, path: str, parse: Callable[[bytes], T]) -> T:
+        """Return what `parse` finds in a response with status 200; RunFailed with *name* quotes any other response."""
+        response = self.request("GET", path)
+        request = f"{name}: GET {self.origin}{path}"
+        if response.status != 200:
+            raise RunFailed(f"{request} got status {response.status}: {response.excerpt()}")
+        try:
+            return parse(response.body)
+        except ValueError as error:
+            raise RunFailed(f"{request}: {error}; the response was: {response.excerpt()}") from None
 
     def request_json(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60) -> Any:
         """Return the JSON of a response with status 2xx; RunFailed quotes any other response."""
