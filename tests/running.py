@@ -62,7 +62,10 @@ class _CannedChild:
         self._responses = responses
 
     def request(self, line: str, _limit_s: float) -> str:
-        status, body = self._responses.get(json.loads(line)["path"], (404, b"no such page"))
+        request = json.loads(line)
+        if "connect" in request:
+            return "{}"
+        status, body = self._responses.get(request["path"], (404, b"no such page"))
         return json.dumps({"status": status, "body": base64.b64encode(body).decode()})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import canned_server, free_port
+from running import canned_http, canned_server, free_port
 from servers import WORKLOAD
 
 from ingest_bench import targets
@@ -317,38 +317,31 @@ def test_counts_of_all_addresses_that_respond_are_added(tmp_path: Path) -> None:
             assert [note for note in server.notes if str(closed) in note]
 
 
-@pytest.mark.processes
 def test_delivered_documents_are_read_back(tmp_path: Path) -> None:
     text = PROTOCOL + 'sequence = "n"\n' + '[delivered]\npath = "/have"\n'
-    with canned_server({"/have": (200, b"7\n7\n")}) as address, open_http(tuple, address) as http:
-        assert identify(http, PROTOCOL, tmp_path).target.read_delivered((http,)) is None
-        delivered = identify(http, text, tmp_path).target.read_delivered((http, http))
-        assert delivered == (counting.pack_numbers(b"7 7"),) * 2
+    http, invalid = (canned_http({"/have": (200, body)}) for body in (b"7\n7\n", b"seven"))
+    assert targets.resolve(target_options(write(tmp_path, PROTOCOL))).read_delivered((http,)) is None
+    target = targets.resolve(target_options(write(tmp_path, text)))
+    assert target.read_delivered((http, http)) == (counting.pack_numbers(b"7 7"),) * 2
     message = r"mine: delivered: GET .*/have: it is not one number per line; the response was: seven"
-    with canned_server({"/have": (200, b"seven")}) as address, open_http(tuple, address) as http:
-        target = identify(http, text, tmp_path).target
-        with pytest.raises(RunFailed, match=message):
-            target.read_delivered((http,))
+    with pytest.raises(RunFailed, match=message):
+        target.read_delivered((invalid,))
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (COUNT, "GET http://{address}/count got status 404: no such page"),
-        ('[count]\npath = "/up"\njson = "n"\n', "GET http://{address}/up: it is not JSON; the response was: yes"),
+        (COUNT, "GET http://h/count got status 404: no such page"),
+        ('[count]\npath = "/up"\njson = "n"\n', "GET http://h/up: it is not JSON; the response was: yes"),
         ('[ready]\npath = "/down"\n', "it does not respond as mine should: GET /down got status 404; 200 would mean"),
         ('[ready]\npath = "/up"\nstatus = 204\n', "GET /up got status 200; 204 would mean ready"),
     ],
 )
 def test_an_unexpected_response_is_quoted_before_the_load(tmp_path: Path, text: str, message: str) -> None:
-    with (
-        canned_server({"/up": (200, b"yes")}) as address,
-        open_http(tuple, address) as http,
-        pytest.raises(IngestBenchError) as refused,
-    ):
-        identify(http, PROTOCOL + text, tmp_path)
-    assert message.format(address=address) in str(refused.value)
+    options = target_options(write(tmp_path, PROTOCOL + text))
+    with pytest.raises(IngestBenchError) as refused:
+        detect.identify(canned_http({"/up": (200, b"yes")}), options, targets.TARGETS)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -374,10 +367,7 @@ def test_a_text_in_the_log_means_ready(tmp_path: Path) -> None:
         assert target.is_ready(0, (http,))
 
 
-@pytest.mark.processes
 def test_credentials_that_a_server_quotes_are_not_in_its_response() -> None:
-    with (
-        canned_server({"/": (403, b"no access for Basic bWU6c2VjcmV0 (me:secret)")}) as address,
-        open_http(tuple, address, headers={"authorization": "Basic bWU6c2VjcmV0"}) as http,
-    ):
-        assert http.request("GET", "/").body == b"no access for Basic *** (***)"
+    http = canned_http({"/": (403, b"no access for Basic bWU6c2VjcmV0 (me:secret)")})
+    http = dataclasses.replace(http, headers={"authorization": "Basic bWU6c2VjcmV0"})
+    assert http.request("GET", "/").body == b"no access for Basic *** (***)"
