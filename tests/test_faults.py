@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import threading
 import time
 import typing
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -38,42 +36,31 @@ class Clock:
         self.now_ns = 0
         self.end_ns = end_ns
 
+    def now(self) -> int:
+        return self.now_ns
+
     def wait(self, seconds: float) -> bool:
         self.now_ns = min(self.end_ns, self.now_ns + round(seconds * S))
         return self.now_ns >= self.end_ns
 
 
-class ImmediateThread:
-    """Replaces a thread by a call."""
-
-    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], **_: Any) -> None:
-        self._call = functools.partial(target, *args)
-
-    def start(self) -> None:
-        self._call()
-
-    def is_alive(self) -> bool:
-        return False
-
-    def join(self) -> None: ...
+def run_with_clock(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, fault: Fault, measure_s: int | None = 20, **stage: Any
+) -> timeline.FaultRunner:
+    monkeypatch.setattr(timeline, "time", SimpleNamespace(monotonic_ns=clock.now, time_ns=clock.now))
+    measure_ns = None if measure_s is None else measure_s * S
+    runner = timeline.FaultRunner(Stage(load_ended=clock, **stage), lambda: 0, measure_ns)  # type: ignore[arg-type]
+    runner.run(0, fault, checks.iterate_begin_times(fault, 0, 1))
+    assert not runner.errors
+    return runner
 
 
 def list_begins(
-    monkeypatch: pytest.MonkeyPatch, *faults: Fault, measure_s: int | None = 20, duration_s: int = 0
+    monkeypatch: pytest.MonkeyPatch, fault: Fault, measure_s: int | None = 20, duration_s: int = 0
 ) -> list[float]:
     """Return when each flush began, in seconds, if the load ends 25 s after the start of the measurement."""
     clock = Clock(25 * S)
-    time = SimpleNamespace(monotonic_ns=lambda: clock.now_ns, time_ns=lambda: clock.now_ns)
-    monkeypatch.setattr(timeline, "time", time)
-
-    def flush() -> None:
-        clock.now_ns += duration_s * S
-
-    stage = Stage(flush=flush, load_ended=clock)  # type: ignore[arg-type]
-    runner = timeline.FaultRunner(faults, stage, lambda: 0, None if measure_s is None else measure_s * S)
-    monkeypatch.setattr(threading, "Thread", ImmediateThread)
-    runner.run()
-    assert not runner.errors
+    runner = run_with_clock(monkeypatch, clock, fault, measure_s, flush=lambda: clock.wait(duration_s))
     assert all(record.end_ns == record.start_ns + duration_s * S for record in runner.records)
     return [record.start_ns / S for record in runner.records]
 
@@ -82,22 +69,21 @@ FLUSH = Fault(kind="flush", at_ns=2 * S, every_ns=6 * S)
 
 
 @pytest.mark.parametrize(
-    ("faults", "options", "begins"),
+    ("fault", "options", "begins"),
     [
-        ([dataclasses.replace(FLUSH, every_ns=0)], {}, [2]),
-        ([FLUSH], {}, [2, 8, 14]),
+        (dataclasses.replace(FLUSH, every_ns=0), {}, [2]),
+        (FLUSH, {}, [2, 8, 14]),
         # Without a known duration of the measurement, until the load ends.
-        ([FLUSH], {"measure_s": None}, [2, 8, 14, 20]),
-        ([dataclasses.replace(FLUSH, every_ns=7 * S)], {"measure_s": None}, [2, 9, 16, 23]),
+        (FLUSH, {"measure_s": None}, [2, 8, 14, 20]),
+        (dataclasses.replace(FLUSH, every_ns=7 * S), {"measure_s": None}, [2, 9, 16, 23]),
         # Turns during an earlier turn are skipped.
-        ([Fault(kind="flush", at_ns=1 * S, every_ns=2 * S)], {"duration_s": 5}, [1, 6, 11, 16]),
-        ([Fault(kind="flush", at_ns=3 * S, every_ns=10 * S), Fault(kind="flush", at_ns=4 * S)], {}, [3, 4, 13]),
+        (Fault(kind="flush", at_ns=1 * S, every_ns=2 * S), {"duration_s": 5}, [1, 7, 13, 19]),
     ],
 )
 def test_faults_begin_at_their_times(
-    monkeypatch: pytest.MonkeyPatch, faults: list[Fault], options: dict[str, Any], begins: list[float]
+    monkeypatch: pytest.MonkeyPatch, fault: Fault, options: dict[str, Any], begins: list[float]
 ) -> None:
-    assert list_begins(monkeypatch, *faults, **options) == begins
+    assert list_begins(monkeypatch, fault, **options) == begins
 
 
 def test_seed_determines_the_times_of_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,28 +190,30 @@ def test_every_failure_is_reported_and_a_failed_fault_has_no_more_turns(monkeypa
     ]
 
 
-def test_late_begin_does_not_shorten_a_fault_and_a_missed_one_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, durations_ns = Clock(20 * S), {}
-    monkeypatch.setattr(timeline, "time", SimpleNamespace(monotonic_ns=lambda: clock.now_ns, time_ns=lambda: 0))
+def test_late_begin_does_not_shorten_a_fault_and_a_late_end_does_not_skip_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, spans_s = Clock(20 * S), []
 
-    def begin(fault: Fault, _stage: Stage) -> ActiveFault:
-        start_ns = clock.now_ns
-        if fault.kind == "partition":
-            clock.now_ns += 5 * S  # the machine is slow
+    def begin(_fault: Fault, _stage: Stage) -> ActiveFault:
+        start_s = clock.now_ns // S
 
         def end() -> str:
-            durations_ns[fault.kind] = clock.now_ns - start_ns
+            spans_s.append((start_s, clock.now_ns // S))
+            clock.now_ns += 3 * S  # the machine is slow
             return ""
 
         return ActiveFault(end_fault=end)
 
     monkeypatch.setattr(timeline, "begin_fault", begin)
-    slow, pause = Fault(kind="partition", at_ns=1 * S, for_ns=S), Fault(kind="pause", at_ns=2 * S, for_ns=2 * S)
-    stage = Stage(load_ended=clock)  # type: ignore[arg-type]
-    timeline.FaultRunner((slow, pause), stage, lambda: 0, 20 * S).run()
-    assert durations_ns["pause"] == 2 * S
+    fault = Fault(kind="pause", at_ns=2 * S, for_ns=2 * S, every_ns=4 * S)
+    run_with_clock(monkeypatch, clock, fault)
+    # Due at 2, 6, 10, 14 and 18 s; the one before lasts until 14 s.
+    assert spans_s == [(2, 4), (7, 9), (12, 14), (18, 20)]
 
-    late = dataclasses.replace(pause, at_ns=10**6 * S)
+
+def test_fault_that_had_no_time_to_begin_fails_the_run() -> None:
+    late = Fault(kind="pause", at_ns=10**6 * S, for_ns=2 * S)
     with (
         pytest.raises(RunFailed, match="fault: pause had not begun when the load ended"),
         timeline.run_faults((late,), Stage(), lambda: 1, CELL.load),
@@ -289,7 +277,8 @@ def test_ports_are_released_if_they_cannot_be_reserved() -> None:
             values[name] = value.replace("60999", "60998")
         return values[name]
 
-    links: Any = SimpleNamespace(client=SimpleNamespace(run=sysctl), clients=[SimpleNamespace(active_faults=Counter())])
+    link = SimpleNamespace(active_faults=Counter(), lock=threading.RLock())
+    links: Any = SimpleNamespace(client=SimpleNamespace(run=sysctl), clients=[link])
     for _ in range(2):
         with pytest.raises(RunFailed, match='was set to "32768-60999", but is "32768-60998"'):
             timeline.begin_fault(make_fault("exhausted-ports"), Stage(links=links))

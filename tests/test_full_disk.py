@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_filler_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
     with pytest.raises(RunFailed, match=r"full-disk: .*: Input/output error"):
-        hold_effect(Counter(), "full-disk", filler.fill, filler.free)
+        hold_effect(threading.RLock(), Counter(), "full-disk", filler.fill, filler.free)
     assert set(folder.iterdir()) <= before
 
 

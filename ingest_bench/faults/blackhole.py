@@ -94,7 +94,8 @@ def _drop_in_direction(stack: ExitStack, link: Link, direction: Direction, dropp
         if not namespace.run(("tc", "filter", "show", "dev", device, "ingress")).strip():
             namespace.run(("tc", "qdisc", "del", "dev", device, "clsact"))
 
-    stack.callback(hold_effect(link.active_faults, (f"drop {dropped}", direction), add_filter, remove_filter))
+    effect = f"drop {dropped}", direction
+    stack.callback(hold_effect(link.lock, link.active_faults, effect, add_filter, remove_filter))
 
 
 def verify_drops(link: Link, directions: Sequence[Direction], dropped: Dropped) -> str:
@@ -139,7 +140,7 @@ def partition(stack: ExitStack, link: Link, directions: Sequence[Direction]) -> 
         return
     for direction in directions:
         cut, restore = (partial(link.set_cut, direction, is_cut=is_cut) for is_cut in (True, False))
-        stack.callback(hold_effect(link.active_faults, ("cut", direction), cut, restore))
+        stack.callback(hold_effect(link.lock, link.active_faults, ("cut", direction), cut, restore))
 
 
 def _verify_partition(link: Link, directions: Sequence[Direction]) -> str:

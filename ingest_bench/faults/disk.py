@@ -29,7 +29,7 @@ def _fill_disk(node: Node) -> ActiveFault:
     """Fill the disk with the first of several faults, and free it with the last."""
     with node.lock:
         filler = node.resources.disk_filler or DiskFiller(node.home)
-        release = hold_effect(node.counts, "full-disk", filler.fill, filler.free)
+        release = hold_effect(node.lock, node.counts, "full-disk", filler.fill, filler.free)
         node.resources.disk_filler = filler
 
     def end() -> str:
@@ -42,11 +42,9 @@ def _fill_disk(node: Node) -> ActiveFault:
     return ActiveFault(end_fault=end)
 
 
-# Its end waits for the journal, which takes long if the disk is slow as well.
 FULL_DISK = FaultKind(
     scope="node",
     begin=lambda fault, stage: begin_on_nodes(fault, stage, _fill_disk),
-    is_slow_to_end=True,
     needs=lambda _: frozenset({"disk"}),
     find_error=_find_preloading_error,
 )

@@ -62,9 +62,7 @@ class FaultKind:
     needs_names: bool = False
     """The load must resolve the server's name for each new connection."""
     is_slow_to_begin: bool = False
-    """Its begin may take seconds: other faults continue, and its duration counts from the end of its begin."""
-    is_slow_to_end: bool = False
-    """Its end may take seconds: other faults continue. So they do for every fault without a duration."""
+    """Its begin may take seconds: its duration counts from the end of its begin."""
     find_error: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Returns why it cannot happen in a cell; "" if it can."""
     change_profile: ChangeProfile | None = None
@@ -132,14 +130,7 @@ class Node:
             if not self.is_down:
                 first_end()
 
-        with self.lock:
-            release_effect = hold_effect(self.counts, effect, begin_and_keep, forget_and_end)
-
-        def release() -> None:
-            with self.lock:
-                release_effect()
-
-        return release
+        return hold_effect(self.lock, self.counts, effect, begin_and_keep, forget_and_end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,19 +147,24 @@ class Stage:
     """Set at the end of the load: a fault that has not begun by then gives up."""
 
 
-def hold_effect(counts: Counter[Effect], effect: Effect, begin: Act, end: Act) -> Callable[[], None]:
+def hold_effect(
+    lock: threading.RLock, counts: Counter[Effect], effect: Effect, begin: Act, end: Act
+) -> Callable[[], None]:
     """Begin an effect unless it is active; return the function that ends it unless another fault holds it.
 
-    If *begin* fails, *end* is called: it must restore what *begin* changed in part.
+    Faults run in threads: *lock* is held during begin and end. If *begin* fails, *end* is called: it must restore what
+    *begin* changed in part.
     """
-    if not counts[effect]:
-        with undo_on_error(end):
-            begin()
-    counts[effect] += 1
+    with lock:
+        if not counts[effect]:
+            with undo_on_error(end):
+                begin()
+        counts[effect] += 1
 
     def release() -> None:
-        counts[effect] -= 1
-        if not counts[effect]:
-            end()
+        with lock:
+            counts[effect] -= 1
+            if not counts[effect]:
+                end()
 
     return release

@@ -34,7 +34,7 @@ _RESERVED_PORTS = "net.ipv4.ip_local_reserved_ports"
 def _exhaust_ports(fault: Fault, stage: Stage) -> ActiveFault:
     del fault
     assert stage.links is not None  # noqa: S101 - a launched server has one
-    clients = stage.links.client
+    clients, link = stage.links.client, stage.links.clients[0]
     first, last = map(int, clients.run(("sysctl", "-n", _PORT_RANGE)).split())
 
     def reserve(ports: str) -> None:
@@ -44,7 +44,8 @@ def _exhaust_ports(fault: Fault, stage: Stage) -> ActiveFault:
 
     # No other program reserves a port in our namespace, so "" is the old value.
     release = hold_effect(
-        stage.links.clients[0].active_faults,
+        link.lock,
+        link.active_faults,
         ("exhausted-ports", "to-server"),
         lambda: reserve(f"{first}-{last}"),
         lambda: reserve(""),
