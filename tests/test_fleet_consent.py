@@ -85,6 +85,17 @@ def test_http_url_allows_no_tls_and_https_url_no_plain_http(tmp_path: Path) -> N
         allow_credentials(plan(tmp_path, tls=None), URL, "")
 
 
+def test_a_worker_without_a_client_certificate_names_the_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("INGEST_BENCH_CLIENT_CERT", "INGEST_BENCH_CLIENT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    options: Any = SimpleNamespace(credentials_to=URL, ca_pem="")
+    requested = plan(tmp_path, tls=dataclasses.replace(RUNS, client_cert="/file"))
+    with pytest.raises(RunFailed, match=r"names none\. Set INGEST_BENCH_CLIENT_CERT and INGEST_BENCH_CLIENT_KEY"):
+        FleetMember(options, tmp_path, print)._accept_plan(requested, {})
+
+
 def test_the_run_reads_only_files_of_its_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     member = FleetMember(nothing, tmp_path, print)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import test_load_process
-from bulk_server import accept_all, answer, bulk_server
-from test_load_process import documents_of, samples_of
+from bulk_server import answer, bulk_server
+from test_load_process import samples_of
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import supervisor
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import Progress, start_load
-from ingest_bench.model.load import Step, TrackFile
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint
 
@@ -63,44 +59,6 @@ def test_a_long_think_time_does_not_delay_the_end(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
     assert len(samples_of(plan_for(server.address, tmp_path))) == 2
     assert report.errors == ()
-
-
-def step_of(path: Path, share: int | None, name: str = "bulk", clients: int = 4) -> Step:
-    file = TrackFile(path=str(path), index="tiny", documents=share)
-    return Step(name=name, operation="bulk", clients=clients, bulk_documents=10, files=(file,))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("share", [1900, 77, None])
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_a_share_of_a_corpus_does_not_depend_on_the_processes(
-    tmp_path: Path, processes: int, share: int | None
-) -> None:
-    got: Counter[int] = Counter()
-    lock = threading.Lock()
-
-    def reply(body: bytes, _: int) -> bytes:
-        with lock:
-            got.update(json.loads(line)["n"] for line in body.split(b"\n")[1::2] if line)
-        return accept_all(body, 0)
-
-    path = documents_of(tmp_path, 2000)
-    with bulk_server(reply) as server:
-        step = step_of(path, share)
-        start_load(plan_for(server.address, tmp_path / "out", step=step, users=4, processes=processes)).wait(
-            lambda _: None
-        )
-    assert got == Counter(range(share or 2000))
-
-
-def test_where_a_share_ends_is_looked_up_once_for_all_processes(tmp_path: Path) -> None:
-    path = documents_of(tmp_path, 2000)
-    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path / "out", step=step_of(path, 1000))
-    progress = dataclasses.replace(plan, workers=4).with_decompressed_files()
-    assert progress.step is not None
-    assert progress.step.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
-    path.write_text("not read to its end")
-    assert progress.with_decompressed_files() == progress
 
 
 def waited(plans: list[LoadPlan], ends_all: list[bool]) -> tuple[list[WorkerReport], list[Progress]]:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import psutil
 import pytest
 from bulk_server import accept_all, answer, bulk_server, documents_in
 from numpy.typing import NDArray
+from processes import wait_until_gone
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs.load_values import parse_arrivals
@@ -346,17 +348,5 @@ process = start_load(from_json(LoadPlan, json.loads(Path({str(tmp_path / "plan.j
 process.wait(die)
 """
         message = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=300).stdout
-        worker = int(message)
-        assert gone(worker)
-
-
-def gone(pid: int) -> bool:
-    for _ in range(600):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False
+        with suppress(psutil.NoSuchProcess):
+            wait_until_gone([psutil.Process(int(message))], seconds=30)

@@ -9,8 +9,7 @@ from typing import Any
 
 from ingest_bench.documents import corpus, lines, source
 from ingest_bench.documents.source import POOL_BYTES, Source
-from ingest_bench.errors import RunFailed
-from ingest_bench.inputs import credentials, files
+from ingest_bench.inputs import files
 from ingest_bench.inputs.records import to_json
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.model.load import LoadOptions, ProtocolOptions, Step, TrackFile, Workload
@@ -126,17 +125,6 @@ class LoadPlan:
     def has_client_certificate(self) -> bool:
         """True if connections to any address use a client certificate."""
         return any(address.tls is not None and address.tls.client_cert for address in self.server_addresses)
-
-    def with_local_certificate(self, cert: str, key: str) -> LoadPlan:
-        """Return the plan with the client certificate files of this machine; RunFailed if they are required and ""."""
-        if not self.has_client_certificate:
-            return self
-        if not cert:
-            raise RunFailed(
-                "the server requires a client certificate, and the environment of this load worker names none. Set "
-                f"{credentials.CLIENT_CERT} and {credentials.CLIENT_KEY}."
-            )
-        return self.with_tls({"client_cert": cert, "client_key": key})
 
     def with_tls(self, changes: dict[str, str], **address_changes: Any) -> LoadPlan:
         """Return the plan with these fields of `Tls`, and of `ServerAddress`, changed for all addresses."""

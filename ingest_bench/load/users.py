@@ -9,6 +9,7 @@ Pump            send the usual requests of a ScheduledUser from the event loop i
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 _OK, _PARTIAL, _CUT_OFF = OUTCOME_INDEX[OK], OUTCOME_INDEX[PARTIAL], OUTCOME_INDEX["cut-off"]
 # Before a retry, as in Elasticsearch's own BulkProcessor (BackoffPolicy.exponentialBackoff: 50 ms, growing).
 _RETRY_S, _MAX_RETRY_S = 0.05, 5.0
-# Before the next arrival of an IngestUser, after failed ones.
-_BACKOFF_S, _MAX_BACKOFF_S = 0.01, 1.0
-# A server that refuses at once is not queried in a tight loop.
-_QUERY_BACKOFF_S = 0.1
 
 
 def backoff_s(first_s: float, failures: int, max_s: float) -> float:
@@ -65,6 +62,8 @@ class RetryingUser(User):
     upstream: Upstream
     working_outcomes = frozenset((OK,))
     """Outcomes that show a working server: no pause before the next arrival."""
+    first_pause_s, max_pause_s = 0.01, 1.0
+    """Pause before the next arrival after a failure, and after many in a row."""
 
     connection: Any
     """`UserConnection` of `protocols.upstream`. mypy takes the protocol's declaration for another attribute."""
@@ -72,10 +71,6 @@ class RetryingUser(User):
 
     def record_failure(self, verdict: Verdict) -> None:
         """Count an attempt that did not fully succeed."""
-        raise NotImplementedError
-
-    def failure_pause_s(self) -> float:
-        """Return the pause before the next arrival after `failures_in_a_row`."""
         raise NotImplementedError
 
     def on_start(self) -> None:
@@ -162,7 +157,7 @@ class RetryingUser(User):
             # The end of the load is not a failure of the request that it cuts off, but an earlier attempt is.
             self._abort(previous if outcome == _CUT_OFF else verdict, scheduled_ns, attempts, documents, acked)
         if self.failures_in_a_row and not self.is_open_loop:
-            gevent.sleep(self.failure_pause_s())
+            gevent.sleep(backoff_s(self.first_pause_s, self.failures_in_a_row, self.max_pause_s))
 
     def _unread_bytes(self, status: int) -> int:
         """Return how many bytes of the request with this response the server may not have read.
@@ -223,12 +218,7 @@ class IngestUser(RetryingUser):
 
     def record_failure(self, verdict: Verdict) -> None:
         """Count the failed items and the message."""
-        if verdict.outcome != OK:
-            self.state.record_failure(self.number, verdict)
-
-    def failure_pause_s(self) -> float:
-        """Return a pause that grows with each failure."""
-        return backoff_s(_BACKOFF_S, self.failures_in_a_row, _MAX_BACKOFF_S)
+        self.state.record_failure(self.number, verdict)
 
 
 class ScheduledUser(IngestUser):
@@ -276,14 +266,12 @@ class QueryUser(RetryingUser):
     queries: tuple[Body, ...] = ()
     weights: tuple[int, ...] = ()
     seed = 1
+    # A server that refuses at once is not queried in a tight loop.
+    first_pause_s = max_pause_s = 0.1
 
     def record_failure(self, verdict: Verdict) -> None:
         """Count the message."""
         self.state.count_error(verdict.message)
-
-    def failure_pause_s(self) -> float:
-        """Return a constant pause."""
-        return _QUERY_BACKOFF_S
 
     @task
     def send_queries(self) -> None:
@@ -336,7 +324,7 @@ class Pump:
             # `RetryingUser.send` raises it again once the request has a sample.
             if self._body is None:
                 raise
-            finish = _raising(error)
+            finish = functools.partial(_raise, error)
         if self._body is not None:
             user.send(self._scheduled_ns, self._body, finish)
 
@@ -378,8 +366,5 @@ class Pump:
         self._tail = pack_sample_tail(0, documents, documents, 0, 1, status, _OK, self._number, address, local_port)
 
 
-def _raising(error: BaseException) -> Callable[[Body], NoReturn]:
-    def finish(_body: Body) -> NoReturn:
-        raise error
-
-    return finish
+def _raise(error: BaseException, _body: Body) -> NoReturn:
+    raise error

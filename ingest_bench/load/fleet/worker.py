@@ -160,7 +160,14 @@ class FleetMember:
             raise RunFailed("; ".join(faults))
         if plan.server.has_credentials or plan.has_client_certificate:
             plan = allow_credentials(plan, self._options.credentials_to, self._options.ca_pem)
-            plan = plan.with_local_certificate(*credentials.read_client_certificate(os.environ))
+        if plan.has_client_certificate:
+            cert, key = credentials.read_client_certificate(os.environ)
+            if not cert:
+                raise RunFailed(
+                    "the server requires a client certificate, and the environment of this load worker names none. Set "
+                    f"{credentials.CLIENT_CERT} and {credentials.CLIENT_KEY}."
+                )
+            plan = plan.with_tls({"client_cert": cert, "client_key": key})
         return plan
 
     def _forward_status(self, worker: LocalWorker) -> None:
