@@ -284,7 +284,7 @@ def test_document_numbers_are_packed() -> None:
 
 def identify(http: Http, text: str, folder: Path) -> detect.Identified:
     (run,) = plan(write(folder, text), url=http.origin).runs
-    return detect.identify(http, run.cell.target, targets.TARGETS)
+    return detect.identify(http, run.cell.target)
 
 
 @pytest.mark.processes
@@ -340,7 +340,7 @@ def test_delivered_documents_are_read_back(tmp_path: Path) -> None:
 def test_an_unexpected_response_is_quoted_before_the_load(tmp_path: Path, text: str, message: str) -> None:
     options = target_options(write(tmp_path, PROTOCOL + text))
     with pytest.raises(IngestBenchError) as refused:
-        detect.identify(canned_http({"/up": (200, b"yes")}), options, targets.TARGETS)
+        detect.identify(canned_http({"/up": (200, b"yes")}), options)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -11,7 +11,6 @@ import pytest
 from example_tracks import write_track
 from running import canned_http
 
-from ingest_bench import targets
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.inputs import credentials, records, urls
@@ -140,7 +139,7 @@ def test_ca_file_without_https_is_refused() -> None:
 
 def recognised(root: Any, status: int = 200) -> detect.Detected:
     body = root if isinstance(root, bytes) else json.dumps(root).encode()
-    return detect.recognize(Response(status, body), URL, targets.TARGETS, str)
+    return detect.recognize(Response(status, body), URL, str)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_response_that_only_claims_a_server_is_refused(body: bytes) -> None:
     server = recognised(ELASTICSEARCH)
     http = canned_http({"/_nodes/plugins": (200, body), "/_nodes/jvm": (200, body)})
     for ask in (
-        lambda: detect.adapt_target(http, server, targets.TARGETS),
+        lambda: detect.adapt_target(http, server),
         lambda: detect.describe(http, server),
     ):
         with pytest.raises(
@@ -222,14 +221,14 @@ COMPATIBLE = {"version": {"number": "7.10.2"}, "tagline": "The OpenSearch Projec
 
 def test_opensearch_in_compatibility_mode_is_identified() -> None:
     http = server_answering(root=COMPATIBLE, local={"nodes": {"a": {"version": "2.19.6"}}})
-    target = detect.detect(http, targets.TARGETS)
+    target = detect.detect(http)
     assert (target.name, target.number, target.version, target.notes) == ("opensearch", "2.19.6", "2.19.6", ())
 
 
 @pytest.mark.parametrize("nodes", [{}, {"a": 1}, {"a": {}}, {"a": {"version": "2"}, "b": {"version": "2"}}])
 def test_hidden_version_of_opensearch_is_named(nodes: Any) -> None:
     with pytest.raises(SpecError, match=r"Set compatibility\.override_main_response_version to false"):
-        detect.detect(server_answering(root=COMPATIBLE, local={"nodes": nodes}), targets.TARGETS)
+        detect.detect(server_answering(root=COMPATIBLE, local={"nodes": nodes}))
 
 
 def test_texts_of_a_server_are_shortened() -> None:
@@ -239,7 +238,7 @@ def test_texts_of_a_server_are_shortened() -> None:
     jvm = {"version": "x" * 5_000_000, "gc_collectors": ["y" * 5_000_000], "mem": {"heap_max_in_bytes": 1}}
     plugins: dict[str, Any] = {"nodes": {"a": {"modules": [], "plugins": []}}}
     http = server_answering(root=OPENSEARCH, jvm={"nodes": {"a": {"jvm": jvm}}}, plugins=plugins)
-    description = detect.identify(http, TargetOptions(), targets.TARGETS).description
+    description = detect.identify(http, TargetOptions()).description
     assert len(json.dumps(description)) < 50_000
 
 

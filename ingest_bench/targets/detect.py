@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.targets import counting
+from ingest_bench.targets import TARGETS, counting
 from ingest_bench.targets.base import Target
 from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.elastic.node import ElasticTarget
@@ -70,7 +70,7 @@ class Identified:
         return not isinstance(self.target, Custom)
 
 
-def identify(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> Identified:
+def identify(http: Http, options: TargetOptions) -> Identified:
     """Identify the server behind the URL by its responses, or by the file of a custom target.
 
     SpecError for a server that cannot be measured, RunFailed if nothing responds as it should.
@@ -80,8 +80,8 @@ def identify(http: Http, options: TargetOptions, targets: Mapping[str, Target]) 
         custom.check()
         _require_ready(http, custom)
         return Identified(target=custom, options=options, description=custom.describe(http, options))
-    server = detect(http, targets)
-    target = adapt_target(http, server, targets)
+    server = detect(http)
+    target = adapt_target(http, server)
     options = replace(options, name=server.name, version=server.version)
     description = shorten_texts(describe(http, server))
     if isinstance(target, ElasticTarget):
@@ -105,12 +105,12 @@ def shorten_texts(description: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def identify_name(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> str:
+def identify_name(http: Http, options: TargetOptions) -> str:
     """Return name and version of the server behind the URL; SpecError or RunFailed if it is not the expected one."""
     if options.custom is not None:
         _require_ready(http, Custom(name=options.name, definition=options.custom))
         return options.name
-    server = detect(http, targets)
+    server = detect(http)
     return f"{server.name} {server.number}"
 
 
@@ -135,13 +135,13 @@ def _require_ready(http: Http, target: Custom) -> None:
         raise RunFailed(f"{http.origin}: it does not respond as {target.name} should: {error}") from None
 
 
-def detect(http: Http, targets: Mapping[str, Target]) -> Detected:
+def detect(http: Http) -> Detected:
     """Detect the server behind the URL; SpecError if it cannot be measured, RunFailed if nothing responds."""
     try:
         response = http.request("GET", "/", timeout_s=20)
     except NoResponse as error:
         raise _explain_failure(http.origin, str(error)) from None
-    return recognize(response, http.origin, targets, lambda: _read_hidden_version(http))
+    return recognize(response, http.origin, lambda: _read_hidden_version(http))
 
 
 def _read_hidden_version(http: Http) -> str:
@@ -158,9 +158,7 @@ def _read_hidden_version(http: Http) -> str:
         ) from None
 
 
-def recognize(
-    response: Response, origin: str, targets: Mapping[str, Target], read_hidden_version: Callable[[], str]
-) -> Detected:
+def recognize(response: Response, origin: str, read_hidden_version: Callable[[], str]) -> Detected:
     """Return the server that sent this response to GET /; SpecError if it is not one of the targets.
 
     `read_hidden_version` returns the real version of OpenSearch in compatibility mode, which reports 7.10.2.
@@ -186,10 +184,10 @@ def recognize(
     if name == "direct-memory":
         raise SpecError(f"{origin}: {name} is measured only if ingest-bench starts it: [target] name")
     if name == "sink":
-        return Detected(name=name, number=number, version=targets[name].default_version, root=root)
-    version = nearest_version(number, targets[name].versions)
+        return Detected(name=name, number=number, version=TARGETS[name].default_version, root=root)
+    version = nearest_version(number, TARGETS[name].versions)
     if version is None:
-        elastic = (target for target in targets.values() if isinstance(target, ElasticTarget))
+        elastic = (target for target in TARGETS.values() if isinstance(target, ElasticTarget))
         supported = ", ".join(f"{target.name} {version}" for target in elastic for version in target.versions)
         raise SpecError(
             f"{origin}: {name} {number} is unknown; supported are {supported}, and others with the same first number"
@@ -221,9 +219,9 @@ def _split_version(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.partition("-")[0].split(".") if number.isdigit())
 
 
-def adapt_target(http: Http, server: Detected, targets: Mapping[str, Target]) -> Target:
+def adapt_target(http: Http, server: Detected) -> Target:
     """Return the target for the server, without replacements for modules that the server has."""
-    target = targets[server.name]
+    target = TARGETS[server.name]
     if not isinstance(target, ElasticTarget):
         return target
 

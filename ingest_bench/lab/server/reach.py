@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import system, targets
+from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, MissingCapability, RunFailed, SpecError
 from ingest_bench.inputs import credentials
 from ingest_bench.jvm.attach import AttachedJvm, attach, find_endpoints, read_facts, read_start_id
@@ -200,7 +200,7 @@ def find_url(jvm: AttachedJvm, enter: Enter, options: TargetOptions) -> Url:
         url = Url(scheme="http", host=endpoint.host, port=endpoint.port)
         try:
             with connect(ServerAddress(endpoint=endpoint, has_credentials=has_credentials), enter) as http:
-                name = detect.identify_name(http, options, targets.TARGETS)
+                name = detect.identify_name(http, options)
         except IngestBenchError as error:
             attempts.append(str(error).splitlines()[0])
         else:

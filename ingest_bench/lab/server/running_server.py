@@ -306,7 +306,7 @@ def reach_server(
     connect = functools.partial(reach.connect, address, enter)
     with ExitStack() as stack:
         http = stack.enter_context(connect())
-        server = detect.identify(http, options, targets.TARGETS)
+        server = detect.identify(http, options)
         reachable, notes = _check_other_addresses(address, server, enter)
         others = () if server.counts_for_all else tuple(stack.enter_context(reach.connect(a, enter)) for a in reachable)
         description: dict[str, Any] = server.description | {"url": str(options.url)}

@@ -30,29 +30,32 @@ def _by_number(*versions: Version) -> dict[str, Version]:
     return {version.number: version for version in versions}
 
 
-# What OpenSearch's start script gives a JVM besides heap and collector (SystemJvmOptions), and config/jvm.options
-# without its GC log and heap dumps. tests/test_nodes.py compares this with the output of the script.
-_OPENSEARCH_JVM = (
-    "-Xshare:auto",
+# What the start scripts of all but Elasticsearch 8 give a JVM besides heap and collector (SystemJvmOptions), and
+# config/jvm.options without its GC log and heap dumps. tests/test_nodes.py compares this with their output.
+_COMMON_JVM = (
     "-XX:+AlwaysPreTouch",
     "-Xss1m",
     "-Djava.awt.headless=true",
     "-Dfile.encoding=UTF-8",
     "-Djna.nosys=true",
     "-XX:-OmitStackTraceInFastThrow",
-    "-XX:+ShowCodeDetailsInExceptionMessages",
     "-Dio.netty.noUnsafe=true",
     "-Dio.netty.noKeySetOptimization=true",
     "-Dio.netty.recycler.maxCapacityPerThread=0",
-    "-Dio.netty.allocator.numDirectArenas=0",
     "-Dlog4j.shutdownHookEnabled=false",
     "-Dlog4j2.disable.jmx=true",
-    "-Dopensearch.networkaddress.cache.ttl=60",
-    "-Dopensearch.networkaddress.cache.negative.ttl=10",
     "-Djava.io.tmpdir={home}/tmp",
     "-XX:ErrorFile={home}/logs/hs_err_pid%p.log",
 )
-_OPENSEARCH_G1 = ("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30")
+_OPENSEARCH_JVM = (
+    "-Xshare:auto",
+    *_COMMON_JVM,
+    "-XX:+ShowCodeDetailsInExceptionMessages",
+    "-Dio.netty.allocator.numDirectArenas=0",
+    "-Dopensearch.networkaddress.cache.ttl=60",
+    "-Dopensearch.networkaddress.cache.negative.ttl=10",
+)
+_G1 = ("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30")
 _OPENSEARCH_THREADS = "org.opensearch.secure_sm.SecuredForkJoinWorkerThreadFactory"
 
 OPENSEARCH = ElasticTarget(
@@ -70,7 +73,7 @@ OPENSEARCH = ElasticTarget(
                 "-Djava.locale.providers=SPI,COMPAT",
                 f"-Djava.util.concurrent.ForkJoinPool.common.threadFactory={_OPENSEARCH_THREADS}",
             ),
-            gc_options=_OPENSEARCH_G1,
+            gc_options=_G1,
         ),
         Version(
             name="opensearch",
@@ -89,26 +92,9 @@ OPENSEARCH = ElasticTarget(
                 "-Dorg.apache.lucene.store.MMapDirectory.sharedArenaMaxPermits=1",
                 "-XX:+UseCompactObjectHeaders",
             ),
-            gc_options=_OPENSEARCH_G1,
+            gc_options=_G1,
         ),
     ),
-)
-
-# In config/jvm.options or the start script of all three.
-_ELASTICSEARCH_JVM = (
-    "-XX:+AlwaysPreTouch",
-    "-Xss1m",
-    "-Djava.awt.headless=true",
-    "-Dfile.encoding=UTF-8",
-    "-Djna.nosys=true",
-    "-XX:-OmitStackTraceInFastThrow",
-    "-Dio.netty.noUnsafe=true",
-    "-Dio.netty.noKeySetOptimization=true",
-    "-Dio.netty.recycler.maxCapacityPerThread=0",
-    "-Dlog4j.shutdownHookEnabled=false",
-    "-Dlog4j2.disable.jmx=true",
-    "-Djava.io.tmpdir={home}/tmp",
-    "-XX:ErrorFile={home}/logs/hs_err_pid%p.log",
 )
 
 ELASTICSEARCH = ElasticTarget(
@@ -120,7 +106,7 @@ ELASTICSEARCH = ElasticTarget(
             number="5.6.16",
             sha256="983eada4466d18259a69ebf7cf6a219431b5acc8dc8c1e8258ee8fcf466653c4",
             java_version=11,
-            jvm=(*_ELASTICSEARCH_JVM, "-Djdk.io.permissionsUseCanonicalPath=true", "-Dlog4j.skipJansi=true"),
+            jvm=(*_COMMON_JVM, "-Djdk.io.permissionsUseCanonicalPath=true", "-Dlog4j.skipJansi=true"),
             gc="cms",
             before_7=True,
             modules=_modules("elasticsearch", "5.6.16", "percolator"),
@@ -133,7 +119,7 @@ ELASTICSEARCH = ElasticTarget(
             java_version=17,
             jvm=(
                 "-Xshare:auto",
-                *_ELASTICSEARCH_JVM,
+                *_COMMON_JVM,
                 "-XX:+ShowCodeDetailsInExceptionMessages",
                 "-Des.networkaddress.cache.ttl=60",
                 "-Des.networkaddress.cache.negative.ttl=10",
@@ -143,7 +129,7 @@ ELASTICSEARCH = ElasticTarget(
                 "--add-opens=java.base/java.io=ALL-UNNAMED",
             ),
             modules=_modules("elasticsearch", "7.17.29", "mapper-extras", "percolator"),
-            gc_options=("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30"),
+            gc_options=_G1,
             small_heap_gc_options=(
                 "-XX:G1HeapRegionSize=4m",
                 "-XX:InitiatingHeapOccupancyPercent=30",
