@@ -100,13 +100,13 @@ COUNTED: dict[str, Any] = {"accepted": 100, "delivered": 60, "dropped": 30, "ins
     ],
 )
 def test_account_of_the_nodes_must_balance(changed: dict[str, int], expected: str) -> None:
-    columns = delivery.find_account_errors(COUNTED | changed)
-    assert len(columns) == bool(expected)
-    assert expected in "".join(columns)
+    text = delivery.describe_account_error(COUNTED | changed)
+    assert bool(text) == bool(expected)
+    assert expected in text
 
 
 def test_server_without_counters_has_no_account() -> None:
-    assert delivery.find_account_errors({"documents": 3}) == []
+    assert delivery.describe_account_error({"documents": 3}) == ""
     assert delivery.server_columns(RECORD, 1, 0, 10**10) == {}
 
 

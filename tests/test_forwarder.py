@@ -174,7 +174,7 @@ def test_a_batch_is_unsure_after_an_invalid_response(tmp_path: Path, nonsense: b
     at_peer = len(peer.numbers)  # type: ignore[attr-defined]
     assert account["unsure"] >= at_peer > 0
     assert account["delivered"] + account["inside"] + account["dropped"] == 2000
-    assert delivery.find_account_errors(account | {"delivered": account["delivered"] + at_peer}) == []
+    assert delivery.describe_account_error(account | {"delivered": account["delivered"] + at_peer}) == ""
 
 
 def test_missing_peers_are_named() -> None:

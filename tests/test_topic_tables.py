@@ -146,10 +146,9 @@ def test_picture_of_direct_memory_has_rows_for_few_buffers_and_for_oom(unknown: 
 def test_direct_buffer_missing_from_the_recording_invalidates_a_run() -> None:
     assert summary.server_count_columns({"direct_allocations": 7}, ()) == {"server_direct_allocations": 7}
     values = {"server_direct_allocations": 1007, "direct_allocations_recorded": 1006}
-    assert integrity.find_allocation_mismatch(values) == [
-        "direct buffers: the server allocated 1,007, and 1,006 were recorded"
-    ]
-    assert integrity.find_allocation_mismatch(values | {"direct_allocations_recorded": None}) == []
+    text = integrity.describe_allocation_mismatch(values)
+    assert text == "direct buffers: the server allocated 1,007, and 1,006 were recorded"
+    assert integrity.describe_allocation_mismatch(values | {"direct_allocations_recorded": None}) == ""
 
 
 def test_asynchronous_cell_is_compared_with_its_blocking_one() -> None:

@@ -140,22 +140,22 @@ def server_columns(record: RunRecord, nodes: int, start_ns: int | None, end_ns: 
     return columns
 
 
-def find_account_errors(counters: Counters) -> list[str]:
-    """Return a message if the nodes' account does not balance: accepted = delivered + dropped + pending.
+def describe_account_error(counters: Counters) -> str:
+    """Describe that the nodes' account does not balance: accepted = delivered + dropped + pending. "" if it does.
 
     A batch without a response may have been accepted; then its documents may be there twice.
     """
     names = ("accepted", "delivered", "dropped", "inside", "unsure")
     numbers = [count for name in names if isinstance(count := counters.get(name), int)]
     if len(numbers) < len(names):
-        return []
+        return ""
     accepted, delivered, dropped, pending, unsure = numbers
     excess = delivered + dropped + pending - accepted
     if 0 <= excess <= unsure:
-        return []
+        return ""
     unanswered = f" (batches without a response: at most {unsure:,} more)" if unsure else ""
     account = f"{delivered:,} are delivered, {dropped:,} dropped and {pending:,} pending"
-    return [f"account: the server accepted {accepted:,} documents, {account}, {excess:+,}{unanswered}"]
+    return f"account: the server accepted {accepted:,} documents, {account}, {excess:+,}{unanswered}"
 
 
 def describe_losses(values: Mapping[str, ColumnValue]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window, is_in_flight, iterate_batches
-from ingest_bench.model.results import ColumnValue, InvalidReason, nearest_rank
+from ingest_bench.model.results import ColumnValue, nearest_rank
 from ingest_bench.model.samples import WorkerReport, service_times_ns
 from ingest_bench.units import format_time
 
@@ -60,10 +60,8 @@ def _cpu_within(marks: Samples, window: Window) -> WorkerCpu | None:
     return WorkerCpu(mean, float(seconds.max()) if len(seconds) else mean)
 
 
-def find_generator_limit(
-    report: WorkerReport, busy: WorkerCpu | None, response_ms_p50: ColumnValue
-) -> list[InvalidReason]:
-    """Return the reason why the generator was the limit, if it was.
+def describe_generator_limit(report: WorkerReport, busy: WorkerCpu | None, response_ms_p50: ColumnValue) -> str:
+    """Describe why the generator was the limit; "" if it was not.
 
     Limits are its CPU in its worst second, and in an open loop its own delay (from due until sent by a free user) once
     it reaches the measured response times.
@@ -73,13 +71,11 @@ def find_generator_limit(
     """
     if busy is not None and busy.worst_second >= _BUSY_SHARE:
         used = f"{busy.worst_second:.0%} of a core in its worst second ({busy.mean:.0%} of the measurement)"
-        text = f"generator-bound: a load worker used {used}; use more processes (--set processes=2) or fewer users"
-        return [InvalidReason("generator", text)]
+        return f"generator-bound: a load worker used {used}; use more processes (--set processes=2) or fewer users"
     if not report.is_open_loop or report.send_delay_p99_ns <= _relevant_delay_ns(response_ms_p50):
-        return []
+        return ""
     late = format_time(report.send_delay_p99_ns)
-    text = f"generator-bound: requests left {late} late (p99); give the load a core of its own, or lower the rate"
-    return [InvalidReason("generator", text)]
+    return f"generator-bound: requests left {late} late (p99); give the load a core of its own, or lower the rate"
 
 
 def describe_loop_lag(report: WorkerReport, response_ms_p50: ColumnValue) -> str:

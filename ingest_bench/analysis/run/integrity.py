@@ -8,7 +8,7 @@ from statistics import median
 from ingest_bench.analysis.run import delivery
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.sample_columns import SECOND_NS, SampleSource
-from ingest_bench.model.results import ColumnValue, FaultRecord, InvalidReason, RunRecord, Series
+from ingest_bench.model.results import ColumnValue, FaultRecord, InvalidKind, InvalidReason, RunRecord, Series
 from ingest_bench.model.samples import WorkerReport
 
 # Columns that must equal the bytes that the load sent, and who counted them.
@@ -53,21 +53,23 @@ def find_invalid_reasons(
         return [*reasons, InvalidReason("no report", "the load worker left no report")]
     if not len(samples):
         return [*reasons, InvalidReason("nothing sent", "no request was sent")]
-    reasons += _check_bytes(samples, queries, report, values)
-    reasons += (InvalidReason("probe", text) for text in find_allocation_mismatch(values))
     may_be_more = load.sum_over(samples, lambda batch: batch["documents"] - batch["documents_acked"])
     if not any(fault.kind == "full-disk" for fault in record.faults):
         # OpenSearch 2.19.6 failed a bulk of 200 documents with its shard, because the disk was full, and had 199 of
         # them after reopening it. Otherwise failed documents do not reappear.
         may_be_more -= load.sum_over(samples, lambda batch: batch["documents_failed"])
-    counted = _check_documents(values, may_be_more)
-    reasons += (InvalidReason("documents", text) for text in (*delivery.find_account_errors(record.counters), *counted))
     window = load.measurement_window(report)
-    if not _has_response(samples, window, "ok", "partial", "rejected"):
-        reasons.append(InvalidReason("no response", "no request was answered within the measurement"))
-    if queries is not None and not _has_response(queries, window, "ok"):
-        reasons.append(InvalidReason("no response", "no query was answered within the measurement"))
-    return reasons
+    has_response = _has_response(samples, window, "ok", "partial", "rejected")
+    has_reply = queries is None or _has_response(queries, window, "ok")
+    texts: list[tuple[InvalidKind, str]] = [
+        *(("bytes", text) for text in _check_bytes(samples, queries, report, values)),
+        ("probe", describe_allocation_mismatch(values)),
+        ("documents", delivery.describe_account_error(record.counters)),
+        ("documents", _describe_document_mismatch(values, may_be_more)),
+        ("no response", "" if has_response else "no request was answered within the measurement"),
+        ("no response", "" if has_reply else "no query was answered within the measurement"),
+    ]
+    return reasons + [InvalidReason(kind, text) for kind, text in texts if text]
 
 
 def _has_response(samples: SampleSource, window: load.Window, *outcomes: str) -> bool:
@@ -80,7 +82,7 @@ def _has_response(samples: SampleSource, window: load.Window, *outcomes: str) ->
 
 def _check_bytes(
     samples: SampleSource, queries: SampleSource | None, report: WorkerReport, values: Mapping[str, ColumnValue]
-) -> Iterator[InvalidReason]:
+) -> Iterator[str]:
     sent, may_miss = values.get("bytes_sent"), report.bytes_unread
     for source in (samples, queries):
         may_miss += 0 if source is None else load.sum_over(source, lambda batch: batch["bytes_unanswered"])
@@ -88,8 +90,7 @@ def _check_bytes(
     for column, reader in _READERS.items():
         read = values.get(column)
         if isinstance(sent, int) and isinstance(read, int) and not sent - may_miss <= read <= sent:
-            text = f"bytes: the load wrote {sent:,}, {reader} {read:,}, {read - sent:+,}{unanswered}"
-            yield InvalidReason("bytes", text)
+            yield f"bytes: the load wrote {sent:,}, {reader} {read:,}, {read - sent:+,}{unanswered}"
     # The sink's own counts next to the recording's. It may have fewer bytes, if it was asked before the last ones.
     names = ("sink_reads", "reads_recorded", "sink_bytes_read", "bytes_read")
     counts = [value for value in map(values.get, names) if isinstance(value, int)]
@@ -97,15 +98,15 @@ def _check_bytes(
         reads, recorded, read_bytes, recorded_bytes = counts
         if read_bytes >= recorded_bytes and (reads, read_bytes) != (recorded, recorded_bytes):
             text = f"reads: the sink made {reads:,} of {read_bytes:,} bytes"
-            yield InvalidReason("bytes", f"{text}, {recorded:,} of {recorded_bytes:,} were recorded")
+            yield f"{text}, {recorded:,} of {recorded_bytes:,} were recorded"
 
 
-def find_allocation_mismatch(values: Mapping[str, ColumnValue]) -> list[str]:
-    """Return a message if the server counted more or fewer direct buffers than were recorded."""
+def describe_allocation_mismatch(values: Mapping[str, ColumnValue]) -> str:
+    """Describe that the server counted more or fewer direct buffers than were recorded; "" if it did not."""
     counted, recorded = (values.get(name) for name in ("server_direct_allocations", "direct_allocations_recorded"))
     if counted is None or recorded is None or counted == recorded:
-        return []
-    return [f"direct buffers: the server allocated {counted:,}, and {recorded:,} were recorded"]
+        return ""
+    return f"direct buffers: the server allocated {counted:,}, and {recorded:,} were recorded"
 
 
 def expected_documents(values: Mapping[str, ColumnValue]) -> int | None:
@@ -116,19 +117,19 @@ def expected_documents(values: Mapping[str, ColumnValue]) -> int | None:
     return acked - (repeated if isinstance(repeated, int) else 0)
 
 
-def _check_documents(values: Mapping[str, ColumnValue], may_be_more: int) -> list[str]:
+def _describe_document_mismatch(values: Mapping[str, ColumnValue], may_be_more: int) -> str:
     acked, counted = values.get("documents_acked"), values.get("documents_counted")
     expected = expected_documents(values)
     if not isinstance(acked, int) or not isinstance(counted, int) or expected is None:
-        return []
+        return ""
     # A server whose documents were read back by number: lost and duplicated documents are known.
     lost, twice = values.get("lost_documents"), values.get("delivered_twice")
     minimum = expected - (lost if isinstance(lost, int) else 0)
     if minimum <= counted and (twice or counted <= expected + may_be_more):
-        return []
+        return ""
     unanswered = f" (requests without a response: at most {may_be_more:,} more)" if may_be_more else ""
     again = f" ({acked - expected:,} of them again)" if acked != expected else ""
-    return [f"documents: {acked:,} acknowledged{again}, {counted:,} counted, {counted - expected:+,}{unanswered}"]
+    return f"documents: {acked:,} acknowledged{again}, {counted:,} counted, {counted - expected:+,}{unanswered}"
 
 
 def recovery_s(docs_per_s: Series, faults: Sequence[FaultRecord], start_ns: int, end_ns: int) -> float | None:

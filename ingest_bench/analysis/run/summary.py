@@ -196,7 +196,8 @@ def _find_invalid_reasons(
     reasons += integrity.find_invalid_reasons(inputs.record, inputs.samples, report, values, inputs.queries)
     # With the sink, whose work costs nothing, the generator is always the limit: that is the purpose of the sink.
     if report is not None and _server_name(inputs.record, inputs.cell.target) != "sink":
-        reasons += generator.find_generator_limit(report, results.busy, values["response_ms_p50"])
+        limit = generator.describe_generator_limit(report, results.busy, values["response_ms_p50"])
+        reasons += [InvalidReason("generator", limit)] if limit else []
     return reasons + [InvalidReason("probe", f"probe {note.source}: {note.text}") for note in notes if note.invalidates]
 
 
