@@ -9,6 +9,7 @@ connections: each connection's requests are compared with its own intervals, and
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -152,18 +153,9 @@ def build_suspects(causes: Iterable[CauseIntervals], offset_ns: int) -> list[Sus
     for item in causes:
         other = merged.setdefault((item.cause, item.node), item)
         if other is not item:
-            # Two probes may watch for one cause.
-            merged[item.cause, item.node] = CauseIntervals(
-                item.cause,
-                (*other.intervals, *item.intervals),
-                item.node,
-                blocks_responses=item.blocks_responses and other.blocks_responses,
-                is_instant=item.is_instant and other.is_instant,
-                delays_sending=item.delays_sending and other.delays_sending,
-                varies_in_strength=item.varies_in_strength or other.varies_in_strength,
-                starves_cpu=item.starves_cpu and other.starves_cpu,
-                timing_error_ns=max(item.timing_error_ns, other.timing_error_ns),
-            )
+            # The GC log and the flight recording have the same pauses.
+            intervals, error_ns = (*other.intervals, *item.intervals), max(item.timing_error_ns, other.timing_error_ns)
+            merged[item.cause, item.node] = dataclasses.replace(item, intervals=intervals, timing_error_ns=error_ns)
     suspects = []
     for item in merged.values():
         ends_ns: dict[tuple[str, int], list[tuple[int, int]]] = {}
