@@ -188,8 +188,8 @@ def test_table_marks_extrapolated_sizes_and_omits_unknown_columns() -> None:
     head, *rows = buffer_tables.cost_rows(predict_costs(reads(65536, 9)))
     assert head == ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB"]
     assert [row[0] for row in rows][3:6] == ["32KiB", "64KiB", "128KiB (extrapolated)"]
-    known = Limits(tlab_bytes=1e5, region_bytes=1 << 20)
-    assert {"over a TLAB/GB", "humongous/GB"} <= {*buffer_tables.cost_rows(predict_costs(reads(9), limits=known))[0]}
+    limits = Limits(tlab_bytes=1e5, region_bytes=1 << 20)
+    assert {"over a TLAB/GB", "humongous/GB"} <= {*buffer_tables.cost_rows(predict_costs(reads(9), limits=limits))[0]}
 
 
 def cost(size_bytes: int, share: float) -> Cost:
