@@ -118,17 +118,15 @@ def select_nodes(fault: Fault, stage: Stage) -> tuple[Node, ...]:
     return tuple(node for node in stage.nodes if fault.node in (None, node.number))
 
 
-def begin_on_nodes(
-    fault: Fault, stage: Stage, begin: Callable[[Node], ActiveFault], *, ends_in_parallel: bool = False
-) -> ActiveFault:
+def begin_on_nodes(fault: Fault, stage: Stage, begin: Callable[[Node], ActiveFault]) -> ActiveFault:
     """Begin a fault on each selected node, one after the other; if one fails, end it on the others.
 
-    All nodes end, even if one fails; with *ends_in_parallel* at the same time.
+    All nodes end at the same time, even if one fails: a killed one may need the others to become ready.
     """
     active: dict[str, ActiveFault] = {}
 
     def end() -> str:
-        with ThreadPoolExecutor(max(1, len(active)) if ends_in_parallel else 1) as pool:
+        with ThreadPoolExecutor(max(1, len(active))) as pool:
             ends = {name: pool.submit(fault.end) for name, fault in active.items()}
         return _join_texts({name: future.result() for name, future in ends.items()})
 

@@ -96,10 +96,10 @@ def _kill(node: Node, stage: Stage) -> ActiveFault:
     return ActiveFault(end_fault=restart)
 
 
-# Its begin waits for a node that is still starting. A node may need the others to become ready.
+# Its begin waits for a node that is still starting.
 KILL = FaultKind(
     scope="node",
-    begin=lambda fault, stage: begin_on_nodes(fault, stage, lambda node: _kill(node, stage), ends_in_parallel=True),
+    begin=lambda fault, stage: begin_on_nodes(fault, stage, lambda node: _kill(node, stage)),
     is_slow_to_begin=True,
     find_error=_find_kill_error,
 )

@@ -18,6 +18,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import UrlPath
+from ingest_bench.protocols.http1 import make_user_class
 from ingest_bench.protocols.response import (
     HTTP_ERROR,
     INVALID_RESPONSE,
@@ -120,12 +121,7 @@ class Bulk:
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that posts bulks."""
-        # Locust must not be loaded in a process that only builds bodies.
-        from ingest_bench.protocols.users import Http1User  # noqa: PLC0415
-
-        return type(
-            "BulkUser", (Http1User,), {"abstract": True, "path": self.url_path, "protocol_headers": self.headers}
-        )
+        return make_user_class(self.url_path, self.headers)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -312,10 +308,7 @@ class Search:
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that posts queries."""
-        from ingest_bench.protocols.users import Http1User  # noqa: PLC0415 - as for bulks
-
-        headers = {"content-type": "application/json"}
-        return type("QueryPostUser", (Http1User,), {"abstract": True, "path": self.path, "protocol_headers": headers})
+        return make_user_class(self.path, {"content-type": "application/json"})
 
     def judge(self, response: Response, body: Body, may_be_stored: bool = False) -> Verdict:
         """Decide whether the query was answered in time and by every shard."""

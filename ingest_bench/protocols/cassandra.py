@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ingest_bench.documents.body import BodyTemplate, draw_reused, item_sizes
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import Pattern
 from ingest_bench.protocols.json_array import DocumentsOnly
@@ -27,11 +28,13 @@ from ingest_bench.protocols.response import (
     fail_all,
     reject_all,
 )
+from ingest_bench.protocols.thrift_wire import table_name
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
-    from ingest_bench.model.load import LoadOptions
+    from ingest_bench.model.load import LoadOptions, ProtocolOptions
     from ingest_bench.protocols.response import Response
+    from ingest_bench.protocols.users import FramedUser
 
 # DatabaseDescriptor of Cassandra 0.7 and SchemaConstants of 4 and 5: \w+, at most 48 characters.
 Keyspace = Annotated[str, Pattern(r"[A-Za-z0-9_]{1,48}", "a keyspace's name: A-Z, a-z, 0-9 and underscore")]
@@ -56,12 +59,18 @@ class RowProtocol(DocumentsOnly):
     max_documents: ClassVar[None] = None
     table: ClassVar[str]
     """The protocol's word for a table."""
+    reader_class: ClassVar[type[FrameReader]]
+    expected: ClassVar[tuple[Any, ...]]
+    """The frames of a successful response to a body (`FrameReader.expected`)."""
 
+    keyspace: str
+    tables: tuple[str, ...]
     action: BulkAction
 
     @classmethod
-    def check(cls, options: LoadOptions) -> None:
-        """Raise SpecError for load options that the protocol does not support."""
+    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Self:
+        """Create the protocol; SpecError for an unknown key or an unsupported option."""
+        keys = records.from_toml(RowKeys, protocol_options.keys, protocol_options.toml_key)
         action = options.action
         if options.gzip:
             raise SpecError(f"load.gzip: {cls.protocol} does not support compressed bodies")
@@ -74,6 +83,25 @@ class RowProtocol(DocumentsOnly):
                 f"load.action: conflicts cannot be combined with indices: a reused key may go to another {cls.table}, "
                 f"and {cls.protocol} does not tell which rows are new"
             )
+        cls.check_rows(options.bulk_documents or 0)
+        return cls(keyspace=keys.keyspace, tables=tuple(map(table_name, action.index_names(index))), action=action)
+
+    @classmethod
+    def check_rows(cls, rows: int) -> None:
+        """Raise SpecError for more rows than one request can have."""
+
+    @property
+    def handshake(self) -> Sequence[tuple[bytes, Sequence[Any]]]:
+        """Requests that open a connection, each with the frames of its successful response."""
+        raise NotImplementedError
+
+    def user_class(self) -> type[FramedUser]:
+        """Return a Locust user class that sends rows. The handshake is part of a connection's first request."""
+        # Locust must not be loaded in a process that only builds bodies.
+        from ingest_bench.protocols.users import FramedUser  # noqa: PLC0415
+
+        fields = {name: getattr(self, name) for name in ("protocol", "reader_class", "handshake", "expected")}
+        return type("RowUser", (FramedUser,), {"abstract": True, **fields})
 
     def build_template(
         self, before: bytes, rows: list[bytes], after: bytes, key_offset: int, seed: int

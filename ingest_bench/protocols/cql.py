@@ -8,22 +8,20 @@ encoding, and a user has a connection of its own whose bytes are counted. The pu
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ingest_bench.documents.body import DIGITS
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records
 from ingest_bench.protocols import cql_wire
-from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowKeys, RowProtocol
+from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowProtocol
 from ingest_bench.protocols.response import InvalidResponseError
-from ingest_bench.protocols.thrift_wire import ServerError, table_name
+from ingest_bench.protocols.thrift_wire import ServerError
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import BodyTemplate
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions
-    from ingest_bench.protocols.users import FramedUser
 
 # The number of rows in a batch has 16 bits.
 _MAX_ROWS = 2**16 - 1
@@ -117,17 +115,27 @@ class Cql(RowProtocol):
     protocol: ClassVar[str] = "cql"
     table: ClassVar[str] = "table"
 
-    statements: tuple[str, ...]
-    """The INSERT of each table."""
+    reader_class: ClassVar[type[FrameReader]] = CqlReader
+    expected: ClassVar[tuple[ExpectedFrame, ...]] = (VOID,)
 
     @classmethod
-    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Cql:
-        """Create the protocol; SpecError for an unknown key or an unsupported option."""
-        keys = records.from_toml(RowKeys, protocol_options.keys, protocol_options.toml_key)
-        cls.check(options)
-        _check_rows(options.bulk_documents or 0)
-        tables = map(table_name, options.action.index_names(index))
-        return cls(statements=tuple(insert_statement(keys.keyspace, table) for table in tables), action=options.action)
+    def check_rows(cls, rows: int) -> None:
+        """Raise SpecError for more rows than a batch can have."""
+        if rows > _MAX_ROWS:
+            raise SpecError(f"load.bulk_documents: a batch of cql has at most {_MAX_ROWS:,} rows, not {rows:,}")
+
+    @property
+    def statements(self) -> list[str]:
+        """The INSERT of each table."""
+        return [insert_statement(self.keyspace, table) for table in self.tables]
+
+    @property
+    def handshake(self) -> Sequence[tuple[bytes, Sequence[ExpectedFrame]]]:
+        """STARTUP and the preparation of the statements, which the server may know already: two round trips."""
+        statements = [*enumerate(self.statements)]
+        prepare = b"".join(cql_wire.encode_prepare(statement, stream) for stream, statement in statements)
+        prepared = [expect_prepared(stream, statement) for stream, statement in statements]
+        return ((cql_wire.encode_startup(), (READY,)), (prepare, prepared))
 
     @property
     def overhead_bytes(self) -> int:
@@ -136,29 +144,13 @@ class Cql(RowProtocol):
 
     def build_body(self, documents: Sequence[bytes], seed: int) -> BodyTemplate:
         """Build a batch with gaps for the keys of its rows. The seed decides which ones reuse a key."""
-        _check_rows(len(documents))
-        statements = [self.statements[number % len(self.statements)] for number in range(len(documents))]
-        rows = [*map(_row, statements, documents)]
+        self.check_rows(len(documents))
+        statements = self.statements
+        rows = [*map(_row, itertools.cycle(statements), documents)]
         data = b"".join(rows)
         batch, end = cql_wire.encode_batch(data, len(rows)), cql_wire.BATCH_SUFFIX
         before = batch[: len(batch) - len(data) - len(end)]
         return self.build_template(before, rows, end, _row(statements[0], b"").index(_KEY), seed)
-
-    def user_class(self) -> type[FramedUser]:
-        """Return a Locust user class that sends such batches.
-
-        Each connection begins with STARTUP and the preparation of the statements, which the server may know already:
-        that takes two round trips, which are part of its first request.
-        """
-        # Locust must not be loaded in a process that only builds bodies.
-        from ingest_bench.protocols.users import FramedUser  # noqa: PLC0415
-
-        statements = [*enumerate(self.statements)]
-        prepare = b"".join(cql_wire.encode_prepare(statement, stream) for stream, statement in statements)
-        prepared = tuple(expect_prepared(stream, statement) for stream, statement in statements)
-        handshake = ((cql_wire.encode_startup(), (READY,)), (prepare, prepared))
-        fields = {"protocol": self.protocol, "reader_class": CqlReader, "handshake": handshake, "expected": (VOID,)}
-        return type("CqlUser", (FramedUser,), {"abstract": True, **fields})
 
 
 def insert_statement(keyspace: str, table: str) -> str:
@@ -168,8 +160,3 @@ def insert_statement(keyspace: str, table: str) -> str:
 
 def _row(statement: str, document: bytes) -> bytes:
     return cql_wire.encode_row(statement, _KEY, document)
-
-
-def _check_rows(rows: int) -> None:
-    if rows > _MAX_ROWS:
-        raise SpecError(f"load.bulk_documents: a batch of cql has at most {_MAX_ROWS:,} rows, not {rows:,}")

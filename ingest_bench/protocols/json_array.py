@@ -15,6 +15,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import Length, Pattern, UrlPath
+from ingest_bench.protocols.http1 import make_user_class
 from ingest_bench.protocols.response import INVALID_RESPONSE, Verdict, acknowledge_all, fail_all, reject_all
 
 if TYPE_CHECKING:
@@ -62,12 +63,6 @@ class JsonArrayKeys:
     refused: Annotated[tuple[Status, ...], Length(0, 100)] = ("4xx",)
     """Statuses that mean that no document was stored, permanently. After any other status it is unknown."""
 
-    @property
-    def meanings(self) -> Mapping[str, Meaning]:
-        """Meaning by status; a status has priority over its class."""
-        lists: tuple[Meaning, ...] = ("acknowledged", "retry", "refused")
-        return {status: name for name in lists for status in getattr(self, name)}
-
 
 class DocumentsOnly:
     """Base of protocols whose requests consist of documents, without the action lines of the bulk API."""
@@ -105,7 +100,8 @@ class JsonArray(DocumentsOnly):
     picks_nodes: ClassVar[bool] = False
 
     keys: JsonArrayKeys
-    acknowledged: frozenset[int]
+    meanings: Mapping[int, Meaning]
+    """Meaning of each status that has one."""
     gzip: bool = False
 
     @classmethod
@@ -115,8 +111,7 @@ class JsonArray(DocumentsOnly):
         keys = records.from_toml(JsonArrayKeys, protocol_options.keys, protocol_options.toml_key)
         _check_keys(keys, protocol_options.toml_key)
         cls.check_action(options)
-        acknowledged = frozenset(status for status in range(200, 600) if _meaning_of(keys, status) == "acknowledged")
-        return cls(keys=keys, acknowledged=acknowledged, gzip=options.gzip)
+        return cls(keys=keys, meanings=_list_meanings(keys), gzip=options.gzip)
 
     @property
     def max_documents(self) -> int | None:
@@ -174,11 +169,7 @@ class JsonArray(DocumentsOnly):
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that sends such bodies."""
-        # Locust must not be loaded in a process that only builds bodies.
-        from ingest_bench.protocols.users import Http1User  # noqa: PLC0415
-
-        fields = {"path": self.keys.path, "method": self.keys.method, "protocol_headers": self.headers}
-        return type("JsonUser", (Http1User,), {"abstract": True, **fields})
+        return make_user_class(self.keys.path, self.headers, self.keys.method)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -190,9 +181,9 @@ class JsonArray(DocumentsOnly):
         """Decide for all documents at once by the status."""
         del may_be_stored
         status = response.status
-        if status in self.acknowledged:
+        meaning = self.meanings.get(status)
+        if meaning == "acknowledged":
             return acknowledge_all(body.documents)
-        meaning = _meaning_of(self.keys, status)
         message = f"{status}: {response.text}"
         if meaning == "retry":
             return reject_all(body.documents, str(status), message)
@@ -209,8 +200,12 @@ def _has_field(document: bytes, name: str) -> bool:
         return False
 
 
-def _meaning_of(keys: JsonArrayKeys, status: int) -> Meaning | None:
-    return keys.meanings.get(str(status)) or keys.meanings.get(f"{status // 100}xx")
+def _list_meanings(keys: JsonArrayKeys) -> dict[int, Meaning]:
+    """Return the meaning of each status; a status has priority over its class."""
+    names: tuple[Meaning, ...] = ("acknowledged", "retry", "refused")
+    meanings = {text: name for name in names for text in getattr(keys, name)}
+    by_status = {status: meanings.get(str(status)) or meanings.get(f"{status // 100}xx") for status in range(200, 600)}
+    return {status: meaning for status, meaning in by_status.items() if meaning is not None}
 
 
 def _check_keys(keys: JsonArrayKeys, where: str) -> None:

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ingest_bench.documents.body import DIGITS
-from ingest_bench.inputs import records
 from ingest_bench.protocols import thrift_wire
-from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowKeys, RowProtocol
+from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowProtocol
 from ingest_bench.protocols.response import InvalidResponseError
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import BodyTemplate
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions
-    from ingest_bench.protocols.users import FramedUser
 
 COLUMN = b"document"
 # Of every column: a row that is sent again is the same row, and of two with one key the greater document remains.
@@ -65,26 +62,23 @@ class Thrift(RowProtocol):
     protocol: ClassVar[str] = "thrift"
     table: ClassVar[str] = "column family"
 
-    keyspace: str
-    families: tuple[str, ...]
+    reader_class: ClassVar[type[FrameReader]] = ThriftReader
+    expected: ClassVar[tuple[str, ...]] = ("batch_mutate",)
 
-    @classmethod
-    def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Thrift:
-        """Create the protocol; SpecError for an unknown key or an unsupported option."""
-        keys = records.from_toml(RowKeys, protocol_options.keys, protocol_options.toml_key)
-        cls.check(options)
-        families = tuple(map(thrift_wire.table_name, options.action.index_names(index)))
-        return cls(keyspace=keys.keyspace, families=families, action=options.action)
+    @property
+    def handshake(self) -> Sequence[tuple[bytes, Sequence[str]]]:
+        """The name of the keyspace: one round trip."""
+        return ((thrift_wire.encode_call("set_keyspace", keyspace=self.keyspace), ("set_keyspace",)),)
 
     @property
     def overhead_bytes(self) -> int:
         """Most bytes that an item has in addition to its document: start and end of the call."""
-        return max(len(_encode_call((family, b""))) for family in self.families)
+        return max(len(_encode_call((family, b""))) for family in self.tables)
 
     def build_body(self, documents: Sequence[bytes], seed: int) -> BodyTemplate:
         """Build a call with gaps for the keys of its rows. The seed decides which ones reuse a key."""
         before, after = _call_ends(len(documents))
-        row_ends = itertools.cycle([_row_ends(family) for family in self.families])
+        row_ends = itertools.cycle([_row_ends(family) for family in self.tables])
         rows = [
             b"".join((start, thrift_wire.LENGTH.pack(len(document)), document, end))
             for document, (start, end) in zip(documents, row_ends, strict=False)
@@ -93,19 +87,6 @@ class Thrift(RowProtocol):
         before = thrift_wire.LENGTH.pack(frame_bytes) + before[thrift_wire.LENGTH.size :]
         # A row begins with the length of its key.
         return self.build_template(before, rows, after, thrift_wire.LENGTH.size, seed)
-
-    def user_class(self) -> type[FramedUser]:
-        """Return a Locust user class that sends such calls.
-
-        Each connection first names its keyspace; that round trip is part of its first request.
-        """
-        # Locust must not be loaded in a process that only builds bodies.
-        from ingest_bench.protocols.users import FramedUser  # noqa: PLC0415
-
-        set_keyspace = thrift_wire.encode_call("set_keyspace", keyspace=self.keyspace)
-        handshake = ((set_keyspace, ("set_keyspace",)),)
-        fields = {"reader_class": ThriftReader, "handshake": handshake, "expected": ("batch_mutate",)}
-        return type("ThriftUser", (FramedUser,), {"abstract": True, "protocol": self.protocol, **fields})
 
 
 def _encode_call(*rows: tuple[str, bytes]) -> bytes:
