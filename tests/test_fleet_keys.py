@@ -23,7 +23,7 @@ def test_new_keys_are_private_files_that_match_each_other(tmp_path: Path) -> Non
     run, *workers = keys.write_new(tmp_path / "keys", 3)
     assert [path.name for path in (run, *workers)] == ["run.key", "worker-1.key", "worker-2.key", "worker-3.key"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (run, *workers)} == {0o600}
-    run_keys, worker_keys = keys.read_run(run), [keys.read_worker(path) for path in workers]
+    run_keys, worker_keys = keys.read(keys.RunKeys, run), [keys.read(keys.WorkerKeys, path) for path in workers]
     assert [run_keys.workers[key.public] for key in worker_keys] == [key.name for key in worker_keys]
     assert {key.run for key in worker_keys} == {run_keys.public}
     secrets = [run_keys.secret, *(key.secret for key in worker_keys)]
@@ -62,7 +62,7 @@ def test_a_key_that_other_users_can_read_is_refused_with_the_remedy(tmp_path: Pa
     run, *_ = keys.write_new(tmp_path, 1)
     run.chmod(mode)
     with pytest.raises(SpecError, match="chmod 600"):
-        keys.read_run(run)
+        keys.read(keys.RunKeys, run)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path.touch(mode=0o600)
     path.write_text(text)
     with pytest.raises(SpecError, match="--new-keys"):
-        keys.read_run(path)
+        keys.read(keys.RunKeys, path)
 
 
 @pytest.mark.parametrize("key", ["~" * 40, "%" * 40, "a" * 39, "\u00e9" * 40])
@@ -82,16 +82,16 @@ def test_an_invalid_key_is_refused_and_not_repeated(tmp_path: Path, field: str, 
     _, worker = keys.write_new(tmp_path, 1)
     worker.write_text(json.dumps(json.loads(worker.read_text()) | {field: key}))
     with pytest.raises(SpecError, match=r"worker-1\.key: the key file is incomplete; .*--new-keys") as refused:
-        keys.read_worker(worker)
+        keys.read(keys.WorkerKeys, worker)
     assert key not in str(refused.value)
 
 
 def test_a_key_of_the_other_side_is_refused(tmp_path: Path) -> None:
     run, worker = keys.write_new(tmp_path, 1)
     with pytest.raises(SpecError, match=r"the key of a worker. A file such as run\.key"):
-        keys.read_run(worker)
+        keys.read(keys.RunKeys, worker)
     with pytest.raises(SpecError, match=r"the key of a run. A file such as worker-1\.key"):
-        keys.read_worker(run)
+        keys.read(keys.WorkerKeys, run)
 
 
 def test_the_command_creates_keys_and_prints_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ from ingest_bench.model.target import Endpoint
 port, key, folder, name, url, ca_file = sys.argv[1:]
 options = join.JoinOptions(
     master=Endpoint("127.0.0.1", int(port)),
-    keys=keys.read_worker(Path(key)),
+    keys=keys.read(keys.WorkerKeys, Path(key)),
     credentials_to=urls.parse_url(url) if url else None,
     ca_pem=Path(ca_file).read_text() if ca_file else "",
     name=name,
@@ -89,7 +89,7 @@ def agents(
 
 
 def remote_workers(folder: Path, workers: int = 1, *, port: int | None = None, timeout_s: float = 120) -> RemoteWorkers:
-    run_keys = keys.read_run(keys_in(folder) / keys.RUN_FILE)
+    run_keys = keys.read(keys.RunKeys, keys_in(folder) / keys.RUN_FILE)
     bind = Endpoint("127.0.0.1", port or free_port())
     return RemoteWorkers(bind=bind, workers=workers, keys=run_keys, join_timeout_s=timeout_s)
 

@@ -49,7 +49,7 @@ from locust.rpc import Message
 from ingest_bench.load.fleet import curve, keys
 from ingest_bench.model.target import Endpoint
 port, key, when = sys.argv[1:]
-client = curve.Client(Endpoint("127.0.0.1", int(port)), keys.read_worker(Path(key)), print, "broken-0")
+client = curve.Client(Endpoint("127.0.0.1", int(port)), keys.read(keys.WorkerKeys, Path(key)), print, "broken-0")
 client.send(Message("client_ready", "2", "broken-0"))
 client.send(Message("hello", {"machine": "broken", "pid": 0, "version": "VERSION"}, "broken-0"))
 while when == "plan" and client.recv().type != "plan":

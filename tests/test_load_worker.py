@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,10 +60,8 @@ class Leader:
         if self._stops:
             gevent.spawn(stop)
 
-    def spawn_users(self, classes: Sequence[Any], find_failure: Callable[[], RunFailed | None]) -> None:
-        self.runner.environment.user_classes = list(classes)
-        self.runner.spawn_users({user.__name__: user.fixed_count for user in classes})
-        worker.wait_for_users(self.runner, classes, find_failure)
+    def wait_for_spawn(self) -> None:
+        """The users may start at once."""
 
     def wait_for_start(self) -> int:
         self.start_ns = time.monotonic_ns() + self._start_in_ns
@@ -314,11 +312,15 @@ def test_a_user_has_its_bodies_before_the_load_begins() -> None:
         sending.get(timeout=60)
 
 
-def test_a_user_that_fails_while_it_starts_ends_the_load_with_its_text() -> None:
-    runner: Any = Environment().create_local_runner()
-    user = type("User", (ScheduledUser,), {"fixed_count": 1})
-    with pytest.raises(RunFailed, match="no memory is left"):
-        worker.wait_for_users(runner, [user], lambda: RunFailed("no memory is left"))
+def test_a_user_that_fails_while_it_starts_ends_the_load_with_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_user: ScheduledUser) -> None:
+        raise MemoryError("no memory is left")
+
+    monkeypatch.setattr(ScheduledUser, "on_start", fail)
+    with pytest.raises(RunFailed, match="MemoryError: no memory is left"):
+        send(tmp_path, Leader())
 
 
 def test_a_worker_without_credentials_names_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

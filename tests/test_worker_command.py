@@ -85,26 +85,3 @@ def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy
     assert not list((tmp_path / "there").iterdir())
     with pytest.raises(AssertionError):
         sender_in(tmp_path / "there")
-
-
-@pytest.mark.nightly
-def test_the_death_of_the_supervisor_ends_it_with_an_error(tmp_path: Path) -> None:
-    port = free_port()
-    code = f"""
-import sys, time
-from pathlib import Path
-from ingest_bench.load.fleet import keys
-from ingest_bench.load.fleet.roster import RemoteWorkers, open_fleet
-from ingest_bench.model.target import Endpoint
-known = keys.read_run(Path({str(keys_in(tmp_path) / "run.key")!r}))
-with open_fleet(RemoteWorkers(bind=Endpoint("127.0.0.1", {port}), workers=1, keys=known), print):
-    print("here", flush=True)
-    time.sleep(60)
-"""
-    with worker(tmp_path / "there", f"127.0.0.1:{port}") as there:
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
-            said_until(supervisor, "here")
-            supervisor.kill()
-        _, errors = there.communicate(timeout=60)
-    assert there.returncode == 3
-    assert "has ended before its experiment did" in errors

@@ -71,7 +71,7 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
         raise SpecError("--ca-file requires --credentials-to https://HOST:PORT, the server that it vouches for")
     joining = join.JoinOptions(
         master=join.parse_endpoint(options.connect),
-        keys=keys.read_worker(_require_keys(options.key_file, "worker-1.key")),
+        keys=keys.read(keys.WorkerKeys, _require_keys(options.key_file, "worker-1.key")),
         credentials_to=server,
         ca_pem="" if options.ca_file is None else credentials.read_ca_certificates(options.ca_file),
     )
@@ -100,7 +100,7 @@ def parse_workers(
         if _is_on_command_line(context, "keys"):
             raise SpecError("--keys requires --workers N")
         return None
-    run_keys = keys.read_run(_require_keys(key_file, keys.RUN_FILE))
+    run_keys = keys.read(keys.RunKeys, _require_keys(key_file, keys.RUN_FILE))
     return RemoteWorkers(bind=join.parse_endpoint(bind or "127.0.0.1"), workers=workers, keys=run_keys)
 
 

@@ -113,7 +113,8 @@ class _WorkerLoad:
         # What exists now lives until the end, so that no later collection needs to look at it. This one takes 20 ms:
         # now, because later all users start at one moment, and many workers at once would miss heartbeats.
         gc.collect()
-        leader.spawn_users(classes, lambda: state.failure)
+        leader.wait_for_spawn()
+        self._spawn(classes)
         gc.freeze()
         leader.report(phase="ready")
         start_ns = leader.wait_for_start()
@@ -131,6 +132,22 @@ class _WorkerLoad:
             leader.report(phase="drain", **last)
             raise state.failure
         leader.report(phase="done", **last)
+
+    def _spawn(self, classes: list[type[User]]) -> None:
+        """Start the users; RunFailed if one fails, or after 300 s."""
+        runner, state = self._leader.runner, self._state
+        runner.environment.user_classes = classes
+        runner.spawn_users({user.__name__: user.fixed_count for user in classes})
+        users = sum(user.fixed_count for user in classes)
+        limit = time.monotonic() + _SPAWN_TIMEOUT_S
+        # Let new greenlets run, so that a user that fails at once is noticed.
+        gevent.sleep(0)
+        while runner.user_count != users or state.failure:
+            if state.failure is not None:
+                raise state.failure
+            if time.monotonic() > limit:
+                raise RunFailed(f"{runner.user_count} of {users} users started within {_SPAWN_TIMEOUT_S:.0f} s")
+            gevent.sleep(_SPAWN_POLL_S)
 
     def _user_classes(self) -> list[type[User]]:
         plan, options = self._plan, self._plan.options
@@ -361,13 +378,10 @@ class Leader:
         if self._is_stopped:
             stop()
 
-    def spawn_users(self, classes: Sequence[type[User]], find_failure: Callable[[], RunFailed | None]) -> None:
-        """Wait for `spawn`, then start `fixed_count` users of each class; RunFailed if one fails."""
+    def wait_for_spawn(self) -> None:
+        """Wait for `spawn`: the users may start."""
         self.report(phase="prepared")
         self._may_spawn.wait()
-        self.runner.environment.user_classes = list(classes)
-        self.runner.spawn_users({user.__name__: user.fixed_count for user in classes})
-        wait_for_users(self.runner, classes, find_failure)
 
     def wait_for_start(self) -> int:
         """Wait for `begin`: the load begins at that moment, in the future (our CLOCK_MONOTONIC)."""
@@ -394,20 +408,6 @@ class Leader:
         self._is_stopped = True
         if self._stop is not None:
             self._stop()
-
-
-def wait_for_users(runner: Any, classes: Sequence[type[User]], find_failure: Callable[[], RunFailed | None]) -> None:
-    """Wait until all users of these classes have started; RunFailed if one fails, or after 300 s."""
-    users = sum(user.fixed_count for user in classes)
-    limit = time.monotonic() + _SPAWN_TIMEOUT_S
-    # Let new greenlets run, so that a user that fails at once is noticed.
-    gevent.sleep(0)
-    while runner.user_count != users or find_failure():
-        if failure := find_failure():
-            raise failure
-        if time.monotonic() > limit:
-            raise RunFailed(f"{runner.user_count} of {users} users started within {_SPAWN_TIMEOUT_S:.0f} s")
-        gevent.sleep(_SPAWN_POLL_S)
 
 
 def main() -> None:

@@ -87,17 +87,9 @@ def write_new(folder: Path, workers: int) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def read_run(path: Path) -> RunKeys:
-    """Read the key file of `run`; SpecError if it is not one, or if other users can read it."""
-    return _read(path, "run", RunKeys)
-
-
-def read_worker(path: Path) -> WorkerKeys:
-    """Read the key file of a worker; SpecError if it is not one, or if other users can read it."""
-    return _read(path, "worker", WorkerKeys)
-
-
-def _read(path: Path, owner: str, kind: type[_Keys]) -> _Keys:
+def read(kind: type[_Keys], path: Path) -> _Keys:
+    """Read the key file of `run` or of a worker; SpecError if it is not one, or if other users can read it."""
+    owner = "run" if kind is RunKeys else "worker"
     try:
         files.check_plain(path)
         with path.open(encoding="utf-8") as file:

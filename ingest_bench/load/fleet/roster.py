@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ingest_bench.load.plan import LoadPlan
     from ingest_bench.model.target import Endpoint
 
-    LogLine = Callable[[str], None]
-
 # Where workers join. Below 32768, the first port that the kernel takes for outgoing connections.
 PORT = 23185
 _POLL_S = 1.0
@@ -109,7 +107,7 @@ class Fleet(Workers[FleetWorker]):
     # From the last command before a load until its start.
     start_delay_ns = 10**9
 
-    def __init__(self, master: system.Child, log: LogLine, options: RemoteWorkers) -> None:
+    def __init__(self, master: system.Child, log: Callable[[str], None], options: RemoteWorkers) -> None:
         super().__init__()
         self._master, self._log = master, log
         self.joined_workers = options.workers
@@ -304,7 +302,7 @@ class Fleet(Workers[FleetWorker]):
 
 
 @contextlib.contextmanager
-def open_fleet(options: RemoteWorkers, log: LogLine) -> Iterator[Fleet]:
+def open_fleet(options: RemoteWorkers, log: Callable[[str], None]) -> Iterator[Fleet]:
     """Open a fleet and wait until all workers have joined. They send the loads of the block, then are dismissed.
 
     RunFailed if they do not join in time. *log* gets a line about the wait, each worker that joins, and each refusal.
