@@ -85,50 +85,35 @@ def load(gaps_s: list[float]) -> Samples:
     return made.samples([made.sample(at - 0.001, at) for at in times])
 
 
-def test_slow_start_is_steady_after_its_warm_up() -> None:
-    gaps = [0.05] * 20 + [0.01] * 580  # one second at a fifth of the speed, then steady to the end at 6.8 s
-    start = steady.find_steady_start(load(gaps), made.report())
-    assert start.from_s == pytest.approx(1.0, abs=0.5)
-    assert steady.steady_columns(load(gaps), made.report())["steadiness"] == "steady"
-
-
-def test_load_steady_after_the_warm_up_is_late() -> None:
-    gaps = [0.05] * 50 + [0.01] * 440
-    values = steady.steady_columns(load(gaps), made.report())
-    assert values["steadiness"] == "late"
-    text = steady.describe_steadiness(values)
-    assert "give a longer warm_up" in text
-
-
-def test_load_that_slows_down_never_gets_steady() -> None:
-    gaps = [0.005 + 0.00003 * n for n in range(560)]
-    start = steady.find_steady_start(load(gaps), made.report())
-    assert (start.from_s, start.reason) == (None, "throughput never got steady")
-    text = steady.describe_steadiness(steady.steady_columns(load(gaps), made.report()))
-    assert text.startswith("throughput never got steady")
-
-
-def test_steady_and_short_loads_have_no_note() -> None:
-    for gaps in ([0.01] * 600, [0.1] * 60):
-        assert steady.describe_steadiness(steady.steady_columns(load(gaps), made.report())) == ""
-
-
-def open_load(response_s: Callable[[float], float], length_s: float = 7.0) -> Samples:
+def open_load(response_s: Callable[[float], float]) -> Samples:
     """Return a request every 10 ms; *response_s* gives its response time."""
-    times = np.arange(0, length_s, 0.01)
-    return made.samples([made.sample(at, at + response_s(at)) for at in times])
+    return made.samples([made.sample(at, at + response_s(at)) for at in np.arange(0, 7, 0.01)])
 
 
-def test_open_loop_is_steady_when_its_response_times_are() -> None:
-    """The throughput follows the schedule from the first second on and does not show a cold server."""
-    samples = open_load(lambda at: 0.1 - 0.04 * at if at < 2 else 0.02)
-    start = steady.find_steady_start(samples, made.report(is_open_loop=True))
-    assert start.from_s == pytest.approx(2.0, abs=0.4)
-
-
-def test_open_loop_with_growing_queue_never_gets_steady() -> None:
-    values = steady.steady_columns(open_load(lambda at: 0.02 + 0.1 * at), made.report(is_open_loop=True))
-    assert values["steadiness"] == "response time never got steady"
+@pytest.mark.parametrize(
+    ("samples", "is_open", "from_s", "steadiness", "text"),
+    [
+        # One second at a fifth of the speed, and 2.5 s, which is later than the warm-up.
+        (load([0.05] * 20 + [0.01] * 580), False, 1.0, "steady", ""),
+        (load([0.05] * 50 + [0.01] * 440), False, 2.5, "late", "within the measurement: give a longer warm_up"),
+        (load([0.01] * 600), False, 0.0, "steady", ""),
+        (load([0.005 + 0.00003 * n for n in range(560)]), False, None, "throughput never got steady", "measure longer"),
+        (load([0.1] * 60), False, None, "too few requests to tell: 60, at least 160", ""),
+        (made.samples([]), False, None, "nothing was sent", ""),
+        # The throughput follows the schedule from the first second on and does not show a cold server.
+        (open_load(lambda at: 0.1 - 0.04 * at if at < 2 else 0.02), True, 2.0, "steady", ""),
+        (open_load(lambda at: 0.02 + 0.1 * at), True, None, "response time never got steady", "measure longer"),
+    ],
+)
+def test_load_is_steady_from_the_end_of_its_slow_start(
+    samples: Samples, is_open: bool, from_s: float | None, steadiness: str, text: str
+) -> None:
+    values = steady.steady_columns(samples, made.report(is_open_loop=is_open))
+    assert values["steady_after_s"] == (None if from_s is None else pytest.approx(from_s, abs=0.5))
+    assert values["steadiness"] == steadiness
+    description = steady.describe_steadiness(values)
+    assert text in description
+    assert bool(text) == bool(description)
 
 
 MEASURE_NS = 5 * made.SECOND
@@ -177,8 +162,3 @@ def test_unsteady_load_is_measured_in_its_second_half(gaps: list[float], expecte
 def test_load_that_ended_early_is_measured_to_its_end() -> None:
     report = sought(load([0.05] * 40 + [0.01] * 290), length_s=5.0)
     assert made.START < report.warm_up_end_ns < report.measure_end_ns == report.load_end_ns
-
-
-def test_too_few_requests_are_reported() -> None:
-    assert "too few requests" in steady.find_steady_start(load([0.1] * 60), made.report()).reason
-    assert steady.find_steady_start(made.samples([]), made.report()).reason == "nothing was sent"
