@@ -41,11 +41,12 @@ def begin_on_links(
     stage: Stage,
     begin: Callable[[ExitStack, Link, tuple[Direction, ...]], object],
     verify: Callable[[Link, tuple[Direction, ...]], str],
+    describe_end: Callable[[], str] = lambda: "",
 ) -> ActiveFault:
     """Call `begin(stack, link, directions)` for each selected link; *stack* ends it. If one fails, all end.
 
     *verify* returns what the kernel shows of the effect, and raises RunFailed if it is missing. It is called at the
-    begin and before the end.
+    begin and before the end. *describe_end* returns what is known after the end.
     """
     selected = [(name, link, select_directions(fault, name)) for name, link in select_links(fault, stage)]
 
@@ -63,11 +64,12 @@ def begin_on_links(
             begin(stack, link, directions)
         effect, active = verify_all(), stack.pop_all()
 
-    def end() -> None:
+    def end() -> str:
         # After an error the undo may fail as well, because its object is gone.
         with undo_on_error(active.close):
             verify_all()
         active.close()
+        return describe_end()
 
     return ActiveFault(effect, end)
 

@@ -137,13 +137,13 @@ def _begin_mtu_blackhole(fault: Fault, stage: Stage) -> ActiveFault:
             stack.enter_context(_answer_by_icmp(link, direction, mtu_bytes, effects))
         drop_packets(stack, link, directions, mtu_bytes)
 
-    active = begin_on_links(fault, stage, lower_mtu, lambda link, directions: verify_drops(link, directions, mtu_bytes))
-
-    def end() -> str:
-        active.end()
-        return "; ".join(effects)
-
-    return ActiveFault(active.effect, end)
+    return begin_on_links(
+        fault,
+        stage,
+        lower_mtu,
+        lambda link, directions: verify_drops(link, directions, mtu_bytes),
+        lambda: "; ".join(effects),
+    )
 
 
 MTU_BLACKHOLE = FaultKind(

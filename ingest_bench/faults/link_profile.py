@@ -257,13 +257,9 @@ def _begin_trace(fault: Fault, stage: Stage) -> ActiveFault:
             replay_trace(link, changes, duration_ns, directions, counts)
         ),
         lambda link, _: check.describe_state(link),
+        lambda: f"{min(counts)} changes of the rate",
     )
-
-    def end() -> str:
-        active.end()
-        return f"{min(counts)} changes of the rate"
-
-    return ActiveFault(f"at first {active.effect}", end)
+    return dataclasses.replace(active, effect=f"at first {active.effect}")
 
 
 def _set_slowest_rate(profile: Profile, fault: Fault, directions: Sequence[Direction]) -> Profile:
