@@ -17,7 +17,7 @@ from ingest_bench.errors import MissingCapability
 from ingest_bench.lab import evaluation
 from ingest_bench.model.results import ColumnValue, Summary
 from ingest_bench.report import plot_cells, summary_files
-from ingest_bench.report.reports import build_parquet, build_svg
+from ingest_bench.report.reports import build_svg
 
 TWO = made.experiment(replicates=2, network=["loopback", "ethernet"])
 
@@ -26,7 +26,7 @@ def read_parquet(runs: Sequence[Summary]) -> Any:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'ingest-bench[parquet]'")
     import pyarrow.parquet  # noqa: PLC0415 - optional
 
-    return pyarrow.parquet.read_table(io.BytesIO(build_parquet(runs)["summary.parquet"]))
+    return pyarrow.parquet.read_table(io.BytesIO(summary_files.format_parquet(runs)))
 
 
 def test_each_picture_is_also_an_svg_with_reproducible_bytes() -> None:
@@ -83,7 +83,7 @@ def test_missing_pyarrow_is_named_before_any_file_is_read(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingCapability, match=r"pip install 'ingest-bench\[parquet\]'"):
-        build_parquet(TWO)
+        summary_files.format_parquet(TWO)
     (tmp_path / "plan.json").write_text("{}")
     monkeypatch.setattr(evaluation, "require_summaries", lambda *_: pytest.fail("raw files were read"))
     assert app.run(["report", str(tmp_path), "--parquet"]) == 4

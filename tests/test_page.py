@@ -244,7 +244,7 @@ def test_stacks_are_files_in_folded_form_whose_names_fit_a_folder() -> None:
 
 def test_narrow_frames_are_merged_and_counted() -> None:
     icicles = page_charts.build_icicles([RUN])
-    (graph,) = icicles.graphs
+    (graph,) = icicles.graphs.values()
     assert [(depth, icicles.names[name], size) for depth, name, size in graph["nodes"]] == [
         (0, "all", 10000),
         (1, "outside TLABs", 7000),
@@ -272,7 +272,9 @@ def frames(way: str, depth: int) -> str:
 def test_icicle_has_at_most_the_4000_widest_frames_however_deep() -> None:
     many = {f"new TLABs;{frames(f'C{way}', 100)};byte[]": 1 for way in range(300)}
     deep = {f"new TLABs;{frames('C', 2048)};byte[]": 10}
-    graph, narrow = (page_charts.build_icicles([made.changed(RUN, stacks=stacks)]).graphs[0] for stacks in (many, deep))
+    graph, narrow = (
+        page_charts.build_icicles([made.changed(RUN, stacks=stacks)]).data["graphs"][0] for stacks in (many, deep)
+    )
     assert len(graph["nodes"]) <= 4001
     assert (graph["merged"], narrow["merged"]) == (300, 0)
     assert graph["least"] > 0.002
@@ -285,8 +287,8 @@ def test_page_limits_its_icicles_and_links_to_the_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(page_charts, "MAX_ICICLE_BYTES", 2 * size)
     icicles = page_charts.build_icicles(runs)
     # The first run of each cell comes before the second of any.
-    assert list(icicles.places)[:2] == ["network=loopback/1", "network=ethernet/1"]
-    assert "network=ethernet/2" not in icicles.places
+    assert list(icicles.graphs)[:2] == ["network=loopback/1", "network=ethernet/1"]
+    assert "network=ethernet/2" not in icicles.graphs
     assert len(json.dumps(icicles.data)) <= 2 * size
     long = made.changed(RUN, stacks={f"new TLABs;{'x' * 5 * size};byte[]": 1})
     assert page_charts.build_icicles([long]).data == {"names": [], "graphs": []}

@@ -28,6 +28,8 @@ from ingest_bench.inputs import records
 from ingest_bench.lab import calibration, campaign, evaluation
 from ingest_bench.lab import find_max as search_for_max
 from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
+from ingest_bench.load import exporter
+from ingest_bench.load.fleet import roster
 from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.model.experiment import Cell, Plan, Search
 from ingest_bench.model.load import LoadOptions
@@ -290,11 +292,12 @@ def _prepare(
 @contextlib.contextmanager
 def _open_services(command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> Iterator[RunOptions]:
     """Start the exporter and wait for workers; yield the options that include them."""
-    prometheus = command.execution.prometheus
-    is_live = screen.is_live(command.output) or prometheus is not None
-    options = dataclasses.replace(options, reports_figures=is_live)
-    with worker.open_exporter(prometheus) as exporter, worker.open_fleet(remote) as fleet:
-        yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
+    address = worker.parse_page_address("--prometheus", command.execution.prometheus, 9464)
+    is_live = screen.is_live(command.output) or address is not None
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context(exporter.serve_metrics(address)) if address else None
+        fleet = stack.enter_context(roster.open_fleet(remote, screen.print_text)) if remote else None
+        yield dataclasses.replace(options, reports_figures=is_live, fleet=fleet, exporter=metrics)
 
 
 def _execute(

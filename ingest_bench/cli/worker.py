@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +15,8 @@ from ingest_bench.cli.options import grouped
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import credentials, records
 from ingest_bench.lab import planning
-from ingest_bench.load import exporter
-from ingest_bench.load.exporter import Exporter
-from ingest_bench.load.fleet import join, keys, roster
-from ingest_bench.load.fleet.roster import PORT, Fleet, RemoteWorkers
+from ingest_bench.load.fleet import join, keys
+from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, TargetOptions, Url
 
@@ -120,16 +117,9 @@ def parse_page_address(option: str, text: str | None, example: int) -> Endpoint 
     return address
 
 
-def open_exporter(text: str | None) -> contextlib.AbstractContextManager[Exporter | None]:
-    """Serve `--prometheus` within the block; None without the option."""
-    address = parse_page_address("--prometheus", text, 9464)
-    return exporter.serve_metrics(address) if address else contextlib.nullcontext()
-
-
 def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
     """Raise SpecError for loads that remote workers cannot send, and for an interface that the load does not cross."""
-    cells = [run.cell for plan in plans for run in plan.runs]
-    for cell in cells:
+    for cell in (run.cell for plan in plans for run in plan.runs):
         if cell.target.interface is not None and bool(cell.target.interface.port) != bool(remote):
             raise SpecError(
                 "--workers: the load comes from other machines and does not leave by --interface; give --port if the "
@@ -137,7 +127,8 @@ def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
                 if remote
                 else "--port: the server is on this machine, so the load must come from others: add --workers N"
             )
-    for cell in cells if remote else ():
+        if remote is None:
+            continue
         if cell.target.url is None:
             raise SpecError(
                 "--workers requires --url URL: a server that ingest-bench starts is in a network namespace that other "
@@ -147,11 +138,6 @@ def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
             raise SpecError("--workers: each worker is one process; remove processes, and start more workers")
         if cell.load.track is not None and any(step.group for step in planning.read_track(cell.load.track).steps):
             raise SpecError("--workers: parallel tasks of a track can be sent by local processes only")
-
-
-def open_fleet(remote: RemoteWorkers | None) -> contextlib.AbstractContextManager[Fleet | None]:
-    """Wait for the workers and keep them within the block; None without `--workers`."""
-    return roster.open_fleet(remote, screen.print_text) if remote else contextlib.nullcontext()
 
 
 def _require_keys(path: Path | None, name: str) -> Path:

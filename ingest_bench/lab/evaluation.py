@@ -209,7 +209,7 @@ def write_report(
 ) -> tuple[Path, ...]:
     """Write all reports, also as *svg* and *parquet* if set; return the paths of the plots, the main one first."""
     ordered = cells.in_factor_order(summaries, results.plan.factors)
-    extra = reports.build_parquet(ordered) if parquet else {}
+    extra = {"summary.parquet": summary_files.format_parquet(ordered)} if parquet else {}
     files = {name: content for build in reports.REPORTS.values() for name, content in build(ordered).items()}
     predictions = buffer_tables.prediction_rows(buffer_advice.predict_costs(results, ordered))
     if predictions:

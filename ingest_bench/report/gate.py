@@ -54,7 +54,7 @@ HEAD = ("", "cell", "column", "measured", "allowed", "baseline", "change (95% in
 _UNMEASURED = "no valid run measured it"
 _UNITS = ("bytes", "ms", "s", "ppm", "percent")
 # A check without a verdict is an error: neither a pass nor the server's failure.
-_JUNIT_ELEMENTS = {"fail": "failure", "no verdict": "error", "skipped": "skipped"}
+_JUNIT_ELEMENTS = {"pass": "system-out", "fail": "failure", "no verdict": "error", "skipped": "skipped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +247,9 @@ def format_junit(verdict: Verdict, name: str) -> str:
         test = ElementTree.SubElement(
             suite, "testcase", {"name": escape_text(title), "classname": escape_text(check.cell)}
         )
-        if check.outcome == "pass":
-            ElementTree.SubElement(test, "system-out").text = escape_text(check.sentence)
-        else:
-            attributes = {"message": escape_text(check.sentence), "type": check.outcome}
-            element = ElementTree.SubElement(test, _JUNIT_ELEMENTS[check.outcome], attributes)
-            element.text = escape_text(check.sentence)
+        sentence = escape_text(check.sentence)
+        attributes = {} if check.outcome == "pass" else {"message": sentence, "type": check.outcome}
+        ElementTree.SubElement(test, _JUNIT_ELEMENTS[check.outcome], attributes).text = sentence
     if texts := [*verdict.changed_settings, *verdict.notes]:
         ElementTree.SubElement(suite, "system-out").text = escape_text("\n".join(texts))
     ElementTree.indent(root)
@@ -265,11 +262,8 @@ def _without_inapplicable(results: Results) -> Results:
 
 
 def _check_states(row: CellRuns, before: CellRuns | None) -> list[Check]:
-    checks = []
-    for run in row.runs:
-        if run.state not in ("measured", "oom"):
-            reason = f"{run.run} is {run.ending}"
-            checks.append(Check(cell=row.name, column="state", reason=reason))
+    excluded = cells.excluded_runs(row.runs)
+    checks = [Check(cell=row.name, column="state", reason=f"{run.run} is {run.ending}") for run in excluded]
     if row.oom_runs:
         reason = f"{row.oom_runs} of {len(row.runs)} runs ended out of memory"
         outcome: Outcome = "fail"
@@ -287,8 +281,7 @@ def _judge_threshold(
     """Yield a check for each limit in each cell that the threshold is for."""
     selected = select_cells(rows, item)
     if not selected:
-        reason = f'no cell matches "{item.cells}"'
-        yield Check(cell=item.cells, column=item.column, reason=reason)
+        yield Check(cell=item.cells, column=item.column, reason=f'no cell matches "{item.cells}"')
     for row in selected:
         unknown = ", ".join(row.runs_without(item.column))
         relative = [_judge_relative(row, item, before.get(row.name), match)] if item.is_relative else []
@@ -301,8 +294,7 @@ def _judge_threshold(
                 yield check
     for name in match.only_before if match and item.is_relative else ():
         if fnmatchcase(name, item.cells):
-            reason = "the baseline has this cell, and these results do not"
-            yield Check(cell=name, column=item.column, reason=reason)
+            yield Check(cell=name, column=item.column, reason="the baseline has this cell, and these results do not")
 
 
 def _judge_absolute(row: CellRuns, item: Threshold) -> Iterator[Check]:

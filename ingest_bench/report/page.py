@@ -38,8 +38,6 @@ _MAX_ATTACHED_BYTES = 4_000_000
 _MAX_LISTED = 3
 DRAWN_BY_PAGE = ("reads.png", "time-", "large-allocations.png")
 """Beginnings of the names of pictures whose content the page draws itself."""
-
-
 # Pictures that are shown first for a headline, although the page draws their content for each run.
 _MAIN_PICTURES = {"largest_allocation_bytes": "large-allocations.png"}
 _CAPTIONS = {
@@ -135,13 +133,11 @@ def render_comparison(before: str, now: str, changes: Changes) -> str:
 def render_trend(folder: str, trend: Trend, notes: Sequence[str], pictures: Sequence[bytes]) -> str:
     """Render the page of a history of results: what changed since when, and the pictures (SVG) of all histories."""
     changes = render_table(change_tables.trend_rows(trend)) if change_tables.newest_changes(trend) else ""
+    images = [f'<p><img src="{_embed("t.svg", picture)}" alt="Results over time"></p>' for picture in pictures]
     parts = [
         f"<h1>{escape(change_tables.summarise_trend(trend))}</h1>",
         f'<p class="faint">Results below {escape(folder)}</p>',
-        *(
-            f'<p><img src="data:image/svg+xml;base64,{base64.b64encode(picture).decode()}" alt="Results over time"></p>'
-            for picture in pictures
-        ),
+        *images,
         render_section("Changes, the newest first", changes),
         render_section("Notes", render_list(notes)),
     ]
@@ -193,8 +189,7 @@ def _render_cells(summaries: Sequence[Summary], anchors: Sequence[str]) -> str:
     all_meanings = {column.head: column.meaning for column in cell_tables.CELL_COLUMNS}
     named = {column.name: column.meaning for column in COLUMNS}
     meanings = {title: named[column] for column, title, *_ in digest.COLUMNS} | {"errors": named["errors"]}
-    addresses = {0: [f"#{anchor}" for anchor in anchors]}
-    return render_table(rows, addresses, stacked=True, meanings=meanings) + _fold(
+    return render_table(rows, anchors, stacked=True, meanings=meanings) + _fold(
         f"All {len(complete[0])} columns: median over the runs (min..max)",
         render_table(complete, meanings=all_meanings),
     )
@@ -232,7 +227,7 @@ def _render_tiles(tiles: Sequence[Tile]) -> str:
 
 
 def _embed(name: str, content: bytes) -> str:
-    kind = "image/png" if name.endswith(".png") else "text/plain"
+    kind = {"png": "image/png", "svg": "image/svg+xml"}.get(name.rpartition(".")[2], "text/plain")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -273,15 +268,15 @@ def render_section(title: str, content: str, anchor: str = "") -> str:
 
 def render_table(
     rows: Sequence[Sequence[str]],
-    links: Mapping[int, Sequence[str]] | None = None,
+    anchors: Sequence[str] = (),
     *,
     stacked: bool = False,
     meanings: Mapping[str, str] | None = None,
 ) -> str:
     """Render rows as a table, the first as its head; columns with numbers are right-aligned.
 
-    `links` maps the index of a column to an address for each row. In a narrow window the cells of a row of a `stacked`
-    table stand below each other, each with its head: use it for sentences. `meanings` defines heads.
+    The first cell of each row links to its anchor. In a narrow window the cells of a row of a `stacked` table stand
+    below each other, each with its head: use it for sentences. `meanings` defines heads.
     """
     head, *body = rows
     is_numeric = [any(row[place][:1].isdigit() for row in body) for place in range(len(head))]
@@ -290,17 +285,16 @@ def render_table(
     def render_row(texts: Sequence[str], tag: str) -> str:
         return "".join(f"<{tag}{mark}>{text}</{tag}>" for text, mark in zip(texts, marks, strict=True))
 
-    def add_links(number: int, row: Sequence[str]) -> list[str]:
-        texts = [_UNIT.sub("&nbsp;", escape_breakable(cell)) for cell in row]
-        texts = [_mark_change(title, text) for title, text in zip(head, texts, strict=True)] if meanings else texts
-        for place, addresses in (links or {}).items():
-            texts[place] = f'<a href="{escape(addresses[number])}">{texts[place] or "(no name)"}</a>'
-        return texts
-
     heads = render_row([_define(cell, meanings or {}) for cell in head], "th")
     if stacked:
         marks = [f'{mark} data-head="{escape(cell)}"' for mark, cell in zip(marks, head, strict=True)]
-    content = "".join(f"<tr>{render_row(add_links(number, row), 'td')}</tr>\n" for number, row in enumerate(body))
+    content = ""
+    for number, row in enumerate(body):
+        texts = [_UNIT.sub("&nbsp;", escape_breakable(cell)) for cell in row]
+        texts = [_mark_change(title, text) for title, text in zip(head, texts, strict=True)] if meanings else texts
+        if anchors:
+            texts[0] = f'<a href="#{escape(anchors[number])}">{texts[0] or "(no name)"}</a>'
+        content += f"<tr>{render_row(texts, 'td')}</tr>\n"
     look = ' class="dense"' if len(head) > _MAX_NORMAL_COLUMNS else ' class="stacked"' if stacked else ""
     # The tab index lets keys scroll what is cut off.
     begin = f'<div class="wide" tabindex="0"><table{look}>\n<thead><tr>{heads}</tr></thead>'
@@ -314,11 +308,8 @@ def _define(head: str, meanings: Mapping[str, str]) -> str:
 
 def render_list(texts: Sequence[str], look: str = "") -> str:
     """Render a list; "" without items."""
-    return (
-        f"<ul{f' class={look}' if look else ''}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
-        if texts
-        else ""
-    )
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f"<ul{f' class={look}' if look else ''}>{items}</ul>" if items else ""
 
 
 def _to_json(data: Mapping[str, Any]) -> str:

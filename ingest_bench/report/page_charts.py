@@ -151,17 +151,16 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class IcicleData:
-    """The icicles of a page: the names that they share, and one graph for each run."""
+    """The icicles of a page: the names that they share, and their graphs."""
 
     names: Sequence[str]
-    graphs: Sequence[Mapping[str, Any]]
-    places: Mapping[str, int]
-    """Index of its graph by run, of those that are drawn."""
+    graphs: Mapping[str, Mapping[str, Any]]
+    """By run, of those that are drawn."""
 
     @property
     def data(self) -> dict[str, Any]:
         """The input of the script."""
-        return {"names": self.names, "graphs": self.graphs}
+        return {"names": self.names, "graphs": list(self.graphs.values())}
 
 
 def folded_file_name(run: Summary) -> str:
@@ -180,8 +179,7 @@ def format_folded(run: Summary) -> str:
 def build_icicles(summaries: Sequence[Summary]) -> IcicleData:
     """Build the icicles of all runs with stacks up to `MAX_ICICLE_BYTES`: the first run of each cell first."""
     names: dict[str, int] = {}
-    graphs: list[Mapping[str, Any]] = []
-    places: dict[str, int] = {}
+    graphs: dict[str, Mapping[str, Any]] = {}
     size = 0
     groups = [[run for run in row.runs if run.stacks] for row in cells.group_by_cell(summaries)]
     first = [run for runs in groups for run in runs[:1]]
@@ -193,9 +191,8 @@ def build_icicles(summaries: Sequence[Summary]) -> IcicleData:
             # Drop its names too, which may be most of the size.
             names = dict(list(names.items())[:before])
             break
-        places[run.run] = len(graphs)
-        graphs.append(graph)
-    return IcicleData(list(names), graphs, places)
+        graphs[run.run] = graph
+    return IcicleData(list(names), graphs)
 
 
 def icicle_figure(run: Summary, icicles: IcicleData, *, is_open: bool) -> str:
@@ -204,13 +201,12 @@ def icicle_figure(run: Summary, icicles: IcicleData, *, is_open: bool) -> str:
         return ""
     file = escape(folded_file_name(run))
     name = escape_breakable(run.run)
-    if (place := icicles.places.get(run.run)) is None:
+    if (graph := icicles.graphs.get(run.run)) is None:
         limit = f"{MAX_ICICLE_BYTES // 1_000_000} MB"
         return (
             f'<p class="faint">{name}: allocations by stack are not drawn, the page is limited to {limit} of them: '
             f"{file}</p>"
         )
-    graph = icicles.graphs[place]
     total, merged = graph["nodes"][0][2], graph["merged"]
     text = (
         f"{format_size(total)} in all. A frame is as wide as what it and the frames below it allocated; the last frame "
@@ -218,6 +214,7 @@ def icicle_figure(run: Summary, icicles: IcicleData, *, is_open: bool) -> str:
     )
     if merged:
         text += f" {merged / total:.1%} are in frames below {graph['least']:.1%} each, which are merged."
+    place = list(icicles.graphs).index(run.run)
     return (
         f"<details{' open' if is_open else ''}>\n<summary>{name}: allocations by stack</summary>\n"
         f'<p class="faint">{text} All stacks: {file}</p>\n{_ICICLE_KEY}\n'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from statistics import median
@@ -141,8 +141,9 @@ def _write_right(axes: Axes, x: float, number: int, text: str) -> None:
     axes.annotate(text, (x, number), xytext=(9, 0), textcoords="offset points", va="center", **_BOLD)
 
 
-def _begin_at_zero(axes: Axes, most: float, label: str, colour: str = style.INK) -> None:
-    """Prepare an axis from 0 to `most` without numbers, with room for half a point and for a number behind it."""
+def _begin_at_zero(axes: Axes, values: Iterable[float], label: str, colour: str = style.INK) -> None:
+    """Prepare an axis from 0 to the largest value, without numbers; with room for half a point and a number behind."""
+    most = max(values, default=1.0) or 1.0
     axes.set_xlim(-0.03 * most, 1.25 * most)
     axes.set_xticks([])
     axes.axvline(0, color=style.RULE, linewidth=1)
@@ -153,8 +154,7 @@ def _points(column: str, title: str) -> Panel:
     """Return a panel with a point for each run and the median next to them, from 0 on."""
 
     def draw(axes: Axes, rows: Rows, paint: Paint) -> None:
-        most = max((value for row in rows for value in row.numbers(column)), default=1.0) or 1.0
-        _begin_at_zero(axes, most, "one point per run")
+        _begin_at_zero(axes, (value for row in rows for value in row.numbers(column)), "one point per run")
         for number, row in enumerate(rows):
             values = row.numbers(column)
             if not values:
@@ -170,7 +170,7 @@ def _points(column: str, title: str) -> Panel:
 
 def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
     """Draw the median heap allocated per GB of each row, with the part of the network's threads dark."""
-    _begin_at_zero(axes, max((row.median(ALLOCATED[0]) or 0.0 for row in rows), default=0.0) or 1.0, "dark: network")
+    _begin_at_zero(axes, (row.median(ALLOCATED[0]) or 0.0 for row in rows), "dark: network")
     for number, row in enumerate(rows):
         if (total := row.median(ALLOCATED[0])) is None:
             _draw_missing(axes, number, row)
@@ -317,8 +317,7 @@ def find_longest_wait(waits: Sequence[float | None]) -> int | None:
 def _draw_node_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
     """Draw a bar for each node in each row, from node 1 down, with its number."""
     waits = [node_waits(row) for row in rows]
-    most = max((value for values in waits for value in values if value is not None), default=1.0) or 1.0
-    _begin_at_zero(axes, most, "one bar per node")
+    _begin_at_zero(axes, (value for values in waits for value in values if value is not None), "one bar per node")
     for number, values in enumerate(waits):
         if not values:
             _draw_missing(axes, number, rows[number])
@@ -359,8 +358,7 @@ def _draw_forwards(axes: Axes, rows: Rows, _paint: Paint) -> None:
         for number, row in enumerate(rows)
         if (rate := published.forwards_per_pair(row)) is not None
     ]
-    most = max((max(rate, cap or 0.0) for _, rate, cap in measured), default=1.0) or 1.0
-    _begin_at_zero(axes, most, "| workers / batch delay", style.RED)
+    _begin_at_zero(axes, (max(rate, cap or 0.0) for _, rate, cap in measured), "| workers / batch delay", style.RED)
     for number, rate, cap in measured:
         axes.plot([0, rate], [number, number], color=style.BLUE, linewidth=2, alpha=0.35, zorder=1)
         axes.scatter([rate], [number], s=70, color=style.BLUE, alpha=0.75, linewidths=0, zorder=2)
@@ -384,11 +382,10 @@ def _forwarding_title(_summaries: Sequence[Summary], rows: Rows) -> str:
 
 _WIRE_PANELS = (_sizes("wire_bytes", "Wire frames"), _numbers("wire_bytes_p50", "median", format_exact_bytes))
 _READ_PANELS = (_sizes("read_bytes", "Socket reads"), _numbers("read_bytes_mean", "mean", format_size))
-_PAUSES = "gc_pause_ms_total_per_gb"
-_HEAP_PANELS = (
-    (ALLOCATED[0], Panel("Heap allocated\nper GB", _draw_heap)),
-    (_PAUSES, _numbers(_PAUSES, "GC pauses,\nms/GB", format_number)),
-)
+_HEAP_PANELS = {
+    ALLOCATED[0]: Panel("Heap allocated\nper GB", _draw_heap),
+    "gc_pause_ms_total_per_gb": _numbers("gc_pause_ms_total_per_gb", "GC pauses,\nms/GB", format_number),
+}
 CELL_PICTURES: Mapping[str, CellPicture] = {
     "direct-memory": CellPicture(
         applies=lambda row: bool(row.measured_or_oom.numbers(_MEAN)),
@@ -431,7 +428,7 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
             *(_WIRE_PANELS if any(row.counts("wire_bytes") for row in rows) else ()),
             *(_READ_PANELS if any(row.counts("read_bytes") for row in rows) else ()),
             _points("docs_per_s_mean", "Documents/s"),
-            *(panel for column, panel in _HEAP_PANELS if any(row.numbers(column) for row in rows)),
+            *(panel for column, panel in _HEAP_PANELS.items() if any(row.numbers(column) for row in rows)),
         ),
         has_level_colours=True,
     ),

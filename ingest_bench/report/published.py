@@ -17,29 +17,14 @@ from ingest_bench.report.formatting import format_key, format_number, format_ran
 
 FOLDER = "results/reference/published"
 DELIVERED, FORWARDS, CAP = "delivered_per_s", "forwards_per_s", "forwards_cap_per_s"
-_WAITING, _BLOCKING, _ASYNCHRONOUS = "waiting", "blocking", "asynchronous"
 # Pull request 6394 published its rounds for 50 rounds/s of each node.
 _PUBLISHED_CAP = 50
-
-
 # Bytes of the indexed corpora (Rally's tracks pmc and nyc_taxis).
 CORPUS_BYTES = {"pmc": 23_256_051_757, "nyc_taxis": 79_802_445_255}
 _ES23185_NUMBER = re.compile(r"([0-9][0-9.,]*) ?(bytes|kB|MB|GB|TB)?(/s)?")
 # Java Mission Control: 64,262,780 objects of 3.07 kB are its 188.15 GB only with powers of 1024.
 _ES23185_UNITS = {None: 1, "bytes": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_ES23185_COLUMNS = {
-    **{
-        f"{kind}_{name}": f"{kind}_{name}_bytes"
-        for kind in ("outside_tlab", "tlab")
-        for name in ("max", "min", "total")
-    },
-    **{f"{kind}_avg": f"{kind}_mean_bytes" for kind in ("outside_tlab", "tlab")},
-    **{f"{kind}_rate": f"{kind}_bytes_per_s" for kind in ("outside_tlab", "tlab")},
-    "outside_tlab_objects": "outside_tlab_count",
-    "tlab_count": "tlab_count",
-    "median_docs_per_s": "docs_per_s_mean",
-    "outside_tlab_network_total": "outside_tlab_network_bytes",
-}
+_ES23185_CONDITIONS = ("workload", "network", "heap_gb", "receive_predictor_kb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +65,7 @@ def _convert_allocations(row: Mapping[str, str]) -> PublishedRow:
 def allocation_rows(row: CellRuns, _rows: Sequence[CellRuns] = ()) -> Iterator[PublishedRow]:
     """Yield the row of JDK-6857566 with the threads and limit of *row*; none for a server that the network feeds."""
     levels = {format_key(key): level for key, level in row.levels.items()}
-    # The levels of another server may be missing, or no numbers.
+    # The levels of another server may be missing, or not numbers.
     with contextlib.suppress(KeyError, ValueError):
         ours = {"threads": int(levels["threads"]), "max direct memory": units.parse_bytes(levels["max direct memory"])}
         if levels.get("mode", "alone") == "alone":
@@ -104,14 +89,14 @@ def parse_es23185_number(text: str) -> float | None:
 
 
 def _convert_es23185(row: Mapping[str, str]) -> PublishedRow:
-    numbers = {column: parse_es23185_number(row[name]) for name, column in _ES23185_COLUMNS.items() if name in row}
+    numbers = {name: parse_es23185_number(text) for name, text in row.items() if name not in _ES23185_CONDITIONS}
     values: dict[str, float | str] = {column: value for column, value in numbers.items() if value is not None}
     # The table of nyc_taxis has no totals; they are count times mean.
     for kind in ("outside_tlab", "tlab"):
         count, mean = numbers.get(f"{kind}_count"), numbers.get(f"{kind}_mean_bytes")
         if count is not None and mean is not None:
             values.setdefault(f"{kind}_total_bytes", count * mean)
-    if row.get("median_docs_per_s", "").startswith("OOM"):
+    if row.get("docs_per_s_mean", "").startswith("OOM"):
         values["docs_per_s_mean"] = "OOM"
     else:
         shares = per_gb_columns({**values, "bytes_measured": CORPUS_BYTES[row["workload"]]})
@@ -141,10 +126,11 @@ def load_forwarding() -> Mapping[tuple[str, str], str]:
 
 def forwarding_rows(row: CellRuns, rows: Sequence[CellRuns]) -> Iterator[PublishedRow]:
     """Yield the figures of Data Prepper's pull request 6394 for this cell."""
-    figures = load_forwarding()
-    delay_ns = _capped_delay_ns(row)
-    delay_ms = "" if delay_ns is None else f"{delay_ns / 1e6:g}"
-    forwards = figures.get(("rounds_per_s", delay_ms), "") if delay_ms else ""
+    figures, cap = load_forwarding(), cap_per_pair(row)
+    delay = next((level for key, level in row.levels.items() if format_key(key) == "batch delay"), None)
+    forwards = ""
+    if cap is not None and round(cap) == _PUBLISHED_CAP and delay is not None:
+        forwards = figures.get(("rounds_per_s", f"{units.parse_time_ns(delay) / 1e6:g}"), "")
     ratio = "" if asynchronous_ratio(row, rows) is None else figures.get(("asynchronous_by_blocking", ""), "")
     if forwards or ratio:
         yield PublishedRow(values={"forwards_per_pair": forwards, "asynchronous_ratio": ratio})
@@ -167,10 +153,10 @@ def asynchronous_ratio(row: CellRuns, rows: Sequence[CellRuns]) -> float | None:
 
     None where one of the two cells is missing.
     """
-    key = next((key for key in row.levels if format_key(key) == _WAITING), None)
-    if key is None or row.levels[key] != _ASYNCHRONOUS:
+    key = next((key for key in row.levels if format_key(key) == "waiting"), None)
+    if key is None or row.levels[key] != "asynchronous":
         return None
-    levels = {**row.levels, key: _BLOCKING}
+    levels = {**row.levels, key: "blocking"}
     blocking = next((other.median(DELIVERED) for other in rows if other.levels == levels), None)
     delivered = row.median(DELIVERED)
     return delivered / blocking if delivered is not None and blocking else None
@@ -179,13 +165,6 @@ def asynchronous_ratio(row: CellRuns, rows: Sequence[CellRuns]) -> float | None:
 def _count_pairs(row: CellRuns) -> int:
     nodes = next((len(run.nodes) for run in row.valid if run.nodes), 0)
     return nodes * (nodes - 1)
-
-
-def _capped_delay_ns(row: CellRuns) -> int | None:
-    """Return the batch delay of a cell whose cap is the published one."""
-    cap = cap_per_pair(row)
-    delay = next((level for key, level in row.levels.items() if format_key(key) == "batch delay"), None)
-    return None if cap is None or delay is None or round(cap) != _PUBLISHED_CAP else units.parse_time_ns(delay)
 
 
 def _read_csv(name: str) -> list[dict[str, str]]:

@@ -13,14 +13,7 @@ from functools import partial
 
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.model.results import Summary
-from ingest_bench.report import (
-    cell_tables,
-    change_tables,
-    page,
-    page_charts,
-    stall_table,
-    summary_files,
-)
+from ingest_bench.report import cell_tables, change_tables, page, page_charts, stall_table, summary_files
 from ingest_bench.report.cell_tables import TOPICS, Topic
 from ingest_bench.report.summary_files import to_csv, to_markdown
 
@@ -82,14 +75,14 @@ def build_pictures(summaries: Sequence[Summary]) -> Files:
     # Imported late: matplotlib takes most of a second, and most commands draw nothing.
     from ingest_bench.report import plot_cells, plot_over_time  # noqa: PLC0415
 
+    if not any(run.state in ("measured", "oom") for run in summaries):
+        return {}
     functions = {name: partial(plot_cells.draw_picture, name) for name in plot_cells.CELL_PICTURES}
     functions |= {
         "forwarding": partial(plot_cells.draw_forwarding),
         "machine": partial(plot_over_time.draw_machine),
         "large-allocations": partial(plot_over_time.draw_large_allocations),
     }
-    if not any(run.state in ("measured", "oom") for run in summaries):
-        return {}
     drawn = {f"{name}.png": function(summaries) for name, function in functions.items()}
     files = {name: content for name, content in drawn.items() if content is not None}
     for cell in cells.group_by_cell(summaries):
@@ -124,11 +117,6 @@ def build_svg(build: Callable[[], Files]) -> Files:
     with plot_style.as_svg():
         files = build()
     return {f"{name.removesuffix('.png')}.svg": content for name, content in files.items() if name.endswith(".png")}
-
-
-def build_parquet(summaries: Sequence[Summary]) -> Files:
-    """Build `summary.parquet`; raise MissingCapability without pyarrow."""
-    return {"summary.parquet": summary_files.format_parquet(summaries)}
 
 
 def _build_table(

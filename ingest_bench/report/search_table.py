@@ -42,9 +42,9 @@ def search_files(knees: Sequence[Knee]) -> dict[str, bytes]:
 
 
 def _step_row(knee: Knee, step: JudgedStep, summary: Summary) -> list[str]:
-    names = ("response_ms_p99", "docs_per_s_mean", "requests_failed", "requests")
     p99, docs, failed, requests = (
-        value if isinstance(value := summary.values.get(name), (int, float)) else None for name in names
+        value if isinstance(value := summary.values.get(name), (int, float)) else None
+        for name in ("response_ms_p99", "docs_per_s_mean", "requests_failed", "requests")
     )
     return [
         knee.cell or "only",

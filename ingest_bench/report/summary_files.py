@@ -26,16 +26,10 @@ _INTEGER, _NUMBER = re.compile(r"-?[0-9]{1,19}"), re.compile(r"-?[0-9]+(\.[0-9]*
 
 def format_summary_csv(summaries: Sequence[Summary]) -> str:
     """Format `summary.csv`: one row for each run of any state. An unknown number is an empty cell, never 0."""
-    columns = [column.name for column in COLUMNS]
-    keys = [key for key in _level_keys(summaries) if key not in columns]
-    rows = [
-        [summary.experiment, summary.run, summary.replicate, summary.state, summary.reason]
-        + [summary.levels.get(key, "") for key in keys]
-        + [_format_value(summary.values.get(name)) for name in columns]
-        + ["yes" if summary.instrumented else "no"]
-        for summary in summaries
-    ]
-    return to_csv([[*_HEAD, *keys, *columns, _INSTRUMENTED], *rows])
+    columns = _list_columns(summaries)
+    columns[_INSTRUMENTED] = ["yes" if run.instrumented else "no" for run in summaries]
+    rows = zip(*columns.values(), strict=True)
+    return to_csv([list(columns), *(list(map(_format_value, row)) for row in rows)])
 
 
 def format_nodes_csv(summaries: Sequence[Summary]) -> str:
@@ -135,13 +129,7 @@ def format_parquet(summaries: Sequence[Summary]) -> bytes:
     An unknown number is null, never 0. A column is int64 if all its numbers are whole, else float64.
     """
     arrow = require_pyarrow()
-    columns = [column.name for column in COLUMNS]
-    values: dict[str, list[Any]] = {name: [getattr(run, name) for run in summaries] for name in _HEAD}
-    values |= {
-        key: [run.levels.get(key, "") for run in summaries] for key in _level_keys(summaries) if key not in columns
-    }
-    values |= {name: [run.values.get(name) for run in summaries] for name in columns}
-    arrays = {name: _to_arrow(arrow, of_runs) for name, of_runs in values.items()}
+    arrays = {name: _to_arrow(arrow, values) for name, values in _list_columns(summaries).items()}
     arrays[_INSTRUMENTED] = arrow.array([run.instrumented for run in summaries], arrow.bool_())
     content = io.BytesIO()
     arrow.parquet.write_table(arrow.table(arrays), content)
@@ -160,6 +148,15 @@ def to_markdown(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
     head, *body = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     rule = ["---" if place < numbers_from else "---:" for place in range(len(head))]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *body))
+
+
+def _list_columns(summaries: Sequence[Summary]) -> dict[str, list[ColumnValue]]:
+    """Return the columns of `summary.csv` except the last one, each with a value for each run."""
+    names = [column.name for column in COLUMNS]
+    columns: dict[str, list[ColumnValue]] = {name: [getattr(run, name) for run in summaries] for name in _HEAD}
+    keys = [key for key in _level_keys(summaries) if key not in names]
+    columns |= {key: [run.levels.get(key, "") for run in summaries] for key in keys}
+    return columns | {name: [run.values.get(name) for run in summaries] for name in names}
 
 
 def _level_keys(summaries: Iterable[Summary]) -> list[str]:
