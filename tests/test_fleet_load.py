@@ -211,20 +211,20 @@ def test_the_master_learns_where_a_file_is_wrong_not_its_contents(tmp_path: Path
     secret.write_text("the password of another user\n" * 1000)
     with bulk_server() as server, fleet_of(tmp_path, 1) as there:
         plan = plan_for(server.address, tmp_path, documents=None, bulk_documents=5000, measure_ns=60 * 10**9)
-        plan = dataclasses.replace(plan, corpus=str(secret))
+        plan = dataclasses.replace(plan, files=(TrackFile(path=str(secret), index=""),))
         with pytest.raises(RunFailed, match=r"secret: a line is not a JSON object") as failure:
             start_load(plan, fleet=there).wait(lambda _: None)
         assert "password" not in str(failure.value)
-        streamed = dataclasses.replace(plan, corpus=str(late(secret)), pool_bytes=1000)
+        late(secret)
+        streamed = dataclasses.replace(plan, pool_bytes=1000)
         with pytest.raises(RunFailed, match=r"secret: a line is not a JSON object") as failure:
             start_load(streamed, fleet=there).wait(lambda _: None)
         assert "password" not in str(failure.value)
 
 
-def late(secret: Path) -> Path:
-    """The same file, whose foreign lines come when a load is under way."""
+def late(secret: Path) -> None:
+    """Change the file so that its foreign lines come when a load is under way."""
     secret.write_text('{"n":1}\n' * 200_000 + secret.read_text())
-    return secret
 
 
 def test_a_compressed_corpus_is_shared_without_a_duplicate(tmp_path: Path) -> None:

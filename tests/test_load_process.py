@@ -66,6 +66,7 @@ def plan_for(address: Endpoint, folder: Path, *, step: Step | None = None, **opt
         workload=WORKLOAD,
         options=LoadOptions(**chosen),
         folder=folder / "out",
+        files=step.files if step else (),
         step=step,
     )
 

@@ -364,12 +364,12 @@ def test_json_array_sends_its_configured_headers() -> None:
     assert b"\r\ncontent-type: text/json\r\n" in head
 
 
-def open_bodies(wire: ProtocolOptions, file: TrackFile | None = None, **options: Any) -> Iterator[Body]:
+def open_bodies(wire: ProtocolOptions, *files: TrackFile, **options: Any) -> Iterator[Body]:
     load_options = LoadOptions(**options)
     fields = (DocumentField(name="n", kind="id"), DocumentField(name="text", kind="constant", options={"value": "x"}))
     workload = dataclasses.replace(catalog.load_workload("nyc_taxis"), fields=fields)
     protocol = create_protocol(wire, workload.index, load_options)
-    return source.open_source(workload, load_options, protocol, file=file, pool_bytes=1).bodies_of(0)
+    return source.open_source(workload, load_options, protocol, files=files, pool_bytes=1).bodies_of(0)
 
 
 def test_workload_can_be_sent_with_every_protocol(case: ProtocolCase) -> None:

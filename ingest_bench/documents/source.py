@@ -23,7 +23,7 @@ from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.model.load import TrackFile
 
 if TYPE_CHECKING:
-    from ingest_bench.model.load import Conflicts, LoadOptions, Step, Workload
+    from ingest_bench.model.load import Conflicts, LoadOptions, Workload
 
 POOL_BYTES = 64 * 1024**2
 
@@ -306,32 +306,29 @@ def open_source(
     options: LoadOptions,
     protocol: BodyBuilder,
     *,
-    file: TrackFile | None = None,
-    step: Step | None = None,
+    files: Sequence[TrackFile] = (),
+    repeats: bool = True,
     pool_bytes: int = POOL_BYTES,
     first_id: int = 0,
     users: int = 1,
     worker: int = 0,
     workers: int = 1,
 ) -> Source:
-    """Return the source of one worker: the files of a track step, the user's file, or generated documents."""
-    inputs: Sequence[TrackFile] = () if file is None else (file,)
-    if step is not None:
-        inputs, size = step.files, BulkSize(documents=step.bulk_documents)
-    else:
+    """Return the source of one worker: the documents of files, or generated ones."""
+    if files:
         size = choose_bulk_size(workload, options, protocol)
-    files: list[Bodies] = [
-        open_corpus(file, protocol, size, seed=seed, pool_bytes=pool_bytes, worker=worker, workers=workers)
-        for seed, file in enumerate(inputs, options.seed)
-    ]
-    if not inputs:
-        files = [build_synthetic_pool(workload, options, protocol, pool_bytes, worker, workers)]
-    elif all(bodies == BodyPool() for bodies in files):
-        name = inputs[0].path if step is None else step.name
-        raise SpecError(f"{name}: no documents remain for process {worker + 1} of {workers}. Use fewer processes.")
+        opened: list[Bodies] = [
+            open_corpus(file, protocol, size, seed=seed, pool_bytes=pool_bytes, worker=worker, workers=workers)
+            for seed, file in enumerate(files, options.seed)
+        ]
+        if all(bodies == BodyPool() for bodies in opened):
+            names = ", ".join(file.path for file in files)
+            raise SpecError(f"{names}: no documents remain for process {worker + 1} of {workers}. Use fewer processes.")
+    else:
+        opened = [build_synthetic_pool(workload, options, protocol, pool_bytes, worker, workers)]
     return Source(
-        files=files,
-        repeats=step is None or step.looped,
+        files=opened,
+        repeats=repeats,
         conflicts=options.action.conflicts,
         seed=options.seed,
         first_id=first_id,
@@ -355,18 +352,18 @@ def build_synthetic_pool(
     return build_pool(group_documents(blocks, size, protocol.overhead_bytes), protocol, options.seed, pool_bytes)
 
 
-def decompress_step_files(step: Step, out_folder: Path) -> Step:
-    """Return the step with files that several workers can read, each in its own folder: names may be equal.
+def decompress_files(files: Iterable[TrackFile], out_folder: Path) -> tuple[TrackFile, ...]:
+    """Return files that several workers can read, each in its own folder: names may be equal.
 
     If only the first documents of a file are sent, their end is searched here, once for all workers.
     """
-    files = []
-    for number, file in enumerate(step.files):
+    decompressed = []
+    for number, file in enumerate(files):
         folder = out_folder / f"file-{number}"
         folder.mkdir(exist_ok=True)
         path = lines.decompress_to(Path(file.path), folder)
         end_bytes = file.end_bytes
         if file.documents is not None and end_bytes is None:
             end_bytes = corpora.find_end(path, file.documents, file.has_action_lines)
-        files.append(dataclasses.replace(file, path=str(path), end_bytes=end_bytes))
-    return dataclasses.replace(step, files=tuple(files))
+        decompressed.append(dataclasses.replace(file, path=str(path), end_bytes=end_bytes))
+    return tuple(decompressed)

@@ -393,6 +393,7 @@ def _track_load(context: _Context, track: Track, step: Step, folder: Path) -> Lo
         workload=workload,
         options=options,
         folder=folder,
+        files=step.files,
         step=step,
     )
 

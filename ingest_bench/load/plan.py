@@ -35,13 +35,12 @@ class LoadPlan:
     """Additional headers of each request."""
     recorded_ns: tuple[int, ...] = ()
     """Scheduled times of `recorded` arrivals."""
-    corpus: str | None = None
-    """The file of `options.documents`, checked, and decompressed if workers share it."""
-    corpus_is_bulk: bool = False
+    files: tuple[TrackFile, ...] = ()
+    """Files that are sent instead of the workload's documents: checked, and decompressed if workers share them."""
     search_path: str = ""
     """Path of queries, if there are query users."""
     step: Step | None = None
-    """A bulk step of a track: its files are sent, each once, instead of the workload's documents."""
+    """A bulk step of a track: its files are sent, each once."""
     reports_figures: bool = False
     """True: each worker reports live figures (`load.figures`)."""
     pool_bytes: int = POOL_BYTES
@@ -106,14 +105,12 @@ class LoadPlan:
 
     def open_source(self) -> Source:
         """Open the bodies of this worker."""
-        path = self.corpus
-        file = None if path is None else TrackFile(path=path, index="", has_action_lines=self.corpus_is_bulk)
         return source.open_source(
             self.workload,
             self.options,
             self.build_protocol(),
-            file=file,
-            step=self.step,
+            files=self.files,
+            repeats=self.step is None or self.step.looped,
             pool_bytes=self.pool_bytes,
             first_id=self.first_id,
             users=self.users,
@@ -146,18 +143,16 @@ class LoadPlan:
             plan = dataclasses.replace(plan, recorded_ns=parse_recorded(text, path))
         if self.options.documents is not None:
             checked = corpus.check_corpus(Path(self.options.documents))
-            plan = dataclasses.replace(
-                plan, corpus=str(checked.path.absolute()), corpus_is_bulk=checked.has_action_lines
-            )
+            path = str(checked.path.absolute())
+            file = TrackFile(path=path, index="", has_action_lines=checked.has_action_lines)
+            plan = dataclasses.replace(plan, files=(file,))
         return plan
 
     def with_decompressed_files(self) -> LoadPlan:
         """Return the plan with files that several workers can share: each reads a part of a plain file."""
         if self.workers == 1:
             return self
-        step = None if self.step is None else source.decompress_step_files(self.step, self.folder)
-        file = None if self.corpus is None else str(lines.decompress_to(Path(self.corpus), self.folder))
-        return dataclasses.replace(self, step=step, corpus=file)
+        return dataclasses.replace(self, files=source.decompress_files(self.files, self.folder))
 
     def record_file(self, kind: str) -> Path:
         """Return this worker's file of records. *kind* is a key of `model.samples.RECORDS`, such as "samples"."""

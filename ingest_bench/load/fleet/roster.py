@@ -152,10 +152,9 @@ class Fleet(Workers[FleetWorker]):
         text = json.dumps(plan.to_json())
         if len(text) > transfer.MAX_MESSAGE_BYTES * 3 // 4:
             raise RunFailed(f"the plan of the load has {len(text)} bytes, too many for a message to a worker")
-        step_files = [] if plan.step is None else [file.path for file in plan.step.files]
-        paths = [*([plan.corpus] if plan.corpus else ()), *step_files]
         # Every worker reads its own part of these.
-        self.send(worker.id, "plan", {"plan": text, "files": {path: Path(path).stat().st_size for path in paths}})
+        sizes = {file.path: Path(file.path).stat().st_size for file in plan.files}
+        self.send(worker.id, "plan", {"plan": text, "files": sizes})
 
     def begin(self) -> int:
         """Measure the clocks, and let all workers begin at one moment, each on its own clock."""
