@@ -24,8 +24,8 @@ from lab import WORKLOAD, Bench, Verdict, open_sink
 from scipy import stats
 
 from ingest_bench.analysis import student
-from ingest_bench.documents.export import write_documents
 from ingest_bench.documents.source import POOL_BYTES
+from ingest_bench.documents.synthetic import write_documents
 from ingest_bench.load import supervisor
 from ingest_bench.model.load import Arrivals, Rate
 

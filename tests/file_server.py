@@ -22,7 +22,6 @@ class Served:
     statuses: list[int] = field(default_factory=list)
     """Status codes of the first responses."""
     redirect: str = ""
-    says_length: bool = True
     requests: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
 
@@ -60,8 +59,7 @@ def file_server(served: Served) -> Iterator[Served]:
                 self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
             else:
                 self.send_response(200)
-            if served.says_length:
-                self.send_header("Content-Length", str(size - first))
+            self.send_header("Content-Length", str(size - first))
             self.send_header("ETag", served.etag)
             self.end_headers()
             most = served.breaks_after.pop(0) if served.breaks_after else size

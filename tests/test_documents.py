@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.documents import export, words
+from ingest_bench.documents import words
 from ingest_bench.documents.generators import GENERATORS, options_record
 from ingest_bench.documents.lines import read_chunks
-from ingest_bench.documents.synthetic import BLOCK_DOCUMENTS, SPECIAL, DocumentGenerator, check_workload
+from ingest_bench.documents.synthetic import (
+    BLOCK_DOCUMENTS,
+    SPECIAL,
+    DocumentGenerator,
+    check_workload,
+    write_documents,
+)
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files, records
@@ -269,27 +275,23 @@ def test_documents_are_written_to_devices_and_through_links(tmp_path: Path) -> N
     device, link, destination = tmp_path / "null", tmp_path / "link.ndjson", tmp_path / "far.ndjson"
     device.symlink_to("/dev/null")
     link.symlink_to(destination)
-    assert (
-        export.write_documents(spec, 2, device, 1)
-        == export.write_documents(spec, 2, link, 1)
-        == destination.stat().st_size
-    )
+    assert write_documents(spec, 2, device, 1) == write_documents(spec, 2, link, 1) == destination.stat().st_size
     assert (device.readlink(), link.readlink()) == (Path("/dev/null"), destination)
     assert Path("/dev/null").is_char_device()
     with pytest.raises(SpecError, match=f"^{tmp_path}: cannot be written: it is a folder$"):
-        export.write_documents(spec, 2, tmp_path, 1)
+        write_documents(spec, 2, tmp_path, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ndjson", "link.ndjson", "null"]
 
 
 def test_write_compresses_by_suffix(tmp_path: Path) -> None:
     taxis = workload({"name": "n", "kind": "id"}, {"name": "m", "kind": "constant", "value": "." * 40})
     plain = tmp_path / "a.json"
-    size = export.write_documents(taxis, BLOCK_DOCUMENTS + 3, plain, 1)
+    size = write_documents(taxis, BLOCK_DOCUMENTS + 3, plain, 1)
     assert plain.stat().st_size == size
     assert plain.read_bytes().count(b"\n") == BLOCK_DOCUMENTS + 3
     for suffix in (".gz", ".bz2", ".zst"):
         compressed = tmp_path / f"a.json{suffix}"
-        export.write_documents(taxis, BLOCK_DOCUMENTS + 3, compressed, 1)
+        write_documents(taxis, BLOCK_DOCUMENTS + 3, compressed, 1)
         assert b"".join(read_chunks(compressed)) == plain.read_bytes()
         assert compressed.stat().st_size < size / 2
     assert not list(tmp_path.glob("*.part"))

@@ -133,15 +133,6 @@ def lines_of(bodies: list[Body]) -> list[Any]:
     return [json.loads(line) for body in bodies for line in body.data.splitlines()]
 
 
-def test_all_documents_of_a_step_are_sent_once() -> None:
-    track = reader.read_track(FOLDER)
-    reader.check_files(track)
-    for name, count in (("index-rides", 1200), ("index-places", 300)):
-        lines = lines_of(send_step(step(track, name), users=3))
-        assert sorted(line["n"] for line in lines[1::2]) == list(range(count))
-        assert {line["index"]["_index"] for line in lines[0::2]} == {name.removeprefix("index-")}
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_share_of_a_corpus_does_not_depend_on_workers(folder: Path, workers: int) -> None:
     # Documents of different sizes: a third of the bytes is not a third of the documents.

@@ -12,7 +12,7 @@ import typer
 
 from ingest_bench import probes, targets
 from ingest_bench.cli import screen
-from ingest_bench.documents import export
+from ingest_bench.documents import synthetic
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.host import node_resources, settings
@@ -140,7 +140,7 @@ def write_workload(
 ) -> None:
     """Write the documents of a workload to a file."""
     records.read_key(LoadOptions, ("seed",), seed, "--seed")
-    written = export.write_documents(catalog.load_workload(name), documents, file, seed)
+    written = synthetic.write_documents(catalog.load_workload(name), documents, file, seed)
     screen.print_text(f"{file}: {format_count(documents, 'document')}, {written:,} bytes of JSON")
 
 

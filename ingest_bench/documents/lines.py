@@ -1,4 +1,4 @@
-"""Lines of a plain or compressed file, block by block, whole or by byte range."""
+"""Lines of a plain or compressed file, block by block, whole or by byte range; new files of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -114,9 +115,30 @@ def split_lines(pieces: Iterable[bytes], path: Path) -> Iterator[list[bytes]]:
         yield [tail]
 
 
+def limit_documents(blocks: Iterable[list[bytes]], documents: int) -> Iterator[list[bytes]]:
+    """Yield blocks up to a total number of documents."""
+    remaining = documents
+    for block in blocks:
+        yield block[:remaining]
+        remaining -= len(block)
+        if remaining <= 0:
+            return
+
+
 def part_range(total: int, part: int, parts: int) -> tuple[int, int]:
     """Return the start and end of one part of *total* bytes or documents; the parts cover all of them."""
     return total * part // parts, total * (part + 1) // parts
+
+
+def create(path: Path, suffix: str) -> AbstractContextManager[Any]:
+    """Open a new file for writing, compressed by the suffix (.gz .bz2 .zst)."""
+    if suffix == ".gz":
+        return gzip.GzipFile(path, "wb", compresslevel=6, mtime=0)
+    if suffix == ".bz2":
+        return bz2.open(path, "wb")
+    if suffix == ".zst":
+        return zstandard.ZstdCompressor().stream_writer(path.open("wb"))
+    return path.open("wb")
 
 
 def decompress_to(path: Path, folder: Path) -> Path:

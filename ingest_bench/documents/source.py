@@ -142,16 +142,6 @@ def _bulk_ends(documents: Sequence[bytes], size: BulkSize, overhead_bytes: int) 
     return ends
 
 
-def limit_documents(blocks: Iterable[list[bytes]], documents: int) -> Iterator[list[bytes]]:
-    """Yield blocks up to a total number of documents."""
-    remaining = documents
-    for block in blocks:
-        yield block[:remaining]
-        remaining -= len(block)
-        if remaining <= 0:
-            return
-
-
 def _read_groups(
     file: TrackFile, protocol: BodyBuilder, size: BulkSize, start: int, end: int | None, limit: int | None
 ) -> Iterator[list[bytes]]:
@@ -162,7 +152,7 @@ def _read_groups(
         documents = corpora.join_items(documents, path)
     documents = (_check_objects(block, path) for block in documents)
     if limit is not None:
-        documents = limit_documents(documents, limit)
+        documents = lines.limit_documents(documents, limit)
     return group_documents(documents, size, protocol.overhead_bytes)
 
 

@@ -11,15 +11,16 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from ingest_bench.documents import words
+from ingest_bench.documents import lines, words
 from ingest_bench.documents.generators import GENERATORS, Rows, Sigma, Vocabulary, create_generator
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import records
+from ingest_bench.inputs import files, records
 from ingest_bench.model.load import DocumentField, Workload
 from ingest_bench.model.values import MIB, Between, Json, Length, Line, Pattern
 
@@ -207,6 +208,31 @@ class DocumentGenerator:
     def blocks(self, worker: int = 0, workers: int = 1) -> Iterator[list[bytes]]:
         """Return the blocks of one of several workers forever: together they generate each document once."""
         return map(self.block, itertools.count(worker, workers))
+
+
+def write_documents(workload: Workload, documents: int, path: Path, seed: int) -> int:
+    """Write documents as NDJSON, compressed by the suffix (.gz .bz2 .zst), and return the size of the text.
+
+    The file is complete or absent. A device or pipe such as `/dev/stdout` is written to directly.
+    """
+    total, part = 0, None
+    try:
+        target = path
+        if not files.is_special(path):
+            target = files.resolve_links(path)
+            part = target.with_name(target.name + ".part")
+        with lines.create(part or target, lines.compression_suffix(path.name)) as file:
+            for block in lines.limit_documents(DocumentGenerator(workload, seed).blocks(), documents):
+                text = b"\n".join((*block, b""))
+                file.write(text)
+                total += len(text)
+        if part is not None:
+            part.replace(target)
+    except OSError as error:
+        if part is not None:
+            part.unlink(missing_ok=True)
+        raise SpecError(f"{path}: cannot be written: {error.strerror}") from None
+    return total
 
 
 def check_workload(workload: Workload) -> None:
