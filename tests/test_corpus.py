@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import dataclasses
 import gzip
 import io
 import itertools
@@ -26,12 +27,13 @@ from ingest_bench.documents.body import Body, IdSequence
 from ingest_bench.documents.corpus import Corpus, check_corpus
 from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize, Source
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records
-from ingest_bench.model.load import BulkAction, TrackFile, Workload
+from ingest_bench.model.load import BulkAction, LoadOptions, TrackFile, Workload
 from ingest_bench.protocols.bulk import Bulk
 
 BULK = Bulk(path="/i/_bulk", action=BulkAction())
-DOCUMENTS = [json.dumps({"n": number, "text": "ü" * (number % 7)}) for number in range(1000)]
+DOCUMENTS = [json.dumps({"n": number, "text": "ü" * (number % 5 * number // 50)}) for number in range(1000)]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
@@ -156,18 +158,58 @@ def test_flag_has_priority_over_the_first_line(tmp_path: Path) -> None:
     assert check_corpus(path, has_action_lines=False).documents == 2
 
 
-@pytest.mark.parametrize("has_action_lines", [False, True])
-@pytest.mark.parametrize("workers", [2, 7])
-def test_workers_together_read_every_document_once(tmp_path: Path, has_action_lines: bool, workers: int) -> None:
-    text = bulk_text() if has_action_lines else "".join(f"{text}\n" for text in DOCUMENTS)
-    corpus_file = check_corpus(write(tmp_path / "docs.json", text))
-    sent = b""
+WORKLOAD = catalog.load_workload("nyc_taxis")
+ITEMS = [
+    item
+    for number, document in enumerate(DOCUMENTS)
+    for item in (f'{{"index": {{}}}}\n{document}\n', '{ "delete": {"_id": "1"} }\n')[: 1 + number % 2]
+]
+
+
+def send(*files: TrackFile, workers: int, protocol: Bulk = BULK, pool_bytes: int = 64 << 20) -> list[Body]:
+    """Return copies of the bodies that eight users of several workers send: ids are written in place."""
+    options = LoadOptions(action=protocol.action, bulk_documents=50)
+    bodies = []
     for worker in range(workers):
-        bodies = open_corpus(corpus_file, BULK, BulkSize(documents=50), worker=worker, workers=workers)
-        assert isinstance(bodies, BodyPool)
-        sent += b"".join(bytes(body.data) for body in iterate_once(bodies))
-    assert numbers(sent) == list(range(1000))
-    assert sent.count(b"delete") == has_action_lines
+        opened = source.open_source(
+            WORKLOAD,
+            options,
+            protocol,
+            files=files,
+            repeats=False,
+            pool_bytes=pool_bytes,
+            users=8,
+            worker=worker,
+            workers=workers,
+        )
+        for user in range(worker, 8, workers):
+            bodies += [dataclasses.replace(body, data=bytes(body.data)) for body in opened.bodies_of(user)]
+    return bodies
+
+
+@pytest.mark.parametrize("items", [[f"{document}\n" for document in DOCUMENTS], ITEMS], ids=["documents", "items"])
+@pytest.mark.parametrize("share", [None, 301])
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_workers_together_send_each_item_of_a_share_once(
+    tmp_path: Path, items: list[str], share: int | None, workers: int
+) -> None:
+    path = write(tmp_path / "docs.json", "".join(items))
+    file = TrackFile(path=str(path), index="", has_action_lines=items is ITEMS, documents=share)
+    bodies = send(file, workers=workers)
+    expected, sent = "".join(items[:share]).encode(), b"".join(body.data for body in bodies)
+    assert sum(body.documents for body in bodies) == len(items[:share])
+    assert sorted(numbers(sent)) == numbers(expected)
+    assert sent.count(b"delete") == expected.count(b"delete")
+
+
+@pytest.mark.parametrize("pool_bytes", [1, 10**6])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_documents_of_all_files_get_unique_ids(corpus: Path, workers: int, pool_bytes: int) -> None:
+    protocol = Bulk(path="/_bulk", action=BulkAction(conflicts="sequential", conflict_probability_ppm=0))
+    file = TrackFile(path=str(corpus), index="")
+    sent = b"".join(body.data for body in send(file, file, workers=workers, protocol=protocol, pool_bytes=pool_bytes))
+    assert sorted(numbers(sent)) == sorted([*range(1000)] * 2)
+    assert len({json.loads(line)["index"]["_id"] for line in sent.splitlines()[0::2]}) == 2000
 
 
 def test_large_corpus_is_streamed_once_for_all_users(corpus: Path) -> None:

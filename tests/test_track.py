@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_tracks import BULK, DOCUMENTS, SEND, read_track, write_track
+from example_tracks import SEND, read_track, write_track
 
-from ingest_bench.documents import source
-from ingest_bench.documents.body import Body
 from ingest_bench.documents.tracks import reader
 from ingest_bench.documents.tracks.templates import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog
-from ingest_bench.model.load import LoadOptions, Rate, Step, Track
-from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.model.load import Rate, Step, Track
 
 FOLDER = Path(__file__).parent / "data" / "track"
-WORKLOAD = catalog.load_workload("nyc_taxis")
 
 
 @pytest.fixture
@@ -105,66 +100,6 @@ def test_test_mode_sends_1000_documents_without_warm_up_or_rate(folder: Path) ->
     assert (
         step(reader.read_track(folder, procedure="update", test_mode=True), "update-rides").time_period_ns == 10 * 10**9
     )
-
-
-def send_step(bulk_step: Step, *, users: int = 1, workers: int = 1, pool_bytes: int = 64 * 1024**2) -> list[Body]:
-    """Return copies of the bodies that all users of all workers send: ids are written in place."""
-    options = LoadOptions(action=bulk_step.action, bulk_documents=bulk_step.bulk_documents)
-    protocol = Bulk.for_path("/_bulk", WORKLOAD.index, options)
-    bodies = []
-    for worker in range(workers):
-        opened = source.open_source(
-            WORKLOAD,
-            options,
-            protocol,
-            files=bulk_step.files,
-            repeats=bulk_step.looped,
-            pool_bytes=pool_bytes,
-            users=users,
-            worker=worker,
-            workers=workers,
-        )
-        for user in range(worker, users, workers):
-            bodies += [dataclasses.replace(body, data=bytes(body.data)) for body in opened.bodies_of(user)]
-    return bodies
-
-
-def lines_of(bodies: list[Body]) -> list[Any]:
-    return [json.loads(line) for body in bodies for line in body.data.splitlines()]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_share_of_a_corpus_does_not_depend_on_workers(folder: Path, workers: int) -> None:
-    # Documents of different sizes: a third of the bytes is not a third of the documents.
-    documents = [json.dumps({"n": number, "text": "x" * (number % 5 * number)}) for number in range(1200)]
-    (folder / "rides.json").write_text("".join(f"{text}\n" for text in documents))
-    rides = step(reader.read_track(folder, parameters={"ingest_percentage": 25}), "index-rides")
-    lines = lines_of(send_step(rides, users=8, workers=workers))
-    assert sorted(line["n"] for line in lines[1::2]) == list(range(300))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_share_of_bulk_bodies_counts_items(folder: Path, workers: int) -> None:
-    items = [f'{{"index": {{"_id": "{n}"}}}}\n{{"n": {n}}}\n{{ "delete": {{"_id": "{n}"}} }}\n' for n in range(200)]
-    (folder / "places.json.gz").unlink()
-    (folder / "places.json").write_text("".join(items))
-    places = step(reader.read_track(folder), "index-places")
-    places = dataclasses.replace(places, files=(dataclasses.replace(places.files[0], documents=101),))
-    bodies = send_step(places, users=2, workers=workers)
-    assert sum(body.documents for body in bodies) == 101
-    assert sorted(line["n"] for line in lines_of(bodies) if "n" in line) == list(range(51))
-
-
-@pytest.mark.parametrize("pool_bytes", [1, 10**6])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_documents_get_unique_ids(folder: Path, workers: int, pool_bytes: int) -> None:
-    operation = {**BULK, "conflicts": "sequential", "conflict-probability": 0}
-    write_track(folder, documents=[DOCUMENTS] * 2, operations=[operation])
-    (folder / "docs.json").write_text("".join(f'{{"n": {number}}}\n' for number in range(40)))
-    bulk_step = reader.read_track(folder).steps[0]
-    lines = lines_of(send_step(bulk_step, users=4, workers=workers, pool_bytes=pool_bytes))
-    assert sorted(line["n"] for line in lines[1::2]) == sorted([*range(40)] * 2)
-    assert len({line["index"]["_id"] for line in lines[0::2]}) == 80
 
 
 def test_shared_folder_of_opensearch_benchmark_is_readable(tmp_path: Path) -> None:

@@ -307,8 +307,9 @@ def test_loop_over_several_files_repeats_each(tmp_path: Path, pool_bytes: int) -
 
 
 def test_number_of_documents_is_taken_from_the_files_in_order(tmp_path: Path) -> None:
-    track = read_track(tmp_path, bulk_operation(ingest_doc_count=15), [DOCUMENTS] * 3)
-    assert [file.documents for file in bulk_steps(track)[0].files] == [10, 5]
+    for share, counts in (({"ingest_doc_count": 15}, [10, 5]), ({"ingest_percentage": 29}, [2, 2, 2])):
+        track = read_track(tmp_path, bulk_operation(**share), [DOCUMENTS] * 3)
+        assert [file.documents for file in bulk_steps(track)[0].files] == counts
 
 
 @pytest.mark.parametrize(
