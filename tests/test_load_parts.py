@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import json
 import os
 import resource
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import numpy as np
 import pytest
 from test_load_process import documents_of, plan_for
 
-from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.recorder import DurationHistogram, Recorder, pack_sample
 from ingest_bench.model.load import Step, TrackFile
 from ingest_bench.model.samples import SAMPLE, Sample
@@ -94,33 +90,12 @@ def test_an_empty_histogram_and_negative_durations_are_zero() -> None:
     assert lateness.quantile_ns(1.0) == 0
 
 
-def plan_of_share(path: Path, share: int | None, folder: Path) -> LoadPlan:
-    """Return the plan of a bulk step that sends that number of documents of a file."""
-    file = TrackFile(path=str(path), index="tiny", documents=share)
-    step = Step(name="bulk", operation="bulk", clients=4, bulk_documents=10, files=(file,))
-    plan = plan_for(Endpoint("127.0.0.1", 1), folder, step=step, users=4)
-    plan.folder.mkdir()
-    return plan
-
-
-@pytest.mark.parametrize("share", [1900, 77, None])
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_share_of_a_corpus_does_not_depend_on_the_workers(tmp_path: Path, workers: int, share: int | None) -> None:
-    plan = dataclasses.replace(plan_of_share(documents_of(tmp_path, 2000), share, tmp_path), workers=workers)
-    plan = plan.with_decompressed_files()
-    sent: Counter[int] = Counter()
-    for worker in range(workers):
-        own = dataclasses.replace(plan, worker=worker)
-        source = own.open_source()
-        for body in itertools.chain.from_iterable(map(source.bodies_of, own.worker_users)):
-            sent.update(json.loads(line)["n"] for line in bytes(body.data).split(b"\n")[1::2] if line)
-    assert sent == Counter(range(share or 2000))
-
-
 def test_where_a_share_ends_is_looked_up_once_for_all_workers(tmp_path: Path) -> None:
     path = documents_of(tmp_path, 2000)
-    plan = dataclasses.replace(plan_of_share(path, 1000, tmp_path), workers=4).with_decompressed_files()
-    assert plan.step is not None
-    assert plan.step.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
+    file = TrackFile(path=str(path), index="tiny", documents=1000)
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path, step=Step(name="bulk", operation="bulk", files=(file,)))
+    plan.folder.mkdir()
+    plan = dataclasses.replace(plan, workers=4).with_decompressed_files()
+    assert plan.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
     path.write_text("not read to its end")
     assert plan.with_decompressed_files() == plan
