@@ -49,7 +49,7 @@ FENCES = {
     "zmq": ("load",),
     "confluent_kafka": ("protocols", "targets"),
     "prometheus_client": ("load", "targets"),
-    "scapy": ("network", "faults"),
+    "scapy": ("network",),
     "pyroute2": ("network",),
     "matplotlib": ("report",),
     "pyarrow": ("report",),

@@ -193,16 +193,14 @@ def _find_trace_error(cell: Cell, fault: Fault) -> str:
     if fault.trace is None:
         return 'requires trace = "FILE"'
     profile = cell.network if fault.link == "clients" else cell.peers
-    if profile is None:
-        _read_trace(fault.trace)
-        return ""
-    if profile.medium == "loopback":
-        return _LOOPBACK_ERROR
-    # Between nodes, either end may be the receiver of the direction.
-    directions = (fault.direction,) if fault.link == "clients" and fault.direction != "both" else DIRECTIONS
-    unlimited = [direction for direction in directions if impairment_of(profile, direction).rate_bps is None]
-    if unlimited:
-        return f'profile "{profile.name}" has no rate {" and ".join(unlimited)}. Choose one that has a rate.'
+    if profile is not None:
+        if profile.medium == "loopback":
+            return _LOOPBACK_ERROR
+        # Between nodes, either end may be the receiver of the direction.
+        directions = (fault.direction,) if fault.link == "clients" and fault.direction != "both" else DIRECTIONS
+        unlimited = [direction for direction in directions if impairment_of(profile, direction).rate_bps is None]
+        if unlimited:
+            return f'profile "{profile.name}" has no rate {" and ".join(unlimited)}. Choose one that has a rate.'
     _read_trace(fault.trace)
     return ""
 

@@ -102,12 +102,13 @@ class FaultRunner:
         return begin_ns >= self._measure_ns or begin_ns + fault.for_ns > self._measure_ns
 
     def _wait_until(self, at_ns: int) -> int | None:
-        """Wait until a time of the measurement; return that time or the present one, None if the load ended before."""
+        """Wait until a time of the measurement; return it, or the present one if it is late, None if the load ended."""
         while self._measure_start_ns() is None:
             if self._stage.load_ended.wait(_POLL_START_S):
                 return None
-        left_ns = at_ns - self._elapsed_ns()
-        return None if self._stage.load_ended.wait(max(0, left_ns) / 1e9) else max(at_ns, at_ns - left_ns)
+        present_ns = self._elapsed_ns()
+        has_ended = self._stage.load_ended.wait(max(0, at_ns - present_ns) / 1e9)
+        return None if has_ended else max(at_ns, present_ns)
 
     def _elapsed_ns(self) -> int:
         return time.monotonic_ns() - (self._measure_start_ns() or 0)
