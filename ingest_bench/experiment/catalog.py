@@ -76,22 +76,14 @@ def read_template() -> str:
 
 def read_table(path: Path) -> dict[str, Any]:
     """Return the table of a TOML file; SpecError names file and line if it is not TOML."""
-    return _parse(path, _read_text(path))
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return files.read_text(path)
-    except ValueError as error:
-        raise SpecError(f"{path}: this is not TOML: {error}") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    return _parse(path, files.read_user_text(path, str(path)))
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     if len(text) > _MAX_TOML_CHARACTERS:
-        limit = f"at most {_MAX_TOML_CHARACTERS:,} are read"
-        raise SpecError(f"{path}: this file is too large: {len(text):,} characters, {limit}")
+        raise SpecError(
+            f"{path}: this file is too large: {len(text):,} characters, at most {_MAX_TOML_CHARACTERS:,} are read"
+        )
     if too_long := _LONG_KEY.search(text):
         line = text.count("\n", 0, too_long.start()) + 1
         raise SpecError(f"{path}: line {line}: a key has more than {_MAX_KEY_PARTS} parts; every valid key has fewer")
@@ -130,7 +122,7 @@ def read_custom_target(name: str) -> dict[str, Any]:
 def load_workload(name: str) -> Workload:
     """Return a workload by the name of its file, or by its path."""
     path = find_file(WORKLOADS, name, "workload")
-    return _parse_workload(path, _read_text(path))
+    return _parse_workload(path, files.read_user_text(path, str(path)))
 
 
 @lru_cache(maxsize=32)
@@ -253,8 +245,7 @@ def _fingerprint(path: Path) -> str:
     size_bytes = path.stat().st_size
     checksum = hashlib.sha256()
     last = max(0, size_bytes - _FINGERPRINT_PIECE_BYTES)
-    files.check_plain(path)
-    with path.open("rb") as file:
+    with files.open_plain(path) as file:
         for offset in sorted({last * number // (_FINGERPRINT_PIECES - 1) for number in range(_FINGERPRINT_PIECES)}):
             file.seek(offset)
             checksum.update(file.read(_FINGERPRINT_PIECE_BYTES))

@@ -272,11 +272,9 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
     factors = []
     for key, levels in key_paths.flatten_table(table, f"{where}: factors").items():
-        if not isinstance(levels, list) or not levels:
-            raise SpecError(
-                f"{where}: factors: {quote_name(key)}: a factor requires a list of levels, found {quote_value(levels)}"
-            )
         key_where = f"{where}: factors: {quote_name(key)}"
+        if not isinstance(levels, list) or not levels:
+            raise SpecError(f"{key_where}: a factor requires a list of levels, found {quote_value(levels)}")
         factors.append(_factor(key, [_level_text(level, key_where) for level in levels], key_where))
     return tuple(factors)
 

@@ -91,8 +91,7 @@ def read(kind: type[_Keys], path: Path) -> _Keys:
     """Read the key file of `run` or of a worker; SpecError if it is not one, or if other users can read it."""
     owner = "run" if kind is RunKeys else "worker"
     try:
-        files.check_plain(path)
-        with path.open(encoding="utf-8") as file:
+        with files.open_plain(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             if mode & 0o077:
                 raise SpecError(
