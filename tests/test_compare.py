@@ -166,6 +166,9 @@ def test_distinct_comparisons_are_those_of_holm() -> None:
     assert [item.is_distinct for item in judged] == [True, True, True, True, None]
     more = comparison.mark_distinct([*family, dataclasses.replace(single, freedom=2, error=1, second_mean=100)])
     assert [item.is_distinct for item in more] == [True, False, False, True, False]
+    # 0.029 is above 2.5%, so 0.048 is not compared with 5%.
+    pair = [dataclasses.replace(family[0], error=1 / t) for t in (5.7, 4.4)]
+    assert [item.is_distinct for item in comparison.mark_distinct(pair)] == [False, False]
 
 
 def test_blocks_cancel_the_drift_of_the_machine() -> None:

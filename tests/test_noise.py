@@ -49,6 +49,8 @@ def test_suggested_replicates_detect_the_change_and_fewer_do_not() -> None:
     more = [comparison.replicates_for_difference(0.02, 5, comparisons, 0.03) or 0 for comparisons in (5, 20)]
     assert runs < more[0] < more[1]
     assert comparison.replicates_for_difference(1, 5, 1, 1e-6) is None
+    # Without an effect, both sides of the interval are as probable as the level says.
+    assert student.welch_power(0.0, 200, level=0.05, noise_freedom=1e6) == pytest.approx(0.05, abs=0.002)
 
 
 def two_sides(*networks: str, replicates: int = 3) -> list[Summary]:
