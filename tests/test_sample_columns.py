@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import example_runs as made
 import numpy as np
@@ -44,23 +45,26 @@ def all_combinations() -> Samples:
     return made.samples(rows)
 
 
+def is_within(time_ns: int, start_ns: int, end_ns: int) -> bool:
+    return start_ns <= time_ns < end_ns
+
+
+def is_in_flight(sample: Any) -> bool:
+    return bool(sample["scheduled_ns"] < WINDOW.end_ns and sample["done_ns"] >= WINDOW.start_ns)
+
+
 def test_load_columns_are_sums_over_samples() -> None:
     samples = all_combinations()
     row = load.load_columns(samples, WINDOW)
-    in_flight = [
-        sample for sample in samples if sample["scheduled_ns"] < WINDOW.end_ns and sample["done_ns"] >= WINDOW.start_ns
-    ]
+    in_flight = [sample for sample in samples if is_in_flight(sample)]
     assert row["requests"] == len(in_flight)
     assert row["requests_failed"] == sum(sample["outcome"] != 0 for sample in in_flight)
     assert row["attempts"] == sum(sample["attempts"] for sample in in_flight)
     unknown = OUTCOMES.index("timeout")
-    assert row["bytes_measured"] == sum(
-        sample["bytes_sent"]
-        for sample in samples
-        if WINDOW.start_ns <= sample["done_ns"] < WINDOW.end_ns and sample["outcome"] != unknown
-    )
-    ended = [sample for sample in samples if WINDOW.start_ns <= sample["done_ns"] < WINDOW.end_ns]
-    assert row["requests_answered"] == sum(sample["outcome"] != unknown for sample in ended)
+    ended = [sample for sample in samples if is_within(sample["done_ns"], WINDOW.start_ns, WINDOW.end_ns)]
+    answered = [sample for sample in ended if sample["outcome"] != unknown]
+    assert row["bytes_measured"] == sum(sample["bytes_sent"] for sample in answered)
+    assert row["requests_answered"] == len(answered)
     assert row["docs_per_s_mean"] == pytest.approx(sum(int(sample["documents_acked"]) for sample in ended) / 3)
     service_ms = sorted((sample["done_ns"] - sample["sent_ns"]) / 1e6 for sample in in_flight if sample["bytes_sent"])
     response_ms = sorted((sample["done_ns"] - sample["scheduled_ns"]) / 1e6 for sample in in_flight)
@@ -71,17 +75,13 @@ def test_load_columns_are_sums_over_samples() -> None:
     assert [row[f"{name}_ms_max"] for name in ("response", "response_ok")] == [response_ms[-1], acked_ms[-1]]
     for name, times in (("response", response_ms), ("response_ok", acked_ms), ("service", service_ms)):
         assert row[f"{name}_ms_p50"] == times[-(-len(times) // 2) - 1]
-    seconds = load.acked_per_second(samples, WINDOW.start_ns, 3)
-    for second in range(3):
-        start_ns = WINDOW.start_ns + second * SECOND
-        own = [
-            int(sample["documents_acked"]) for sample in samples if start_ns <= sample["done_ns"] < start_ns + SECOND
-        ]
-        assert seconds[second] == sum(own)
-    hole = samples[
-        (samples["done_ns"] < WINDOW.start_ns + SECOND) | (samples["done_ns"] >= WINDOW.start_ns + 2 * SECOND)
+    starts_ns = [WINDOW.start_ns + second * SECOND for second in range(3)]
+    assert load.acked_per_second(samples, WINDOW.start_ns, 3).tolist() == [
+        sum(int(sample["documents_acked"]) for sample in samples if is_within(sample["done_ns"], at, at + SECOND))
+        for at in starts_ns
     ]
-    assert load.load_columns(hole, WINDOW)["zero_throughput_s"] == 1
+    hole = [not is_within(done_ns, starts_ns[1], starts_ns[2]) for done_ns in samples["done_ns"]]
+    assert load.load_columns(samples[hole], WINDOW)["zero_throughput_s"] == 1
 
 
 def test_spread_documents_are_the_parts_of_requests_in_each_slot() -> None:
@@ -101,9 +101,7 @@ def test_waiting_steps_and_responses_are_counted_exactly() -> None:
     samples = all_combinations()
     # Slow means more than a second: ten medians of 100 ms.
     waited = waiting.find_waiting(samples, WINDOW, 100.0)
-    in_flight = [
-        sample for sample in samples if sample["scheduled_ns"] < WINDOW.end_ns and sample["done_ns"] >= WINDOW.start_ns
-    ]
+    in_flight = [sample for sample in samples if is_in_flight(sample)]
     slow = [sample for sample in in_flight if sample["done_ns"] - sample["scheduled_ns"] > waited.slow_ns]
     assert len(waited.slow) == len(slow)
     assert waited.gap_ns == 3 * SECOND / len(in_flight)
@@ -117,15 +115,15 @@ def test_waiting_steps_and_responses_are_counted_exactly() -> None:
     ]
     assert waited.counts.tolist() == expected
     answered = [
-        sample
+        sample["first_byte_ns"]
         for sample in samples
-        if WINDOW.start_ns <= sample["first_byte_ns"] < WINDOW.end_ns and sample["status"] > 0
+        if is_within(sample["first_byte_ns"], WINDOW.start_ns, WINDOW.end_ns) and sample["status"] > 0
     ]
     assert waited.count_responses(WINDOW.start_ns - waited.step_ns, WINDOW.end_ns) == len(answered)
     second = WINDOW.start_ns + SECOND
     # From the step after the one in which the span begins to the one before its end.
     assert waited.count_responses(second - 1, second + waited.step_ns) == sum(
-        second <= sample["first_byte_ns"] < second + waited.step_ns for sample in answered
+        is_within(first_byte_ns, second, second + waited.step_ns) for first_byte_ns in answered
     )
     assert waited.count_responses(second, second + waited.step_ns) == 0
     assert waited.count_responses(second, second + SECOND, address=5) == 0
