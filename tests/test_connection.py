@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import select
 import socket
 import ssl
+import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import certificates
@@ -62,6 +67,11 @@ def transport(request: pytest.FixtureRequest) -> Transport:
     return Transport(server_context(certs, request.param), certs.ca.read_text())
 
 
+@pytest.fixture(params=[pytest.param(version, marks=pytest.mark.processes) for version in VERSIONS])
+def server_side(request: pytest.FixtureRequest, certs: Certificates) -> ssl.SSLContext:
+    return server_context(certs, request.param)
+
+
 @pytest.fixture
 def traffic() -> Traffic:
     return Traffic()
@@ -76,6 +86,11 @@ def server_context(certs: Certificates, version: str) -> ssl.SSLContext:
 
 def new_connection(upstream: Upstream) -> Connection:
     return (TlsConnection if upstream.is_tls else Connection)(upstream, HttpResponseReader())
+
+
+def connect_over_tls(address: Endpoint, traffic: Traffic, ca: Path | None, name: str = "localhost") -> Connection:
+    verify = Tls(name=name, ca_pem=ca.read_text() if ca else "")
+    return new_connection(resolve_upstream(ServerAddress(endpoint=address, tls=verify), traffic=traffic))
 
 
 def connect_to(listener: socket.socket, traffic: Traffic) -> Connection:
@@ -358,11 +373,11 @@ def test_refused_connection_is_a_connection_error(traffic: Traffic) -> None:
     assert connection.sent_ns == 0
 
 
-def wait_for_expiry(deadlines: Deadlines, connection: Connection) -> str:
+def wait_for_expiry(deadlines: Deadlines, connection: Connection, timeout_ns: int = 50_000_000) -> str:
     deadlines.watch(connection)
     try:
         with pytest.raises(ConnectionBrokenError) as raised:
-            connection.exchange(head(BODY), BODY, 50_000_000)
+            connection.exchange(head(BODY), BODY, timeout_ns)
     finally:
         deadlines.close()
     return raised.value.outcome
@@ -408,3 +423,161 @@ def test_cut_off_ends_only_pending_requests(traffic: Traffic) -> None:
         assert exchange(idle)[0] == 200
         assert server.connections == 1
         deadlines.close()
+
+
+def test_early_error_response_is_read_over_tls(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    early = answer(b"too large", "413 Request Entity Too Large")
+
+    def reply(_body: bytes, _number: int) -> bytes | None:
+        server.send(early)
+        time.sleep(0.5)  # unread bytes would make the kernel reset the connection
+        return None
+
+    with bulk_server(reply, stop_reading_after_bytes=1, tls=server_side) as server:
+        connection = connect_over_tls(server.address, traffic, certs.ca)
+        assert exchange(connection, b"x" * 50_000_000) == (413, b"too large")
+        assert connection.bytes_sent < 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("trusted", "name", "message"),
+    [
+        (False, "localhost", "certificate of localhost is not verified"),
+        (True, "elsewhere.example", "elsewhere.example"),
+    ],
+)
+def test_nothing_is_sent_without_a_verified_certificate(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic, trusted: bool, name: str, message: str
+) -> None:
+    with bulk_server(tls=server_side) as server:
+        connection = connect_over_tls(server.address, traffic, certs.ca if trusted else None, name)
+        with pytest.raises(ConnectionBrokenError, match=message) as raised:
+            exchange(connection)
+        assert raised.value.outcome == "connection-error"
+        assert server.bytes_read == traffic.bytes_written == 0
+        assert connection.sent_ns == 0
+
+
+@pytest.mark.processes
+def test_nothing_is_sent_with_an_expired_certificate(tmp_path: Path, traffic: Traffic) -> None:
+    expired = certificates.create_certificates(tmp_path, days=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(expired.server)
+    with bulk_server(tls=context) as server:
+        with pytest.raises(ConnectionBrokenError, match="has expired"):
+            exchange(connect_over_tls(server.address, traffic, expired.ca))
+        assert server.bytes_read == traffic.bytes_written == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [("-tls1_2", b"r\n"), ("-tls1_3", b"k\n"), ("-tls1_3", b"K\n")],
+    ids=["renegotiation", "new keys", "new keys on both sides"],
+)
+def test_tls_messages_between_responses_are_handled(
+    certs: Certificates, traffic: Traffic, version: str, command: bytes
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = Endpoint(*free.getsockname())
+    argv = ["openssl", "s_server", version, "-accept", f"{address.host}:{address.port}", "-cert", str(certs.server)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        while server.stdout.readline().strip() != b"ACCEPT":
+            pass
+        connection = connect_over_tls(address, traffic, certs.ca)
+        for body in (BODY + b"the end", b"x" * 300_000 + b"the end"):
+            request = gevent.spawn(exchange, connection, body)
+            received = b""
+            while not received.endswith(b"the end"):
+                gevent.sleep(0)
+                assert not request.dead
+                if select.select([server.stdout], [], [], 0)[0]:
+                    received += server.stdout.read1(65536)  # type: ignore[attr-defined] # as subprocess opens pipes
+            for data in (command, answer(b"hello").replace(b"content", b"Content")):
+                server.stdin.write(data)
+                server.stdin.flush()
+                # Each command must be read separately.
+                deadline_ns = time.monotonic_ns() + 200_000_000
+                while time.monotonic_ns() < deadline_ns:
+                    gevent.sleep(0.01)
+            assert request.get(timeout=30) == (200, b"hello")
+        connection.close()
+        server.kill()
+    assert traffic.connects == 1
+
+
+def test_unreferenced_connection_is_freed_at_once(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    gc.disable()
+    try:
+        with bulk_server(tls=server_side) as server:
+            connection = connect_over_tls(server.address, traffic, certs.ca)
+            assert exchange(connection)[0] == 200
+            connection.close()
+            reference = weakref.ref(connection)
+            del connection
+            assert reference() is None
+    finally:
+        gc.enable()
+
+
+def require_certificate(certs: Certificates, version: str) -> ssl.SSLContext:
+    context = server_context(certs, version)
+    context.load_verify_locations(certs.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("version", VERSIONS)
+def test_client_certificate_is_sent_on_request(certs: Certificates, traffic: Traffic, version: str) -> None:
+    cert, key = map(str, certs.client())
+    old, old_key = map(str, certs.client("old", days=-1))
+    base_options = Tls(name="localhost", ca_pem=certs.ca.read_text())
+    with bulk_server(tls=require_certificate(certs, version)) as server:
+        for client, is_accepted in (((cert, key), True), (("", ""), False), ((old, old_key), False)):
+            options = dataclasses.replace(base_options, client_cert=client[0], client_key=client[1])
+            connection = new_connection(
+                resolve_upstream(ServerAddress(endpoint=server.address, tls=options), traffic=traffic)
+            )
+            if is_accepted:
+                assert exchange(connection)[0] == 200
+            else:
+                with pytest.raises(ConnectionBrokenError) as raised:
+                    exchange(connection)
+                assert raised.value.outcome == "connection-error"
+            connection.close()
+    assert server.requests == 1
+
+
+@pytest.mark.processes
+def test_server_without_tls_is_a_connection_error(certs: Certificates, traffic: Traffic) -> None:
+    with bulk_server(lambda _body, _number: answer(b"plain")) as server:
+        server.stop_reading_after_bytes = 1
+        with pytest.raises(ConnectionBrokenError, match="TLS with localhost"):
+            exchange(connect_over_tls(server.address, traffic, certs.ca))
+
+
+@pytest.mark.parametrize("shakes_hands", [False, True])
+def test_silent_tls_server_times_out(
+    certs: Certificates, server_side: ssl.SSLContext, traffic: Traffic, shakes_hands: bool
+) -> None:
+    is_over = threading.Event()
+
+    def reply(_body: bytes, _number: int) -> None:
+        is_over.wait(30)
+
+    with (
+        bulk_server(reply, tls=server_side) as silent,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        address = silent.address if shakes_hands else Endpoint(*listener.getsockname())
+        connection = connect_over_tls(address, traffic, certs.ca)
+        assert wait_for_expiry(Deadlines(), connection, 2_000_000_000) == "timeout"
+        assert bool(connection.sent_ns) == shakes_hands
+        is_over.set()
