@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,21 +201,18 @@ def test_memory_below_the_kernels_watermark_is_not_taken(tmp_path: Path) -> None
     assert json.loads(completed.stdout)["taken_bytes"] == 3 * fragments.STEP_BYTES
 
 
-def test_duration_counts_from_when_memory_is_split_and_other_faults_continue(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_duration_counts_from_when_memory_is_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     script = 'touch "$2/began"; read line < "$2/go"; echo "$1"; cat'
     replace_program(monkeypatch, script, json.dumps(RESULT), str(tmp_path))
-    flushed = threading.Event()
-    faults = (dataclasses.replace(FAULT, for_ns=300 * 10**6), Fault(kind="flush", at_ns=1))
-    with timeline.run_faults(faults, Stage(flush=flushed.set), lambda: 1, LoadOptions(measure_documents=1)) as runner:
-        wait_until(lambda: (tmp_path / "began").exists() and flushed.is_set())
-        assert "fragmented-memory" not in [record.kind for record in runner.records]
+    fault = dataclasses.replace(FAULT, for_ns=300 * 10**6)
+    with timeline.run_faults((fault,), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as runner:
+        wait_until((tmp_path / "began").exists)
+        assert not runner.records
         split_ns = time.time_ns()
         (tmp_path / "go").write_text("\n")
-        wait_until(lambda: sum(record.end_ns is not None for record in runner.records) == 2)
-    (record,) = (record for record in runner.records if record.kind == "fragmented-memory")
+        wait_until(lambda: runner.records and runner.records[0].end_ns)
+    (record,) = runner.records
     assert record.end_ns is not None
     assert record.start_ns >= split_ns
     assert record.end_ns - record.start_ns >= 300 * 10**6
