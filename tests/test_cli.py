@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,7 +30,7 @@ from ingest_bench.lab.server import reach
 from ingest_bench.ledger import journal, sessions
 from ingest_bench.load.fleet import keys, roster
 from ingest_bench.load.fleet.roster import RemoteWorkers
-from ingest_bench.model.experiment import Plan, Search
+from ingest_bench.model.experiment import Search
 from ingest_bench.model.results import RunRecord
 from ingest_bench.network.act import link as link_module
 from ingest_bench.probes import PROBES, recording
@@ -96,27 +96,20 @@ def test_java_without_profiling_settings_is_refused_before_the_first_run(
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt every execution at its beginning."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(campaign, "check_machine", lambda *_: ())
     monkeypatch.setattr(campaign, "fetch_servers", lambda *_: None)
-    monkeypatch.setattr(campaign, "run_missing", interrupt)
+    monkeypatch.setattr(campaign, "run_missing", Mock(side_effect=KeyboardInterrupt))
 
 
 @pytest.mark.usefixtures("interrupted")
-@pytest.mark.parametrize("option", ["", " --jfr profile"])
-def test_resumed_experiment_must_record_like_its_first_runs(option: str, typed: Typed) -> None:
-    code, text = typed(f"run quickstart{option}")
-    assert code == 130
-    (folder,) = Path("results/quickstart").glob("20*")
-    assert text.endswith(f"To resume: ingest-bench run --resume {folder}{option}")
+@pytest.mark.parametrize("used", ["default", "profile"])
+def test_resumed_experiment_must_record_like_its_first_runs(used: str, typed: Typed) -> None:
+    option, other = ("", " --jfr profile") if used == "default" else (" --jfr profile", "")
+    folder, _ = begun(typed, option)
+    assert layout.read_facts(folder)["jfr"] == used
     assert typed(f"run --resume {folder}{option}")[0] == 130
-    code, text = typed(f"run --resume {folder}{'' if option else ' --jfr profile'}")
-    assert code == 2
-    assert f"give --jfr {'profile' if option else 'default'}" in text
-    assert layout.read_facts(folder)["jfr"] == ("profile" if option else "default")
+    code, text = typed(f"run --resume {folder}{other}")
+    assert (code, f"give --jfr {used}" in text) == (2, True), text
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -211,7 +204,9 @@ def finished(results: Results, network: str, netem: str, replicates: int = 1) ->
 
 @pytest.mark.usefixtures("interrupted", "both_netems")
 @pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
-def test_experiment_cannot_be_resumed_with_another_netem(typed: Typed, began: str, others: str) -> None:
+def test_experiment_cannot_be_resumed_with_another_netem(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, began: str, others: str
+) -> None:
     folder, results = begun(typed, f"--replicates 2 --set network=loopback,wan-50ms {began}")
     used = "uml" if began else "kernel"
     finished(results, "loopback", "plain")
@@ -219,30 +214,14 @@ def test_experiment_cannot_be_resumed_with_another_netem(typed: Typed, began: st
     finished(results, "wan-50ms", used)
     assert typed(f"run --resume {folder} --netem {used}")[0] == typed(f"run --resume {folder} {began}")[0] == 130
     code, text = typed(f"run --resume {folder} {others}")
-    assert code == 2
-    assert f"by netem {used}" in text
-    assert f"--netem {used}" in text
-
-
-@pytest.mark.usefixtures("interrupted", "both_netems")
-def test_remaining_runs_without_netem_can_be_resumed_anywhere(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, results = begun(typed, "--replicates 2 --set network=loopback,wan-50ms --netem uml")
-    checked: list[list[str]] = []
-
-    def check_machine(plan: Plan, _options: object) -> tuple[str, ...]:
-        checked.append(sorted({run.cell.levels["network"] for run in plan.runs}))
-        return ()
-
-    monkeypatch.setattr(campaign, "check_machine", check_machine)
-    finished(results, "wan-50ms", "uml")
-    assert typed(f"run --resume {folder}")[0] == 2, "a replicate remains"
-    finished(results, "wan-50ms", "uml", replicates=99)
-    # This machine needs no netem for the others.
+    assert (code, f"by netem {used}" in text, f"--netem {used}" in text) == (2, True, True), text
+    # The remaining runs need no netem, and this machine has none.
+    finished(results, "wan-50ms", used, replicates=99)
     monkeypatch.setattr(link_module, "NETEM_CHECKS", {"kernel": lambda: "none", "uml": lambda: "none"})
-    assert typed(f"run --resume {folder}")[0] == 130
-    finished(results, "loopback", "plain", replicates=99)
-    assert typed(f"run --resume {folder}")[0] == 130
-    assert checked == [["loopback"], []]
+    check_machine = Mock(return_value=())
+    monkeypatch.setattr(campaign, "check_machine", check_machine)
+    assert typed(f"run --resume {folder} {others}")[0] == 130
+    assert {run.cell.levels["network"] for run in check_machine.call_args.args[0].runs} == {"loopback"}
 
 
 @pytest.mark.usefixtures("interrupted", "both_netems")
@@ -275,28 +254,21 @@ def test_search_is_resumed_with_more_runs(typed: Typed) -> None:
     assert results.plan.search == Search(goal="p99<1s, errors < 0.1%", max_runs=30)
 
 
+FULL = "Make room in the folder of results (--out) and in the temporary folder; `run --resume` continues"
+CLOSED = "Give this user access to it, or use another path"
+
+
 @pytest.mark.parametrize(
-    ("number", "file", "exit_code", "message"),
+    ("error", "exit_code", "message"),
     [
-        (
-            errno.ENOSPC,
-            None,
-            3,
-            (
-                "No space left on device. Make room in the folder of results (--out) and in the temporary folder; "
-                "`run --resume` continues"
-            ),
-        ),
-        (errno.EACCES, "/x", 2, "/x: Permission denied. Give this user access to it, or use another path"),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, f"No space left on device. {FULL}"),
+        (OSError(errno.EACCES, "Permission denied", "/x"), 2, f"/x: Permission denied. {CLOSED}"),
     ],
 )
 def test_error_of_a_disk_or_path_is_one_message_with_a_remedy(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch, number: int, file: str | None, exit_code: int, message: str
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, error: OSError, exit_code: int, message: str
 ) -> None:
-    def fail(_path: Path) -> None:
-        raise OSError(number, os.strerror(number), file)
-
-    monkeypatch.setattr("ingest_bench.experiment.catalog.read_table", fail)
+    monkeypatch.setattr("ingest_bench.experiment.catalog.read_table", Mock(side_effect=error))
     assert typed("plan quickstart") == (exit_code, f"error: {message}")
 
 

@@ -183,16 +183,18 @@ def test_panel_of_frames_is_drawn_only_with_a_capture() -> None:
     assert ["Wire frames" in words(figure) for figure in saved] == [False, True]
 
 
-def test_timeline_says_what_its_closed_loop_hides() -> None:
+def test_timeline_says_what_its_closed_loop_hides_and_shows_acknowledged_requests() -> None:
     run = made.with_series(FOUR[0])
     # Of 60 s, 1 s is not worth a remark.
-    values = {"requests_answered": 6000, "idle_while_waiting_s": 8.0}
+    values = {"requests_answered": 6000, "requests_failed": 48, "idle_while_waiting_s": 8.0}
     with figures() as saved:
-        plot_over_time.draw_timeline(made.changed(run, values=values))
-        plot_over_time.draw_timeline(made.changed(run, values={**values, "idle_while_waiting_s": 1.0}))
-    assert "closed loop: each user sent nothing for 8.0 of 60.0 s on average" in words(saved[0]).replace("\n", " ")
-    assert "arrivals=100/s, or less" in words(saved[0]).replace("\n", " ")
-    assert "closed loop" not in words(saved[1])
+        for changed in (values, {"idle_while_waiting_s": 1.0}):
+            plot_over_time.draw_timeline(made.changed(run, values={"requests_answered": 6000, **changed}))
+    first, second = (words(figure).replace("\n", " ") for figure in saved)
+    assert "closed loop: each user sent nothing for 8.0 of 60.0 s on average" in first
+    assert "arrivals=100/s, or less" in first
+    assert ("max of ok" in first, "max of ok" in second, "closed loop" in second) == (True, False, False)
+    assert plot_over_time.draw_timeline(FOUR[0]) is None
 
 
 def test_cell_out_of_memory_says_so_in_its_row() -> None:
@@ -278,15 +280,6 @@ def test_headline_of_one_run_names_its_known_numbers() -> None:
     assert headline.describe_run(failed) == "99% over within 412 ms, the slowest in 900 ms, 48 requests failed"
     none = made.changed(run, values=dict.fromkeys([*measured, "gc_pauses"]))
     assert headline.describe_run(none) == "One run over time"
-
-
-def test_run_with_failed_requests_also_shows_acknowledged_ones() -> None:
-    run = made.with_series(FOUR[0])
-    with figures() as saved:
-        plot_over_time.draw_timeline(run)
-        plot_over_time.draw_timeline(made.changed(run, values={"requests_failed": 48}))
-    assert ["max of ok" in words(figure) for figure in saved] == [False, True]
-    assert plot_over_time.draw_timeline(FOUR[0]) is None
 
 
 @pytest.mark.parametrize("start", [0, -(2**62), 2**62, made.START_NS - 10**18])

@@ -93,10 +93,7 @@ def check_columns(names: list[str]) -> None:
 
 
 def grouped(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Return the command for typer, with the fields of each dataclass parameter as options.
-
-    Their names, help texts and limits are in `options.toml`.
-    """
+    """Return the command for typer, with the fields of each dataclass parameter as options (`options.toml`)."""
     hints = get_type_hints(command, include_extras=True)
     options = _list_options(
         (parameter.name, hints[parameter.name], parameter.default)

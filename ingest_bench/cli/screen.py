@@ -119,10 +119,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def print_digest(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> None:
-    """Print a table without lines, then sentences: on a terminal at most `_MAX_DIGEST_LINES` lines in all.
-
-    A table that does not fit is cut at its end, with the number of the rows that are missing.
-    """
+    """Print a table without lines, then sentences; on a terminal the table is cut to fit `_MAX_DIGEST_LINES` in all."""
     head, *body = rows
     lines = sum(len(_wrap(sentence)) for sentence in sentences)
     most = max(_MIN_DIGEST_ROWS, _MAX_DIGEST_LINES - lines) if _STDOUT.is_terminal else len(body)
@@ -156,10 +153,7 @@ def print_names(title: str, rows: Sequence[tuple[str, str]], width: int | None =
 
 
 def write_output(file: Path, content: str | bytes) -> None:
-    """Write a file that the user named, atomically, and create its folder; raise SpecError if that fails.
-
-    An existing special file (`/dev/stdout`, a pipe) is written to.
-    """
+    """Write a file that the user named, atomically unless it is special; raise SpecError if that fails."""
     # The text may hold a file name that is not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:

@@ -15,10 +15,7 @@ from ingest_bench.units import quote_name
 
 
 def describe_usage_error(error: TyperException, arguments: Sequence[str]) -> str:
-    """Return what is wrong with a command line, what was meant, and the command whose help has more.
-
-    Empty if typer printed a help text instead of a message.
-    """
+    """Return what is wrong with a command line, what was meant and whose help has more; empty if help was printed."""
     text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     if not text:
         return ""

@@ -144,10 +144,7 @@ def cell_rows(summaries: Sequence[Summary]) -> Rows:
 
 
 def topic_rows(topic: Topic, summaries: Sequence[Summary]) -> Rows:
-    """Return the table of a topic: a head and a row for each cell, each with its published rows beneath it.
-
-    Empty where the topic does not apply.
-    """
+    """Return a head and a row for each cell, its published rows beneath it; empty where the topic does not apply."""
     rows, varying = cells.group_by_cell(summaries), cells.varying_keys(summaries)
     if topic.requires and not any(row.measured_or_oom.numbers(topic.requires) for row in rows):
         return []
@@ -185,10 +182,7 @@ def topic_csv_rows(topic: Topic, summaries: Sequence[Summary]) -> Sequence[Seque
 
 
 def acknowledged_rows(summaries: Sequence[Summary]) -> Rows:
-    """Return what became of acknowledged documents: a row for each fault, a column for each combination of the others.
-
-    Empty where the fault is not a factor.
-    """
+    """Return a row for each fault, a column for each combination of other levels; empty where no fault varies."""
     varying = cells.varying_keys(summaries)
     if _FAULT not in varying:
         return []

@@ -1,14 +1,9 @@
 """Judge results by thresholds and a baseline: pass, fail, or no verdict; as Markdown, JSON and JUnit XML. Pure.
 
 The 95% interval of the change decides against a baseline (`analysis.compare`). All of it within the allowance passes,
-all of it beyond fails. Anything else is no verdict, and the text says how many replicates would decide it. With one run
-a side there is no interval. Without a baseline such a check is skipped, so that a first result can become the baseline.
-
-Totals, such as `gc_pause_ms_total`, are compared for each GB: a longer measurement or a faster server has more of
-everything.
-
-Two results are comparable if they have the same experiment, workload and network, on machines that agree in what
-decides how fast a server is (`analysis.compare.changes`). Other differences become notes.
+all of it beyond fails. Anything else is no verdict, and the text says how many replicates would decide it. Without a
+baseline such a check is skipped, so that a first result can become the baseline. Totals are compared for each GB.
+`analysis.compare.changes` decides whether two results are comparable; other differences become notes.
 """
 
 from __future__ import annotations

@@ -67,7 +67,11 @@ def render_results(
     experiment = next((run.experiment for run in summaries if run.experiment), "results")
     groups, varying = cells.group_by_cell(summaries), cells.varying_keys(summaries)
     anchors = [f"cell-{number}" for number, _ in enumerate(groups, 1)]
-    titles = {row.name: _cell_title(row, varying) for row in groups}
+    # What all cells have in common is in no title.
+    titles = {
+        row.name: ", ".join(f"{format_key(key)} {row.levels[key]}" for key in varying if key in row.levels)
+        for row in groups
+    }
     rows = [replace(row, name=titles[row.name] or row.name) for row in groups]
     icicles = page_charts.build_icicles(summaries)
     charts = [(run, chart) for run in summaries if (chart := page_charts.chart_data(run)) is not None]
@@ -142,11 +146,6 @@ def render_trend(folder: str, trend: Trend, notes: Sequence[str], pictures: Sequ
         render_section("Notes", render_list(notes)),
     ]
     return render_document(f"{folder}: history", parts)
-
-
-def _cell_title(row: CellRuns, varying: Sequence[str]) -> str:
-    """Return the levels of the factors that vary: what all cells have in common is in no title."""
-    return ", ".join(f"{format_key(key)} {row.levels[key]}" for key in varying if key in row.levels)
 
 
 def _cell_section(row: CellRuns, anchor: str, charted: Sequence[Summary], icicles: IcicleData) -> str:

@@ -278,10 +278,7 @@ def draw_read_sizes(rows: Sequence[CellRuns]) -> str:
 
 
 def draw_response_times(rows: Sequence[CellRuns]) -> str:
-    """Draw the response times of each cell at some percentiles, the median over its runs, on one logarithmic axis.
-
-    "" where no response was measured.
-    """
+    """Draw percentiles of each cell, the median over its runs, on one logarithmic axis; "" without any."""
     measured = [(row, times) for row in rows if len(times := _response_times(row)) > 1]
     if not measured:
         return ""
@@ -366,10 +363,7 @@ def _hidden_wait(row: CellRuns) -> str:
 
 
 def _render_cards(cards: Sequence[tuple[str, str]], rows: Sequence[CellRuns] = ()) -> str:
-    """Render small pictures next to each other, as (title, HTML).
-
-    With *rows* each level of the first factor that varies among them has its colour, as in the pictures.
-    """
+    """Render (title, HTML) next to each other, with *rows* in the colour of their level of the first varying factor."""
     varying = cells.varying_keys(run for row in rows for run in row.runs)[:1]
     levels = list(dict.fromkeys(row.levels.get(key, "") for row in rows for key in varying))
     kinds = {row.name: f"level-{levels.index(row.levels.get(key, ''))}" for row in rows for key in varying}

@@ -443,10 +443,7 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
 
 
 def draw_forwarding(summaries: Sequence[Summary]) -> bytes | None:
-    """Draw what a forwarder delivered; None when no server forwards anything.
-
-    Lines over the round trip between nodes where that varies, else a row for each cell.
-    """
+    """Draw what a forwarder delivered, by round trip between nodes or by cell; None where nothing was forwarded."""
     rows = [row for row in cells.group_by_cell(summaries) if row.numbers(published.FORWARDS)]
     varying = cells.varying_keys(summaries)
     delay = next((key for key in varying if key.startswith("peers.") and key.endswith(".delay")), None)

@@ -106,10 +106,7 @@ def _draw_limit(axes: Axes, knees: Sequence[Knee]) -> None:
 
 
 def _mark_knees(axes: Axes, knees: Sequence[Knee], colours: Mapping[str, str]) -> None:
-    """Draw each knee from the axis up to its number above the panel, lower where the rate is lower.
-
-    The number is left of its line, where no higher rate has one.
-    """
+    """Draw each knee up to its number above the panel, which is left of its line, and lower where the rate is lower."""
     for row, (per_s, knee) in enumerate(sorted(_known_rates(knees), key=lambda item: item[0])):
         colour = colours[knee.cell]
         axes.axvline(per_s, color=colour, linewidth=1.2, linestyle=":")

@@ -76,10 +76,7 @@ def as_svg() -> Iterator[None]:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Apply the project's style within the block.
-
-    A file `matplotlibrc` is ignored: one in the current folder could, for example, let LaTeX set every text.
-    """
+    """Apply the project's style within the block, whatever a file `matplotlibrc` says: it could let LaTeX set texts."""
     with rc_context():
         rcdefaults()
         rcParams.update(_STYLE)

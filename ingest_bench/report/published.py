@@ -149,10 +149,7 @@ def cap_per_pair(row: CellRuns) -> float | None:
 
 
 def asynchronous_ratio(row: CellRuns, rows: Sequence[CellRuns]) -> float | None:
-    """Return documents delivered by an asynchronous cell, divided by those of the same cell with blocking forwards.
-
-    None where one of the two cells is missing.
-    """
+    """Return documents delivered by an asynchronous cell, divided by those of its blocking cell; None without both."""
     key = next((key for key in row.levels if format_key(key) == "waiting"), None)
     if key is None or row.levels[key] != "asynchronous":
         return None

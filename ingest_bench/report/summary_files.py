@@ -67,10 +67,7 @@ def format_summary_json(summaries: Sequence[Summary]) -> str:
 
 
 def parse_summary_csv(text: str) -> list[Summary]:
-    """Return the runs of a `summary.csv` with states and numbers, without histograms and series.
-
-    Raise ValueError that says what is wrong with the file.
-    """
+    """Return the runs of a `summary.csv`, without histograms and series; raise ValueError that says what is wrong."""
     reader = csv.DictReader(io.StringIO(text), restval="")
     try:
         head, rows = reader.fieldnames or [], [(reader.line_num, row) for row in reader]
@@ -109,10 +106,7 @@ def parse_summary_csv(text: str) -> list[Summary]:
 
 
 def require_pyarrow() -> Any:
-    """Return the module `pyarrow`; raise MissingCapability where it is not installed.
-
-    It is an optional dependency: it is large, and only `summary.parquet` needs it.
-    """
+    """Return `pyarrow`, a large dependency that only `summary.parquet` needs; raise MissingCapability without it."""
     try:
         import pyarrow  # noqa: PLC0415 - optional
         import pyarrow.parquet  # noqa: PLC0415
