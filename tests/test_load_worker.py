@@ -25,7 +25,6 @@ from locust.exception import StopUser
 from test_load_process import plan_for
 
 from ingest_bench.documents.body import Body
-from ingest_bench.documents.source import POOL_BYTES
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.load_values import parse_arrivals
 from ingest_bench.inputs.records import from_json
@@ -79,17 +78,15 @@ def restore_process() -> Iterator[None]:
 
 
 def send(
-    folder: Path, leader: Any, reply: Reply = accept_all, *, pool_bytes: int = POOL_BYTES, **options: Any
+    folder: Path, leader: Any, reply: Reply = accept_all, *, fields: dict[str, Any] | None = None, **options: Any
 ) -> tuple[LoadPlan, Any]:
-    """Send a whole load of one worker, with queries if it has query users; return its plan and its samples."""
+    """Send a whole load of one worker; return its plan and its samples. *fields* are those of the plan."""
     with bulk_server(reply) as server:
         plan = plan_for(server.address, folder, **{"warm_up_ns": 0, "measure_ns": 300 * MS} | options)
         workload = dataclasses.replace(plan.workload, queries=(Query(name="q", body={"query": {"match_all": {}}}),))
-        plan = dataclasses.replace(
-            plan, workload=workload, search_path="/tiny/_search", reports_figures=True, pool_bytes=pool_bytes
-        )
-        plan = plan.with_checked_files()
-        plan.folder.mkdir()
+        common: dict[str, Any] = {"workload": workload, "search_path": "/tiny/_search", "reports_figures": True}
+        plan = dataclasses.replace(plan, **common | (fields or {})).with_checked_files()
+        plan.folder.mkdir(exist_ok=True)
         worker.send_load(plan, leader)
     return plan, np.fromfile(plan.record_file("samples"), dtype=SAMPLE)
 
@@ -132,13 +129,27 @@ def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Pat
     assert len(samples) == 0
 
 
-def test_the_last_figures_include_all_samples_of_bulks_and_queries(tmp_path: Path) -> None:
-    def reply(body: bytes, number: int) -> bytes:
-        search_response = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
-        return search_response if b"match_all" in body else accept_all(body, number)
+def search_too(body: bytes, number: int) -> bytes:
+    search_response = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
+    return search_response if b"match_all" in body else accept_all(body, number)
 
+
+@pytest.mark.parametrize(("query_users", "counts"), [(1, [30, 0]), (3, [15, 15])])
+def test_workers_share_the_query_users_and_their_arrivals(tmp_path: Path, query_users: int, counts: list[int]) -> None:
+    sent = []
+    for number in range(2):
+        fields = {"worker": number, "workers": 2}
+        options: dict[str, Any] = {"query_users": query_users, "query_arrivals": parse_arrivals("100/s")}
+        plan, _ = send(tmp_path, Leader(), search_too, fields=fields, **options)
+        file = plan.record_file("queries")
+        assert file.exists() == (file in plan.output_files)
+        sent.append(len(np.fromfile(file, dtype=SAMPLE)) if file.exists() else 0)
+    assert sent == counts
+
+
+def test_the_last_figures_include_all_samples_of_bulks_and_queries(tmp_path: Path) -> None:
     leader: Any = Leader()
-    plan, bulks = send(tmp_path, leader, reply, query_users=1, query_arrivals=parse_arrivals("100/s"))
+    plan, bulks = send(tmp_path, leader, search_too, query_users=1, query_arrivals=parse_arrivals("100/s"))
     last = from_json(LoadFigures, json.loads(json.dumps(leader.statuses[-1]["figures"])))
     assert last.bulks.requests == len(bulks) > 0
     assert last.queries.requests == len(np.fromfile(plan.record_file("queries"), dtype=SAMPLE)) == 30
@@ -264,7 +275,7 @@ def test_ready_bulk_bodies_are_counted_exactly(tmp_path: Path, pool_bytes: int) 
     ready.write_text("".join(lines), newline="")
     store = Store(tells=True, rejects=101, refuses=13)
     options = {"documents": str(ready), "retries": 50, "users": 2}
-    plan, samples = send(tmp_path, Leader(), store.reply, pool_bytes=pool_bytes, **options)
+    plan, samples = send(tmp_path, Leader(), store.reply, fields={"pool_bytes": pool_bytes}, **options)
     report = json.loads(plan.report_file.read_text())
     assert report["documents_resent"] > 0
     assert store.items > 2 * 400

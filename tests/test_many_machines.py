@@ -225,25 +225,3 @@ def test_ctrl_c_ends_the_run_and_frees_its_workers(tmp_path: Path, stage: str) -
         assert {worker.wait(LIMIT_S) for worker in workers} <= {0, 3}
         assert time.monotonic() - start < 20
         assert not [path for name in ("worker-0", "worker-1") for path in (tmp_path / name).glob("*")]
-
-
-@pytest.mark.nightly
-def test_workers_send_queries_and_serve_two_cells(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path, SINK) as (http, _), start_processes(tmp_path) as processes:
-        workers = [processes.start(f"worker-{n}", "worker", "--connect", f"127.0.0.1:{port}") for n in range(2)]
-        options = ("--url", f"{http.origin}", "--workers", "2", "--bind", f"127.0.0.1:{port}")
-        queries = ("--set", "workload=geonames", "--set", "query_users=1,3", "--set", "query_arrivals=20/s")
-        run = processes.start("run", "run", *options, *SHORT, *queries)
-        assert run.wait(LIMIT_S) == 0, processes.output("run")
-        assert [worker.wait(LIMIT_S) for worker in workers] == [0, 0]
-        (folder,) = tmp_path.glob("results/*/20*")
-        summaries = json.loads((folder / "summary.json").read_text())
-        assert [summary["state"] for summary in summaries] == ["measured"] * 2
-        for summary in summaries:
-            values = summary["values"]
-            assert values["documents_counted"] == values["documents_acked"] > 0
-            # 20 per second for 2 s, independent of users and machines, and late ones of the warm-up.
-            assert 38 <= values["queries"] <= 60
-            # Due at the end, when no user was free: several on a busy machine.
-            assert values["queries_failed"] <= 5
