@@ -27,7 +27,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
-from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
+from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.network.act.sandbox import sandbox
 from ingest_bench.protocols.kafka import Kafka, combine_errors
@@ -249,7 +249,6 @@ def test_verdict_follows_from_the_errors_of_records(errors: dict[int, str], expe
         ({"batch_size": "8GiB"}, {}, "batch_size"),
         ({"compression": "brotli"}, {}, "compression"),
         ({}, {"gzip": True}, 'Use compression = "gzip"'),
-        ({}, {"action": BulkAction(pipeline="p")}, "kafka has no ids"),
         ({}, {"nodes": 2}, 'must be "all", not 2'),
     ],
 )

@@ -327,13 +327,17 @@ def test_invalid_keys_of_json_array_are_refused(keys: dict[str, Any], message: s
         create_protocol(json_array(**keys), "i", LoadOptions())
 
 
-def test_json_array_refuses_options_of_the_bulk_api() -> None:
-    with pytest.raises(SpecError, match=r"load\.action"):
-        create_protocol(json_array(), "i", LoadOptions(action=BulkAction(conflicts="random")))
-    with pytest.raises(SpecError, match="a file of bulk bodies cannot be sent with json-array"):
-        create_protocol(json_array(), "i", LoadOptions()).for_file(
-            TrackFile(path="bulk.json", index="", has_action_lines=True)
-        )
+@pytest.mark.parametrize(
+    "action", [BulkAction(pipeline="p"), BulkAction(refresh="true"), BulkAction(operation="create")]
+)
+def test_options_of_the_bulk_api_are_refused(case: ProtocolCase, action: BulkAction) -> None:
+    name = case.wire.protocol
+    if name == "bulk":
+        pytest.skip("it is the bulk API")
+    with pytest.raises(SpecError, match=rf"load\.action: {name} has no"):
+        create_protocol(case.wire, "i", LoadOptions(action=action))
+    with pytest.raises(SpecError, match=f"a file of bulk bodies cannot be sent with {name}"):
+        case.protocol.for_file(TrackFile(path="bulk.json", index="", has_action_lines=True))
 
 
 @pytest.mark.parametrize(

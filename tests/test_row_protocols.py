@@ -23,7 +23,7 @@ from thrift_server import encode_exception, encode_result, parse_call, thrift_se
 from ingest_bench.analysis.run import integrity
 from ingest_bench.documents.body import IdSequence
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions, TrackFile
+from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols import cql_wire, thrift_wire
@@ -155,22 +155,9 @@ def test_server_reads_any_documents_unchanged(kind: Kind, documents: list[bytes]
     assert int(body.item_offsets()[-1]) == len(body.data)
 
 
-@pytest.mark.parametrize(
-    "action", [BulkAction(pipeline="p"), BulkAction(refresh="true"), BulkAction(operation="create")]
-)
-def test_options_of_the_bulk_api_are_refused(kind: Kind, action: BulkAction) -> None:
-    with pytest.raises(SpecError, match=rf"load\.action: {kind.name} has no"):
-        kind.protocol(action=action)
-
-
 def test_conflicts_in_several_tables_are_refused(kind: Kind) -> None:
     with pytest.raises(SpecError, match="conflicts cannot be combined with indices"):
         kind.protocol(action=BulkAction(conflicts="random", indices=3))
-
-
-def test_bulk_bodies_are_refused(kind: Kind) -> None:
-    with pytest.raises(SpecError, match="a file of bulk bodies cannot be sent"):
-        kind.protocol().for_file(TrackFile(path="bulk.json", index="", has_action_lines=True))
 
 
 @pytest.mark.parametrize("keyspace", ["", "a b", "bad", "x" * 49, "ä"])
