@@ -1,13 +1,12 @@
 """DNS server for a few names: `name_server.py ADDRESS NAME=IPV4...`. Standard library only.
 
-It prints its port. Each line of its standard input sets its state, and it prints how many questions it has answered and
-failed so far, as JSON. States: `answer`, `servfail` (answer with an error) and `silent`. Answers have a TTL of 0, so
-that no client may cache them.
+It prints its port. Each line of its standard input sets its state, and it prints how many questions it has failed so
+far. States: `answer`, `servfail` (answer with an error) and `silent`. Answers have a TTL of 0, so that no client may
+cache them.
 """
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import struct
@@ -41,7 +40,7 @@ def build_answer(query: bytes, addresses: dict[str, str], *, fails: bool) -> byt
 def main(address: str, *names: str) -> None:
     """Answer until the standard input ends."""
     addresses = dict(name.split("=") for name in names)
-    counts, state = {"answered": 0, "failed": 0}, "answer"
+    failed, state = 0, "answer"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((address, 0))
         print(server.getsockname()[1], flush=True)  # noqa: T201 - the parent reads it
@@ -49,7 +48,7 @@ def main(address: str, *names: str) -> None:
             readable, _, _ = select.select([server, sys.stdin], [], [])
             if server in readable:
                 query, client = server.recvfrom(1500)
-                counts["answered" if state == "answer" else "failed"] += 1
+                failed += state != "answer"
                 if state != "silent":
                     try:
                         server.sendto(build_answer(query, addresses, fails=state == "servfail"), client)
@@ -59,7 +58,7 @@ def main(address: str, *names: str) -> None:
                 if not (line := sys.stdin.readline()):
                     return
                 state = line.strip() or state
-                print(json.dumps(counts), flush=True)  # noqa: T201 - the parent reads it
+                print(failed, flush=True)  # noqa: T201 - the parent reads it
 
 
 if __name__ == "__main__":

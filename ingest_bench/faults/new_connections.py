@@ -13,7 +13,6 @@ which libc asks first, do not see them.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,12 +81,10 @@ class NodeNames:
             self.exchange_state()
         return end
 
-    def exchange_state(self) -> dict[str, int]:
-        """Send the present state to the name server; return how many questions it "answered" and "failed" so far."""
+    def exchange_state(self) -> int:
+        """Send the present state to the name server; return how many questions it has failed so far."""
         with self.lock:
-            state = self.active[-1].resolver if self.active else "answer"
-            counts: dict[str, int] = json.loads(self.name_server.request(state))
-            return counts
+            return int(self.name_server.request(self.active[-1].resolver if self.active else "answer"))
 
 
 @contextmanager
@@ -104,11 +101,11 @@ def serve_names(clients: Namespace, endpoints: Sequence[Endpoint]) -> Iterator[N
 def _begin_dns_failure(fault: Fault, stage: Stage) -> ActiveFault:
     names = stage.names
     assert names is not None  # noqa: S101 - see `needs_names` below
-    failed_before = names.exchange_state()["failed"]
+    failed_before = names.exchange_state()
     end_failure = names.fail(fault)
 
     def end() -> str:
-        failed = names.exchange_state()["failed"] - failed_before
+        failed = names.exchange_state() - failed_before
         end_failure()
         # Not an error: that the load is unaffected while its connections stay open is a result.
         return f"{failed} lookups failed" if failed else "no client resolved the name"
