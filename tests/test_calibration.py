@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import example_runs as made
+import example_summaries
 import pytest
 
 from ingest_bench.cli.run import calibrate
@@ -95,17 +96,8 @@ def test_reached_rate_is_not_a_warning(arrivals: str, tmp_path: Path) -> None:
 def test_rate_of_a_run_has_its_mean_body_size() -> None:
     run = Run(id="only/1", cell=made.cell(), replicate=1)
     planned = Plan(experiment="calibrate", description="", seed=1, factors=(), runs=(run,))
-    summary = Summary(
-        run="only/1",
-        cell="only",
-        replicate=1,
-        levels={},
-        state="measured",
-        reason="",
-        values={"requests_answered": 300, "bytes_measured": 1_200_000, "generator_cpu_percent": 98.0},
-        measure_start_ns=0,
-        measure_end_ns=3 * 10**9,
-    )
+    values = {"requests_answered": 300, "bytes_measured": 1_200_000, "generator_cpu_percent": 98.0}
+    summary = example_summaries.summary({}, values=values, measure_start_ns=0, measure_end_ns=3 * 10**9)
     (sent,) = calibration.rates_of_runs(planned, [summary, dataclasses.replace(summary, state="invalid")])
     assert (sent.body_bytes, sent.requests_per_s, sent.processes) == (4_000, 100, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import example_summaries as made
 import pytest
 from matplotlib.text import Text
 from test_plots import assert_readable, figures, texts, words
@@ -15,15 +16,8 @@ GOAL = search.parse_goal("p99 < 500ms, errors < 0.1%")
 
 
 def step(per_s: float | None, p99_ms: float, outcome: Outcome) -> tuple[JudgedStep, Summary]:
-    summary = Summary(
-        run=f"only/{per_s}",
-        cell="only",
-        replicate=1,
-        levels={},
-        state="measured",
-        reason="",
-        values={"requests": 1000, "requests_failed": 5, "response_ms_p99": p99_ms, "docs_per_s_mean": 12_345.6},
-    )
+    values = {"requests": 1000, "requests_failed": 5, "response_ms_p99": p99_ms, "docs_per_s_mean": 12_345.6}
+    summary = made.summary({}, run=f"only/{per_s}", values=values)
     return JudgedStep(
         step="estimate" if per_s is None else "ramp",
         per_s=per_s,

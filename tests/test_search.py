@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import example_runs as made
+import example_summaries
 import numpy as np
 import pytest
 
@@ -133,18 +134,9 @@ def test_broken_run_is_repeated_once() -> None:
 
 
 def run(state: str = "measured", reason: str = "", **values: float | None) -> Summary:
-    summary = Summary(
-        run="only/1",
-        cell="only",
-        replicate=1,
-        levels={},
-        state="measured",
-        reason=reason,
-        values={"requests": 1000, "requests_answered": 1000, "requests_failed": 0, "response_ms_p99": 20.0, **values},
-        measure_start_ns=0,
-        measure_end_ns=10 * 10**9,
-    )
-    return dataclasses.replace(summary, state=state)  # type: ignore[arg-type]
+    counts = {"requests": 1000, "requests_answered": 1000, "requests_failed": 0, "response_ms_p99": 20.0, **values}
+    fields: dict[str, Any] = {"state": state, "reason": reason, "measure_start_ns": 0, "measure_end_ns": 10 * 10**9}
+    return example_summaries.summary({}, values=counts, **fields)
 
 
 @pytest.mark.parametrize(
