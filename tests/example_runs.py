@@ -78,6 +78,17 @@ def samples(rows: list[dict[str, int]]) -> Samples:
     return records
 
 
+def timed(scheduled_s: Any, done_s: Any) -> Samples:
+    """Return a request for each pair of times, in seconds from the start of the load."""
+    rows = samples([sample(0, 0)]).repeat(len(done_s))
+    scheduled_ns, done_ns = (
+        START + (np.asarray(times_s) * SECOND).astype(np.int64) for times_s in (scheduled_s, done_s)
+    )
+    rows["scheduled_ns"] = rows["sent_ns"] = rows["written_ns"] = scheduled_ns
+    rows["done_ns"] = rows["first_byte_ns"] = done_ns
+    return rows
+
+
 def steady() -> Samples:
     """Return ten requests a second for the whole load: 1000 documents/s, responses after 10 ms."""
     return samples([sample(n / 10, n / 10 + 0.01) for n in range((WARM_UP_S + MEASURE_S) * 10)])
@@ -90,10 +101,7 @@ def queued(due_per_s: int, answered_per_s: int, seconds: int) -> Samples:
     # A response comes a service time after the previous one, or after the request was due, whichever is later.
     place = np.arange(1, len(due_s) + 1) * answer_s
     done_s = place + np.maximum.accumulate(due_s - place + answer_s)
-    rows = samples([sample(0, 0, documents=1, documents_acked=1)]).repeat(len(due_s))
-    rows["scheduled_ns"] = rows["sent_ns"] = rows["written_ns"] = START + (due_s * SECOND).astype(np.int64)
-    rows["done_ns"] = rows["first_byte_ns"] = START + (done_s * SECOND).astype(np.int64)
-    return rows
+    return timed(due_s, done_s)
 
 
 def report(**changed: Any) -> WorkerReport:

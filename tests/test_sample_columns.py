@@ -202,12 +202,10 @@ def test_nearest_rank_is_exact(percent: float) -> None:
 
 def test_seconds_have_median_of_ended_and_longest_of_waiting_requests() -> None:
     random = np.random.default_rng(1)
-    samples = made.samples([made.sample(0, 1)]).repeat(400)
     done_s = random.uniform(-1, 9, 400)
     # Responses that take up to 4 s, none in the third second, and some after the end; one in five failed.
     done_s[(done_s >= 2) & (done_s < 3)] += 1
-    samples["done_ns"] = made.START + (done_s * SECOND).astype(np.int64)
-    samples["sent_ns"] = samples["scheduled_ns"] = samples["done_ns"] - random.integers(1, 4000, 400) * 10**6
+    samples = made.timed(done_s - random.uniform(0.001, 4, 400), done_s)
     samples["outcome"][::5] = OUTCOMES.index("timeout")
     series = load.load_series(samples, made.report())
     due_in_time = samples["scheduled_ns"] < made.START + 7 * SECOND

@@ -192,15 +192,8 @@ def test_growing_queue_misses_any_goal(per_s: int, seconds: int, outcome: Outcom
     assert (verdict.outcome, verdict.reason) == (outcome, reason)
 
 
+# An open loop of 12 s with 100 requests a second.
 DUE_S = np.arange(100 * 12) / 100
-
-
-def samples_done(done_s: np.ndarray[Any, np.dtype[np.float64]]) -> Samples:
-    """Return an open loop of 12 s with 100 requests a second that end at these times."""
-    samples = made.samples([made.sample(0, 0)]).repeat(len(DUE_S))
-    samples["scheduled_ns"] = made.START + (DUE_S * made.SECOND).astype(np.int64)
-    samples["done_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
-    return samples
 
 
 def test_stall_is_not_taken_for_a_growing_queue() -> None:
@@ -208,7 +201,7 @@ def test_stall_is_not_taken_for_a_growing_queue() -> None:
     for second in range(10):
         begin_s = made.WARM_UP_S + second
         done_s = np.where((begin_s <= DUE_S) & (begin_s + 1 > DUE_S), begin_s + 1, DUE_S) + 0.01
-        assert judge_step("ramp", 100, step_of(samples_done(done_s), 10), LOOSE).outcome == "met"
+        assert judge_step("ramp", 100, step_of(made.timed(DUE_S, done_s), 10), LOOSE).outcome == "met"
 
 
 def test_busy_server_is_not_taken_for_a_growing_queue() -> None:
@@ -216,7 +209,7 @@ def test_busy_server_is_not_taken_for_a_growing_queue() -> None:
     for _ in range(40):
         served_s = np.cumsum(random.exponential(1 / 125, len(DUE_S)))
         done_s = served_s + np.maximum.accumulate(DUE_S - np.concatenate(([0], served_s[:-1])))
-        missed += judge_step("ramp", 100, step_of(samples_done(done_s), 10), LOOSE).outcome == "missed"
+        missed += judge_step("ramp", 100, step_of(made.timed(DUE_S, done_s), 10), LOOSE).outcome == "missed"
     assert missed <= 1
 
 

@@ -33,10 +33,8 @@ Spans = Mapping[str, Sequence[tuple[float, float]]]
 
 def build(begin_s: Sequence[float], end_s: Sequence[float], user: Sequence[int]) -> Samples:
     """Return samples in order of their end, each user on its own port."""
-    rows = made.samples([made.sample(0, 0)]).repeat(len(begin_s))
     order = np.argsort(end_s, kind="stable")
-    rows["scheduled_ns"] = rows["sent_ns"] = made.START + (np.asarray(begin_s)[order] * SECOND).astype(np.int64)
-    rows["done_ns"] = rows["first_byte_ns"] = made.START + (np.asarray(end_s)[order] * SECOND).astype(np.int64)
+    rows = made.timed(np.asarray(begin_s)[order], np.asarray(end_s)[order])
     rows["user"] = np.asarray(user, dtype=np.int32)[order]
     rows["local_port"] = 40000 + rows["user"]
     return rows
