@@ -11,17 +11,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from fault_lab import make_resource_stage
 
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.faults import FAULTS
-from ingest_bench.faults.kind import Node, Stage
 from ingest_bench.host.node_resources import create_resources
 from ingest_bench.host.settings import SETTINGS, apply_settings
 from ingest_bench.model.experiment import Fault, HostSettings
-from ingest_bench.model.target import Endpoint
 
 # A paused process writes nothing, so `pause` is last.
 FAULTS_OF_HOST = (
@@ -48,20 +47,6 @@ while True:
     except OSError:
         number = 0
 """
-
-
-@dataclass
-class Writer:
-    """The part of a server's process that these faults use."""
-
-    jvm_pid: int
-    listen: Endpoint
-
-    def kill(self) -> None:
-        raise NotImplementedError
-
-    def restart(self, timeout_s: float) -> None:
-        raise NotImplementedError
 
 
 def wait_for_line() -> None:
@@ -91,8 +76,7 @@ def run_node(home: Path) -> None:
         try:
             if child.stdout.readline() != b"up\n":
                 raise RunFailed("the writer did not start")
-            writer = Writer(child.pid, Endpoint("here", 1))
-            stage = Stage(nodes=(Node(1, writer, home, lambda _pid, _command: "", 1.0, resources),))
+            stage = make_resource_stage(resources, home, child.pid)
             with ExitStack() as stack:
                 for fault in FAULTS_OF_HOST:
                     active = FAULTS[fault.kind].begin(fault, stage)

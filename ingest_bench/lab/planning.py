@@ -479,23 +479,17 @@ def _render_track(folder: str, request: str, _states: tuple[tuple[str, int, int]
     return records.from_json(Track, response["track"])
 
 
-# --- The run's mark in objects that it creates on a server that is not ours, to tell them from those of others.
-
-# Key that can carry the mark, by operation.
-_MARKED_KEYS: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "create-component-template": lambda mark: {"_meta": _made_by(mark)},
-    "create-composable-template": lambda mark: {"_meta": _made_by(mark)},
-    "create-index": lambda mark: {"mappings": {"_meta": _made_by(mark)}},
-    "create-index-template": lambda mark: {"mappings": {"_meta": _made_by(mark)}},
-    "put-pipeline": lambda mark: {"description": f"made by ingest-bench, run {mark}"},
-}
-
-
 def mark_body(operation: str, body: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """Return the body of a request, with the mark if it creates an object that can carry one; "" is no mark."""
-    keys = _MARKED_KEYS[operation](mark) if mark and operation in _MARKED_KEYS else {}
-    return catalog.merge_tables(dict(body), keys)
+    """Return the body of a request, with the run's mark if it creates an object that can carry one; "" is no mark.
 
-
-def _made_by(mark: str) -> dict[str, str]:
-    return {"made_by": "ingest-bench", "run": mark}
+    The mark tells objects that a run creates on a server that is not ours from those of others.
+    """
+    meta = {"_meta": {"made_by": "ingest-bench", "run": mark}}
+    marks: Mapping[str, dict[str, Any]] = {
+        "create-component-template": meta,
+        "create-composable-template": meta,
+        "create-index": {"mappings": meta},
+        "create-index-template": {"mappings": meta},
+        "put-pipeline": {"description": f"made by ingest-bench, run {mark}"},
+    }
+    return catalog.merge_tables(dict(body), marks.get(operation, {}) if mark else {})

@@ -128,8 +128,7 @@ class StartOptions:
     @property
     def start_keys(self) -> tuple[str, ...]:
         """Return the keys that say how it is started; a valid file has exactly one."""
-        kinds = {"jar": self.jar, "main": self.main, "source": self.source, "command": self.command}
-        return tuple(name for name, value in kinds.items() if value)
+        return tuple(name for name in ("jar", "main", "source", "command") if getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,12 +191,8 @@ class ThreadRoles:
 
     def find_role(self, thread: str) -> ThreadRole:
         """Return the first role that the name of a thread has."""
-        roles: dict[ThreadRole, tuple[str, ...]] = {
-            "network": self.network,
-            "indexing": self.indexing,
-            "flush_merge": self.flush_merge,
-        }
-        return next((role for role, texts in roles.items() if any(text in thread for text in texts)), "other")
+        roles: tuple[ThreadRole, ...] = ("network", "indexing", "flush_merge")
+        return next((role for role in roles if any(text in thread for text in getattr(self, role))), "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
