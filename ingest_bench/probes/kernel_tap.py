@@ -40,13 +40,6 @@ _BYTES = 24
 _RING_BYTES = 16 << 20
 _PERIOD_S = 0.05
 _CLOCK_PERIOD_NS = 10**9
-# struct sock_common: skc_dport, big endian, followed by skc_num, the local port (include/net/sock.h).
-_SOCK_PORTS = 12
-_TCP = 6
-_MSG_PEEK = 2
-_NO_WAKEUP = 1
-# The stack of `reads_program`, from its top: the record without header, the thread, a key.
-_AT = {"at_ns": -24, "pid": -16, "returned": -12, "requested": -8, "ports": -4, "thread": -32, "key": -40}
 
 # --- Bindings of the bpf system call, without a compiler. Constants: include/uapi/linux/bpf.h and perf_event.h.
 
@@ -212,6 +205,14 @@ def _checked(answer: int, what: str) -> int:
 
 
 # --- The programs at tracepoints, and the process that reads their records.
+
+# struct sock_common: skc_dport, big endian, followed by skc_num, the local port (include/net/sock.h).
+_SOCK_PORTS = 12
+_TCP = 6
+_MSG_PEEK = 2
+_NO_WAKEUP = 1
+# The stack of `build_reads_program`, from its top: the record without header, the thread, a key.
+_AT = {"at_ns": -24, "pid": -16, "returned": -12, "requested": -8, "ports": -4, "thread": -32, "key": -40}
 
 
 def build_reads_program(
