@@ -120,7 +120,7 @@ def bodies(documents: int, pool_bytes: int) -> Iterator[bytes]:
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write the rows; the keys of the first one are the columns."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer = csv.DictWriter(file, rows[0].keys() if rows else (), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

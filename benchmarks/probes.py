@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from lab import Server, Verdict, open_server
 from scipy import stats
 
@@ -69,7 +69,6 @@ CONFIDENCE = 0.95
 WARM_UP_S = 25.0
 SETTLE_S = 0.5
 SWITCH_S = 2.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +198,8 @@ def record(jvm: AttachedJvm, selected: Mapping[str, Probe], server: Server, raw:
 
 def cpu_seconds(pid: int) -> float:
     """Return user and system time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def ratio(without: Sequence[float], with_probes: Sequence[float]) -> Ratio:
