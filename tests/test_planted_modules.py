@@ -107,18 +107,8 @@ def test_interface_is_restored_without_a_planted_program(tmp_path: Path, end: st
     with lab(tmp_path / "unused") as place, planted(None) as here:
         before = place.snapshot()
         limit = "1s" if end == "its time is over" else "10min"
-        words = (
-            "apply",
-            "ethernet-100m",
-            "--interface",
-            "eth0",
-            "--to",
-            "198.18.40.2:9200",
-            "--for",
-            limit,
-            "--shared-settings",
-        )
-        with here.start("net", *words, enter=place.client) as shaping:
+        words = ("--interface", "eth0", "--to", "198.18.40.2:9200", "--shared-settings", "--for", limit)
+        with here.start("net", "apply", "ethernet-100m", *words, enter=place.client) as shaping:
             assert shaping.stdout is not None
             assert "ethernet-100m on eth0" in shaping.stdout.readline(), shaping.communicate()
             if end == "restore":
