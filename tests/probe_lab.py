@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from ingest_bench.model.results import CauseIntervals, Histogram, Interval, Note
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.probes.context import ReadContext
 
+DATA = Path(__file__).parent / "data"
 EVER_NS = 2**63 - 1
 Reader = Callable[[], tuple[str, ...]]
 
@@ -26,6 +28,11 @@ def write_recording(context: ReadContext, content: dict[str, Any], names: Sequen
     (context.raw / "recording.jfr").write_bytes(b"read already")
     key = [recording.READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), names]
     (context.raw / "recording.json").write_text(json.dumps({"key": key, "content": content}))
+
+
+def read_data(name: str) -> str:
+    """Return the text of a compressed file below tests/data."""
+    return gzip.decompress((DATA / name).read_bytes()).decode()
 
 
 def read(name: str, context: ReadContext) -> list[ProbeOutput]:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_lab import causes, make_context, notes, read, readings, series, write_recording
+from probe_lab import DATA, causes, make_context, notes, read, read_data, readings, series, write_recording
 
 from ingest_bench.model.results import Note
 from ingest_bench.probes import gc, gc_log
 from ingest_bench.probes.context import ATTACHMENT_FILE, ReadContext
 
-DATA = Path(__file__).parent / "data" / "gc"
-RUNS = sorted(path.name.removesuffix(".log.gz") for path in DATA.glob("*.log.gz"))
+RUNS = sorted(path.name.removesuffix(".log.gz") for path in (DATA / "gc").glob("*.log.gz"))
 # zcat X.log.gz | grep "Pause Full" | grep -vc gc,start
 FULL = {"cms": 7, "g1": 1, "parallel": 3, "serial": 3, "zgc": 0}
 
 
 def log_lines(run: str) -> list[str]:
-    return gzip.decompress((DATA / f"{run}.log.gz").read_bytes()).decode().splitlines()
+    return read_data(f"gc/{run}.log.gz").splitlines()
 
 
 def recorded(run: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(gzip.decompress((DATA / f"{run}.json.gz").read_bytes()))
+    content: dict[str, Any] = json.loads(read_data(f"gc/{run}.json.gz"))
     return content
 
 

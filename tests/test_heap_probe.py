@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_lab import make_context, notes, read, readings, write_recording
+from probe_lab import make_context, notes, read, read_data, readings, write_recording
 
 from ingest_bench.model.target import ThreadRoles
 from ingest_bench.probes import gc_log, heap
 from ingest_bench.probes.heap import Growth
 
-DATA = Path(__file__).parent / "data" / "gc"
 S = 10**9
 NO_HEAP: dict[str, Any] = {"heap": [], "collections": []}
 MIB = 1 << 20
@@ -80,8 +78,8 @@ def test_interrupted_collection_and_restart_are_no_growth(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("run", ["11-g1", "11-parallel", "11-serial", "17-g1", "17-parallel", "17-serial", "25-g1"])
 def test_log_alone_and_with_the_sizes_of_the_recording_agree(run: str, tmp_path: Path) -> None:
-    log = gc_log.parse_gc_log(gzip.decompress((DATA / f"{run}.log.gz").read_bytes()).decode().splitlines())
-    content = json.loads(gzip.decompress((DATA / f"{run}.json.gz").read_bytes()))
+    log = gc_log.parse_gc_log(read_data(f"gc/{run}.log.gz").splitlines())
+    content = json.loads(read_data(f"gc/{run}.json.gz"))
     context = make_context(tmp_path, log.pauses[0].start_ns, content["last_ns"] + S)
     growths = [Growth("all", context.start_ns, context.end_ns, context.end_ns - context.start_ns)]
     alone = heap.measure_growth(log, growths, context)

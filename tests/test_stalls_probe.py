@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_lab import causes, make_context, notes, read, write_recording
+from probe_lab import causes, make_context, notes, read, read_data, write_recording
 
 from ingest_bench import system
 from ingest_bench.jvm.java import compile_classes as compiled
@@ -17,7 +16,6 @@ from ingest_bench.jvm.java import find_java
 from ingest_bench.model.results import Note, ProbeOutput
 from ingest_bench.probes import jvm_options, recording
 
-DATA = Path(__file__).parent / "data" / "stalls"
 PROGRAMS = Path(__file__).parent / "java"
 JAVAS = (11, 17, 21, 25)
 FLUSH, LOCK, OTHER = "Lucene flushed a segment", "a thread waited for a lock", "a thread waited for another one"
@@ -39,8 +37,7 @@ def lines(output: str) -> dict[str, tuple[int, int]]:
 
 def kept(tmp_path: Path, name: str, **changed: Any) -> tuple[dict[str, tuple[int, int]], list[ProbeOutput]]:
     """Return the output of the program in a recorded run, and the output of the probe for its recording."""
-    with gzip.open(DATA / f"{name}.json.gz", "rt") as file:
-        recorded = json.load(file)
+    recorded = json.loads(read_data(f"stalls/{name}.json.gz"))
     write_recording(make_context(tmp_path), recorded["content"] | {"files": [], "lost_bytes": 0} | changed)
     return lines(recorded["said"]), read("stalls", make_context(tmp_path))
 
@@ -113,8 +110,7 @@ def test_collection_without_cpu_has_the_cause_of_the_gc_probe(tmp_path: Path) ->
 
 
 def test_cause_without_an_event_in_this_java_is_not_searched_for(tmp_path: Path) -> None:
-    with gzip.open(DATA / "17.json.gz", "rt") as file:
-        events = json.load(file)["content"]["known"]
+    events = json.loads(read_data("stalls/17.json.gz"))["content"]["known"]
     less = [name for name in events if name != "jdk.FileRead"]
     _, measured = kept(tmp_path, "17", known=less)
     assert "a read of a file was slow" not in causes(measured)
@@ -123,8 +119,7 @@ def test_cause_without_an_event_in_this_java_is_not_searched_for(tmp_path: Path)
 def test_recording_that_ends_too_early_rules_out_nothing(tmp_path: Path) -> None:
     (tmp_path / "jfr" / "repository").mkdir(parents=True)
     (tmp_path / "jfr" / "repository" / "1.jfr").write_bytes(b"read already")
-    with gzip.open(DATA / "17.json.gz", "rt") as file:
-        content = json.load(file)["content"] | {"files": [], "lost_bytes": 0}
+    content = json.loads(read_data("stalls/17.json.gz"))["content"] | {"files": [], "lost_bytes": 0}
     write_recording(make_context(tmp_path), content, ["1.jfr"])
     assert [type(item) for item in read("stalls", make_context(tmp_path))] == [Note]
 
