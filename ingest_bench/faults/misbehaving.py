@@ -40,7 +40,7 @@ def _begin(fault: Fault, stage: Stage) -> ActiveFault:
 def _start_clients(fault: Fault, node: Node, link: Link) -> ActiveFault:
     server, count = node.process.listen, fault.connections or DEFAULT_CONNECTIONS
     argv = system.build_script_argv(misbehaving_clients.__file__, fault.kind, server.host, str(server.port), str(count))
-    # It dies with the thread of the faults, which outlives every fault.
+    # It dies with the thread of this fault.
     child = system.Child(link.client.command(argv), name=f"{fault.kind}: its clients")
 
     def end() -> str:
