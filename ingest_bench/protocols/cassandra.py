@@ -59,6 +59,8 @@ class RowProtocol(DocumentsOnly):
     max_documents: ClassVar[None] = None
     table: ClassVar[str]
     """The protocol's word for a table."""
+    max_rows: ClassVar[int] = 2**31 - 1
+    """Most rows of a request: their number has 32 bits."""
     reader_class: ClassVar[type[FrameReader]]
     expected: ClassVar[tuple[Any, ...]]
     """The frames of a successful response to a body (`FrameReader.expected`)."""
@@ -89,6 +91,10 @@ class RowProtocol(DocumentsOnly):
     @classmethod
     def check_rows(cls, rows: int) -> None:
         """Raise SpecError for more rows than one request can have."""
+        if rows > cls.max_rows:
+            raise SpecError(
+                f"load.bulk_documents: a request of {cls.protocol} has at most {cls.max_rows:,} rows, not {rows:,}"
+            )
 
     @property
     def handshake(self) -> Sequence[tuple[bytes, Sequence[Any]]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ingest_bench.documents.body import DIGITS
-from ingest_bench.errors import SpecError
 from ingest_bench.protocols import cql_wire
 from ingest_bench.protocols.cassandra import MAX_FRAME_BYTES, FrameReader, FrameSummary, RowProtocol
 from ingest_bench.protocols.response import InvalidResponseError
@@ -23,8 +22,6 @@ from ingest_bench.protocols.thrift_wire import ServerError
 if TYPE_CHECKING:
     from ingest_bench.documents.body import BodyTemplate
 
-# The number of rows in a batch has 16 bits.
-_MAX_ROWS = 2**16 - 1
 _KEY = b"0" * DIGITS
 # Cassandra's errors by their meaning for a batch; any other one is a server error. A part of a batch may be under way
 # when a replica of one of its rows is found to be missing (StorageProxy.mutate goes row by row).
@@ -114,15 +111,10 @@ class Cql(RowProtocol):
 
     protocol: ClassVar[str] = "cql"
     table: ClassVar[str] = "table"
-
+    # The number of rows in a batch has 16 bits.
+    max_rows: ClassVar[int] = 2**16 - 1
     reader_class: ClassVar[type[FrameReader]] = CqlReader
     expected: ClassVar[tuple[ExpectedFrame, ...]] = (VOID,)
-
-    @classmethod
-    def check_rows(cls, rows: int) -> None:
-        """Raise SpecError for more rows than a batch can have."""
-        if rows > _MAX_ROWS:
-            raise SpecError(f"load.bulk_documents: a batch of cql has at most {_MAX_ROWS:,} rows, not {rows:,}")
 
     @property
     def statements(self) -> list[str]:

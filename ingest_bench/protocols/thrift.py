@@ -61,7 +61,6 @@ class Thrift(RowProtocol):
 
     protocol: ClassVar[str] = "thrift"
     table: ClassVar[str] = "column family"
-
     reader_class: ClassVar[type[FrameReader]] = ThriftReader
     expected: ClassVar[tuple[str, ...]] = ("batch_mutate",)
 
