@@ -9,13 +9,96 @@ from pathlib import Path
 from typing import Any
 
 import example_runs as made
-import made_series
 import numpy as np
 import pytest
 
 from ingest_bench.analysis.run import steady
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.model.samples import WorkerReport
+
+# Series of rates with a known end of the warm-up, also with a stall or a sawtooth: the corner of a ramp or step; 5% of
+# the level for an exponential approach. A series that drifts until its end is never steady (None).
+LENGTH_S, VALUES = 30.0, 400
+NOISE = 0.08
+_Floats = np.ndarray[Any, np.dtype[np.float64]]
+_Random = np.random.Generator
+AT_S = (np.arange(VALUES) + 0.5) * LENGTH_S / VALUES
+
+
+def flat(_: _Random) -> tuple[_Floats, float | None]:
+    return np.ones(VALUES), 0.0
+
+
+def ramp(random: _Random) -> tuple[_Floats, float | None]:
+    ends_s, first = random.uniform(2, 10), random.uniform(0.1, 0.5)
+    return np.minimum(1, first + (1 - first) * AT_S / ends_s), ends_s
+
+
+def exponential(random: _Random) -> tuple[_Floats, float | None]:
+    ends_s, first = random.uniform(2, 10), random.uniform(0.1, 0.5)
+    constant_s = ends_s / np.log((1 - first) / 0.05)
+    return 1 - (1 - first) * np.exp(-AT_S / constant_s), ends_s
+
+
+def step(random: _Random) -> tuple[_Floats, float | None]:
+    ends_s = random.uniform(2, 10)
+    return np.where(ends_s > AT_S, random.uniform(0.2, 0.7), 1.0), ends_s
+
+
+def sawtooth(random: _Random) -> tuple[_Floats, float | None]:
+    period_s, size, phase = random.uniform(0.5, 3), random.uniform(0.1, 0.4), random.uniform()
+    return 1 - size * ((AT_S / period_s + phase) % 1), 0.0
+
+
+def drift(random: _Random) -> tuple[_Floats, float | None]:
+    size = random.uniform(0.2, 0.6) * random.choice([-1, 1])
+    return 1 + size * AT_S / LENGTH_S, None
+
+
+def ramp_and_drift(random: _Random) -> tuple[_Floats, float | None]:
+    values, ends_s = ramp(random)
+    assert ends_s is not None
+    size = random.uniform(0.25, 0.6) * random.choice([-1, 1])
+    return values * (1 + size * np.maximum(AT_S - ends_s, 0) / (LENGTH_S - ends_s)), None
+
+
+def ramp_and_sawtooth(random: _Random) -> tuple[_Floats, float | None]:
+    values, ends_s = ramp(random)
+    return values * sawtooth(random)[0], ends_s
+
+
+def stalled(of: Callable[[_Random], tuple[_Floats, float | None]]) -> Callable[[_Random], tuple[_Floats, float | None]]:
+    """Return the family with one stall of 1 to 3 s at any time, during which the rate is below 30%."""
+
+    def with_stall(random: _Random) -> tuple[_Floats, float | None]:
+        values, truth_s = of(random)
+        begins_s, lasts_s = random.uniform(1, LENGTH_S - 4), random.uniform(1, 3)
+        stands = (begins_s <= AT_S) & (begins_s + lasts_s > AT_S)
+        return np.where(stands, values * random.uniform(0, 0.3), values), truth_s
+
+    return with_stall
+
+
+FAMILIES: dict[str, Callable[[_Random], tuple[_Floats, float | None]]] = {
+    "flat": flat,
+    "ramp": ramp,
+    "exponential": exponential,
+    "step": step,
+    "stall": stalled(flat),
+    "ramp and stall": stalled(ramp),
+    "exponential and stall": stalled(exponential),
+    "sawtooth": sawtooth,
+    "ramp and sawtooth": ramp_and_sawtooth,
+    "drift": drift,
+    "ramp and drift": ramp_and_drift,
+}
+
+
+def noisy(values: _Floats, random: _Random, noise: float = NOISE) -> list[float]:
+    """Return 1,000 times the values with relative noise, at least 0."""
+    rates: list[float] = (1000 * np.maximum(values * (1 + noise * random.standard_normal(len(values))), 0)).tolist()
+    return rates
+
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "rates.json").read_text(encoding="utf-8"))
 SERIES = 60
@@ -28,14 +111,14 @@ def is_right(length: int | None, truth_s: float | None, value_s: float) -> bool:
     return abs(length * value_s - truth_s) <= 1
 
 
-@pytest.mark.parametrize("family", made_series.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_end_is_within_a_second_of_the_truth_in_95_percent(family: str) -> None:
     random = np.random.default_rng(zlib.crc32(family.encode()))
     right = 0
     for _ in range(SERIES):
-        values, truth_s = made_series.FAMILIES[family](random)
-        length = steady.transient_length(made_series.noisy(values, random))
-        right += is_right(length, truth_s, made_series.LENGTH_S / made_series.VALUES)
+        values, truth_s = FAMILIES[family](random)
+        length = steady.transient_length(noisy(values, random))
+        right += is_right(length, truth_s, LENGTH_S / VALUES)
     assert right >= 0.95 * SERIES
 
 
@@ -53,17 +136,15 @@ def test_constant_series_is_steady_from_its_beginning() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e9])
 def test_result_is_independent_of_the_unit(scale: float) -> None:
     random = np.random.default_rng(1)
-    values, truth_s = made_series.ramp(random)
-    noisy = [scale * value for value in made_series.noisy(values, random)]
-    assert is_right(steady.transient_length(noisy), truth_s, made_series.LENGTH_S / made_series.VALUES)
+    values, truth_s = ramp(random)
+    scaled = [scale * value for value in noisy(values, random)]
+    assert is_right(steady.transient_length(scaled), truth_s, LENGTH_S / VALUES)
 
 
 def test_falling_times_end_when_they_reach_their_level() -> None:
     random = np.random.default_rng(2)
-    values = np.where(made_series.AT_S < 5, 5 - 0.8 * made_series.AT_S, 1.0)
-    assert is_right(
-        steady.transient_length(made_series.noisy(values, random)), 5.0, made_series.LENGTH_S / made_series.VALUES
-    )
+    values = np.where(AT_S < 5, 5 - 0.8 * AT_S, 1.0)
+    assert is_right(steady.transient_length(noisy(values, random)), 5.0, LENGTH_S / VALUES)
 
 
 def test_few_requests_per_value_are_not_stalls() -> None:

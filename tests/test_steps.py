@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
-from example_histories import MadeHistory, histories
 
 from ingest_bench.analysis import level_changes
 
+LENGTH = 60
+# The values, and the index of the first value of each new level.
+History = tuple[list[float], list[int]]
 
-def count_steps(lot: list[MadeHistory]) -> tuple[int, int, int]:
+
+def histories(
+    count: int, seed: int, steps: tuple[int, ...], sizes: tuple[float, float] | None = None
+) -> Iterator[History]:
+    """Yield *count* histories with noise of 2 to 10%; half drift by 5 to 20%, half have one to three outliers.
+
+    The numbers of steps alternate. *sizes*: the range of steps as fractions; None: three standard deviations.
+    """
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        noise = float(random.uniform(0.02, 0.1))
+        turn = number // len(steps)
+        yield _draw_history(
+            random, steps[number % len(steps)], noise, sizes, drifts=turn % 2 == 1, odd=turn // 2 % 2 == 1
+        )
+
+
+def _draw_history(
+    random: Any, steps: int, noise: float, sizes: tuple[float, float] | None, *, drifts: bool, odd: bool
+) -> History:
+    level = np.ones(LENGTH)
+    if drifts:
+        level *= 1 + random.choice([-1, 1]) * random.uniform(0.05, 0.2) * np.linspace(0, 1, LENGTH)
+    places: list[int] = []
+    if steps:
+        places = [int(random.integers(6, LENGTH - 5 if steps == 1 else LENGTH - 24))]
+    if steps == 2:
+        places.append(int(random.integers(places[0] + 12, LENGTH - 6)))
+    shares = [float(random.choice([-1, 1])) * (float(random.uniform(*sizes)) if sizes else 3 * noise) for _ in places]
+    for place, share in zip(places, shares, strict=True):
+        level[place:] *= 1 + share
+    values = level * (1 + noise * random.standard_normal(LENGTH))
+    if odd:
+        for place in random.choice(LENGTH, int(random.integers(1, 4)), replace=False):
+            values[place] *= 1 + random.choice([-1, 1]) * random.uniform(0.3, 0.6)
+    return values.tolist(), places
+
+
+def count_steps(lot: list[History]) -> tuple[int, int, int]:
     """Return the numbers of steps found within one result, of true steps, and of false ones."""
     right = reported = 0
-    for history in lot:
-        places = [step.place for step in level_changes.find_level_changes(history.values).steps]
+    for values, true_places in lot:
+        places = [step.place for step in level_changes.find_level_changes(values).steps]
         reported += len(places)
-        right += sum(any(abs(step_place - place) <= 1 for step_place in places) for place in history.places)
-    return right, sum(len(history.places) for history in lot), reported - right
+        right += sum(any(abs(step_place - place) <= 1 for step_place in places) for place in true_places)
+    return right, sum(len(places) for _, places in lot), reported - right
 
 
 def test_synthetic_steps_are_found_and_false_ones_are_rare() -> None:
     none = list(histories(60, 101, (0,)))
-    assert sum(bool(level_changes.find_level_changes(history.values).steps) for history in none) <= 3
+    assert sum(bool(level_changes.find_level_changes(values).steps) for values, _ in none) <= 3
     # Half of all steps of 3 to 30% are hidden by noise of 2 to 10%.
     right, there, false = count_steps(list(histories(60, 1, (0, 1, 2), (0.03, 0.3))))
     assert right >= 0.5 * there

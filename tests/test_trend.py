@@ -6,12 +6,12 @@ import csv
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import example_histories
+import example_runs
 import example_summaries as made
 import numpy as np
 import pytest
@@ -22,10 +22,9 @@ from ingest_bench.analysis.compare import comparison, trend
 from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.analysis.compare.trend import DatedResult, Trend
 from ingest_bench.cli import app
-from ingest_bench.experiment import spec
 from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import SCHEMAS, Summary
-from ingest_bench.report import change_tables, page, plot_history
+from ingest_bench.report import change_tables, page, plot_history, summary_files
 
 FACTS = {"cpu": "A", "kernel": "6.1", "ingest_bench": "1"}
 HOSTILE = '<script>alert(1)</script>"\x1b[31m$x$'
@@ -235,24 +234,24 @@ def test_numbers_of_any_size_fit_next_to_their_axis(size: float) -> None:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[..., Path]:
+def written(tmp_path: Path) -> Callable[..., None]:
     """Return a function that writes a results folder."""
-    experiment = tmp_path / "x.toml"
-    experiment.write_text("replicates = 2\n")
-    ordered = spec.build_plan(spec.load_experiment(str(experiment)))
 
-    def write(name: str, docs: float, facts: Mapping[str, Any] = FACTS, java: str = "17.0.9") -> Path:
-        place = tmp_path / "nights" / name
-        example_histories.write_results(
-            place, ordered, facts, {"java": java}, lambda _: {**made.summary({}).values, "docs_per_s_mean": docs}
+    def write(name: str, docs: float, java: str = "17.0.9") -> None:
+        results = example_runs.write_results(
+            tmp_path, "replicates = 2\n", server={"java": java}, started_utc="2026-09-01T02:00:00+00:00"
         )
-        return place
+        rows = made.replicates("docs_per_s_mean", [docs, docs], cell="only", levels={}, experiment="x")
+        results.write_files({"summary.csv": summary_files.format_summary_csv(rows).encode()})
+        place = tmp_path / "nights" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        results.path.rename(place)
 
     return write
 
 
 def test_command_reads_folders_and_exits_like_compare(
-    tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, written: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "nights"
     for place, docs in enumerate(levels(6, 6)[:5]):
@@ -279,7 +278,7 @@ def test_command_reads_folders_and_exits_like_compare(
 
 
 def test_unreadable_results_are_left_out_with_their_reasons(
-    tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, written: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "nights"
     (results / "notes").mkdir(parents=True)
