@@ -18,7 +18,6 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import UrlPath
-from ingest_bench.protocols.http1 import make_user_class
 from ingest_bench.protocols.response import (
     HTTP_ERROR,
     INVALID_RESPONSE,
@@ -48,6 +47,15 @@ _BEGINNING_BYTES = 256
 _ADDED_BY_RESULT = {"created": 1, "deleted": -1}
 _PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 _QUERY_OK = Verdict(outcome=OK)
+
+
+def make_user_class(path: str, headers: Mapping[str, str], method: str = "POST") -> type[Http1User]:
+    """Return a Locust user class that sends bodies to a URL path."""
+    # Locust must not be loaded in a process that only builds bodies.
+    from ingest_bench.protocols.users import Http1User  # noqa: PLC0415
+
+    fields = {"path": path, "protocol_headers": headers, "method": method}
+    return type("HttpUser", (Http1User,), {"abstract": True, **fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

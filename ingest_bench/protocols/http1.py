@@ -15,22 +15,12 @@ from ingest_bench.protocols.response import InvalidResponseError, ResponseHead, 
 
 if TYPE_CHECKING:
     from ingest_bench.protocols.upstream import Address
-    from ingest_bench.protocols.users import Http1User
 
 # Most bytes of the heads of a response (with interim ones), of the size of a chunk with its extension, of a trailer.
 _HEAD_LIMIT_BYTES = 64 * 1024
 _RESPONSE_LIMIT_BYTES = 256 * 1024**2
 _BUFFER_BYTES = 256 * 1024
 _CACHED_HEADS = 256
-
-
-def make_user_class(path: str, headers: Mapping[str, str], method: str = "POST") -> type[Http1User]:
-    """Return a Locust user class that sends bodies to a URL path."""
-    # Locust must not be loaded in a process that only builds bodies.
-    from ingest_bench.protocols.users import Http1User  # noqa: PLC0415
-
-    fields = {"path": path, "protocol_headers": headers, "method": method}
-    return type("HttpUser", (Http1User,), {"abstract": True, **fields})
 
 
 def build_request_head(path: str, address: Address, headers: Mapping[str, str], method: str) -> bytes:

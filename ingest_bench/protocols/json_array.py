@@ -15,7 +15,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import BulkAction
 from ingest_bench.model.values import Length, Pattern, UrlPath
-from ingest_bench.protocols.http1 import make_user_class
+from ingest_bench.protocols.bulk import make_user_class
 from ingest_bench.protocols.response import INVALID_RESPONSE, Verdict, acknowledge_all, fail_all, reject_all
 
 if TYPE_CHECKING:
