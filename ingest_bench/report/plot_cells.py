@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,6 +34,7 @@ from ingest_bench.report.formatting import (
 
 Rows = Sequence[CellRuns]
 Paint = Mapping[str, str]
+_Value = TypeVar("_Value")
 
 # A label of the longest level may take a third of the page.
 _MAX_LABEL = 32
@@ -129,11 +130,15 @@ def row_labels(rows: Rows, keys: Sequence[str]) -> list[str]:
     return [shorten(label, _MAX_LABEL) for label in labels]
 
 
-def _draw_missing(axes: Axes, number: int, row: CellRuns) -> None:
-    """Write why a row has no number: out of memory, no valid run, or not measured."""
-    out_of_memory = f"OOM ({row.exhausted_memory})" if row.exhausted_memory else "OOM"
-    text = out_of_memory if row.oom_runs else "not measured" if row.valid else "no valid run"
-    axes.text(0.02, number, text, transform=axes.get_yaxis_transform(), va="center", color=style.FAINT, fontsize=12)
+def _iterate_known(axes: Axes, rows: Rows, values: Iterable[_Value | None]) -> Iterator[tuple[int, CellRuns, _Value]]:
+    """Yield place, row and value where there is one; elsewhere write why: out of memory, no valid run, not measured."""
+    for number, (row, value) in enumerate(zip(rows, values, strict=True)):
+        if value is not None:
+            yield number, row, value
+            continue
+        out_of_memory = f"OOM ({row.exhausted_memory})" if row.exhausted_memory else "OOM"
+        text = out_of_memory if row.oom_runs else "not measured" if row.valid else "no valid run"
+        axes.text(0.02, number, text, transform=axes.get_yaxis_transform(), va="center", color=style.FAINT, fontsize=12)
 
 
 def _write_right(axes: Axes, x: float, number: int, text: str) -> None:
@@ -155,12 +160,8 @@ def _points(column: str, title: str) -> Panel:
 
     def draw(axes: Axes, rows: Rows, paint: Paint) -> None:
         _begin_at_zero(axes, (value for row in rows for value in row.numbers(column)), "one point per run")
-        for number, row in enumerate(rows):
-            values = row.numbers(column)
-            if not values:
-                _draw_missing(axes, number, row)
-                continue
-            middle, colour = row.median(column) or 0.0, paint[row.name]
+        for number, row, middle in _iterate_known(axes, rows, (row.median(column) for row in rows)):
+            values, colour = row.numbers(column), paint[row.name]
             axes.plot([0, middle], [number, number], color=colour, linewidth=2, alpha=0.35, zorder=1)
             axes.scatter(values, [number] * len(values), s=70, color=colour, alpha=0.75, linewidths=0, zorder=2)
             _write_right(axes, max(values), number, format_count(middle))
@@ -170,11 +171,9 @@ def _points(column: str, title: str) -> Panel:
 
 def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
     """Draw the median heap allocated per GB of each row, with the part of the network's threads dark."""
-    _begin_at_zero(axes, (row.median(ALLOCATED[0]) or 0.0 for row in rows), "dark: network")
-    for number, row in enumerate(rows):
-        if (total := row.median(ALLOCATED[0])) is None:
-            _draw_missing(axes, number, row)
-            continue
+    totals = [row.median(ALLOCATED[0]) for row in rows]
+    _begin_at_zero(axes, (total or 0.0 for total in totals), "dark: network")
+    for number, row, total in _iterate_known(axes, rows, totals):
         for value, alpha in zip((total, row.median(ALLOCATED[1]) or 0.0), (0.35, 1), strict=True):
             axes.barh(number, value, color=paint[row.name], alpha=alpha, height=0.5)
         _write_right(axes, total, number, format_gb(total))
@@ -204,14 +203,11 @@ def _sizes(name: str, title: str) -> Panel:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: format_size(2**power)))
         axes.tick_params("x", labelsize=10)
         axes.set_xlabel("bytes per read (log);\ndashed: buffer" if name == "read_bytes" else "bytes per frame (log)")
-        for number, row in enumerate(rows):
-            if counts := row.counts(name):
-                _draw_histogram(axes, number, counts, paint[row.name])
-                if name == "read_bytes" and (buffer_bytes := row.median("receive_predictor_bytes")) is not None:
-                    ends = [number + _ROW_FRACTION / 2, number - _ROW_FRACTION / 2]
-                    axes.plot([log2(buffer_bytes)] * 2, ends, color=style.FAINT, linestyle="--", linewidth=1.2)
-            else:
-                _draw_missing(axes, number, row)
+        for number, row, counts in _iterate_known(axes, rows, (row.counts(name) or None for row in rows)):
+            _draw_histogram(axes, number, counts, paint[row.name])
+            if name == "read_bytes" and (buffer_bytes := row.median("receive_predictor_bytes")) is not None:
+                ends = [number + _ROW_FRACTION / 2, number - _ROW_FRACTION / 2]
+                axes.plot([log2(buffer_bytes)] * 2, ends, color=style.FAINT, linestyle="--", linewidth=1.2)
 
     return Panel(title, draw, weight=1.6)
 
@@ -262,12 +258,9 @@ def _draw_direct_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
     least = min(value for row in timed for column in (_MEDIAN, _MEAN) for value in row.numbers(column))
     axes.set_xlim(least / 1.6, max(value for row in timed for value in row.numbers(_MAX)) * 1.6)
     axes.set_xlabel("ms for each direct buffer, logarithmic")
-    for number, row in enumerate(rows):
+    for number, row, mean in _iterate_known(axes, rows, (row.measured_or_oom.median(_MEAN) for row in rows)):
         measured = row.measured_or_oom
-        mean, low, high = map(measured.median, (_MEAN, _MEDIAN, _P99))
-        if mean is None:
-            _draw_missing(axes, number, row)
-            continue
+        low, high = map(measured.median, (_MEDIAN, _P99))
         series = [run.series["direct_wait_ms"] for run in measured.valid if "direct_wait_ms" in run.series]
         # Below 100 buffers there is no 99th percentile, and every wait is drawn.
         waits = [value for line in series for value in line.values if high is None or value > high]
@@ -318,10 +311,7 @@ def _draw_node_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
     """Draw a bar for each node in each row, from node 1 down, with its number."""
     waits = [node_waits(row) for row in rows]
     _begin_at_zero(axes, (value for values in waits for value in values if value is not None), "one bar per node")
-    for number, values in enumerate(waits):
-        if not values:
-            _draw_missing(axes, number, rows[number])
-            continue
+    for number, _, values in _iterate_known(axes, rows, (values or None for values in waits)):
         height = _ROW_FRACTION / len(values)
         longest = find_longest_wait(values)
         for place, value in enumerate(values):
