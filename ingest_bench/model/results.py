@@ -301,6 +301,17 @@ class Summary:
         return 0.0 if start_ns is None or end_ns is None else max(0, end_ns - start_ns) / 1e9
 
     @property
+    def load_span_s(self) -> tuple[float, float]:
+        """Return the first second of the load and the end of the measurement, in seconds from its start."""
+        load = self.series.get("docs_per_s")
+        begin_s = self.seconds(load.at_ns[0]) if load and load.at_ns else 0.0
+        return min(0.0, begin_s), self.measured_s
+
+    def seconds(self, at_ns: int) -> float:
+        """Return a time in seconds from the start of the measurement."""
+        return (at_ns - (self.measure_start_ns or 0)) / 1e9
+
+    @property
     def ending(self) -> str:
         """Return the state with its reason: "invalid: the bytes differ"."""
         return f"{self.state}: {self.reason}" if self.reason else self.state

@@ -18,7 +18,7 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run import generator
-from ingest_bench.model.results import Series, Summary, percentile
+from ingest_bench.model.results import Summary, percentile
 from ingest_bench.report import change_tables, stall_table
 from ingest_bench.report.formatting import format_count, format_size
 
@@ -78,37 +78,22 @@ _WIDEST_SCALE, _NARROWEST_SCALE = 1.0, 0.01
 
 def chart_data(run: Summary) -> dict[str, Any] | None:
     """Return the run over time for the script, in seconds from the start of the measurement; None without series."""
-    start_ns = run.measure_start_ns
-    if start_ns is None or run.measure_end_ns is None:
+    if run.measure_start_ns is None or run.measure_end_ns is None:
         return None
     panels = []
     for title, lines in _PANELS:
         drawn = [
             {"name": name, "colour": colour, "kind": kind, "points": points, "bytes": series.endswith("_bytes")}
             for series, name, colour, kind in lines
-            if series in run.series and (points := _points(run.series[series], start_ns))
+            if series in run.series and (points := _points(run, series))
         ]
         panels += [{"title": title, "lines": drawn}] if drawn else []
     if not panels:
         return None
-    end = (run.measure_end_ns - start_ns) / 1e9
-    # From the first second of the load: the heap while the server booted is no warm-up.
-    load = run.series.get("docs_per_s")
-    begin = min(0.0, (load.at_ns[0] - start_ns) / 1e9) if load and load.at_ns else 0.0
-
-    def seconds(at_ns: int) -> float:
-        return (at_ns - start_ns) / 1e9
-
-    faults = [
-        {"kind": fault.kind, "from": seconds(fault.start_ns), "to": seconds(fault.end_ns or fault.start_ns)}
-        for fault in run.faults
-        # Outside the load: its record is damaged, or clocks were set.
-        if seconds(fault.end_ns or fault.start_ns) >= begin and seconds(fault.start_ns) <= end
-    ]
-    stalls = [
-        {"cause": stall_table.format_causes([stall]), "from": seconds(stall.start_ns), "to": seconds(stall.end_ns)}
-        for stall in run.stalls
-    ]
+    # From the first second of the load: the heap while the server booted is not warm-up.
+    begin, end = run.load_span_s
+    faults = [{"kind": kind, "from": left, "to": right} for kind, left, right in stall_table.list_faults(run)]
+    stalls = [{"cause": cause, "from": left, "to": right} for cause, left, right in stall_table.list_stalls(run)]
     spans = {"faults": faults, "stalls": stalls}
     return {"title": f"{run.run} over time", "from": begin, "to": end, "panels": panels, **spans}
 
@@ -122,10 +107,10 @@ def chart_figure(number: int, run: Summary) -> str:
     )
 
 
-def _points(series: Series, start_ns: int) -> list[Point]:
+def _points(run: Summary, name: str) -> list[Point]:
     points = [
-        (round((at - start_ns) / 1e9, 6), float(f"{value:.6g}"))
-        for at, value in zip(series.at_ns, series.values, strict=True)
+        (round(run.seconds(at_ns), 6), float(f"{value:.6g}"))
+        for at_ns, value in zip(run.series[name].at_ns, run.series[name].values, strict=True)
         # JSON has no infinity and no NaN.
         if isfinite(value)
     ]

@@ -26,11 +26,11 @@ from ingest_bench.report.formatting import (
     shorten,
 )
 from ingest_bench.report.plot_cells import row_labels
-from ingest_bench.report.stall_table import format_causes
+from ingest_bench.report.stall_table import list_faults, list_stalls
 
 _X_LABEL = "seconds from the start of the measurement"
 _RUN_PANEL_IN, _LARGE_ROW_IN, _MACHINE_PANEL_IN = 1.65, 1.75, 1.2
-_Draw = Callable[[Axes, Summary, int], None]
+_Draw = Callable[[Axes, Summary], None]
 _RESPONSES = (
     ("response_ms_max", "max", style.RED, "-"),
     ("response_ok_ms_max", "max of ok", style.PALETTE[3], "--"),
@@ -45,9 +45,8 @@ _SECOND_NS = 10**9
 
 def draw_timeline(run: Summary) -> bytes | None:
     """Draw one run in seconds from the start of the measurement, with its faults and stalls; None without series."""
-    start_ns = run.measure_start_ns
     panels = [(title, draw) for name, title, draw in _RUN_PANELS if name in run.series and run.series[name].at_ns]
-    if start_ns is None or not panels:
+    if run.measure_start_ns is None or not panels:
         return None
     levels = [
         f"{format_key(key)} {level}"
@@ -61,16 +60,16 @@ def draw_timeline(run: Summary) -> bytes | None:
         every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (title, draw) in zip(every, panels, strict=True):
             axes.set_title(title, pad=5)
-            axes.set_xlim(*_find_ends(run, start_ns))
+            axes.set_xlim(*run.load_span_s)
             axes.yaxis.set_major_locator(MaxNLocator(3))
-            draw(axes, run, start_ns)
+            draw(axes, run)
             axes.set_ylim(bottom=0)
             axes.grid(axis="y", linewidth=0.8)
         every[-1].set_xlabel(_X_LABEL)
         # Labels of spans depend on the width of the panels.
         figure.draw_without_rendering()
         for axes in every:
-            _draw_spans(axes, run, start_ns, has_labels=axes is every[0])
+            _draw_spans(axes, run, has_labels=axes is every[0])
         return style.save_figure(figure)
 
 
@@ -82,8 +81,8 @@ def _format_y(axes: Axes, text: Callable[[float], str]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value) if value else "0"))
 
 
-def _draw_documents(axes: Axes, run: Summary, start_ns: int) -> None:
-    at, values = _xy(run.series["docs_per_s"], start_ns)
+def _draw_documents(axes: Axes, run: Summary) -> None:
+    at, values = _xy(run, "docs_per_s")
     axes.set_ylim(0, max(values) * 1.3 or 1)  # room for the names of the spans
     # A value is of the second that begins at its time.
     axes.stairs(values, [*at, at[-1] + 1], fill=True, color=style.BLUE, alpha=0.25)
@@ -91,13 +90,13 @@ def _draw_documents(axes: Axes, run: Summary, start_ns: int) -> None:
     _format_y(axes, format_integer)
 
 
-def _draw_responses(axes: Axes, run: Summary, start_ns: int) -> None:
+def _draw_responses(axes: Axes, run: Summary) -> None:
     ends = []
     for name, label, colour, dashes in _RESPONSES:
         line = run.series.get(name)
         if line is None or not line.at_ns or (name == "response_ok_ms_max" and not run.values.get("requests_failed")):
             continue
-        at, values = _break_at_gaps(*_xy(line, start_ns))
+        at, values = _break_at_gaps(*_xy(run, name))
         axes.plot([moment + 0.5 for moment in at], values, color=colour, linewidth=2, linestyle=dashes)
         ends.append((values[-1], label, colour))
     distance = 0.16 * (axes.get_ylim()[1] or 1)
@@ -108,8 +107,8 @@ def _draw_responses(axes: Axes, run: Summary, start_ns: int) -> None:
     _format_y(axes, format_number)
 
 
-def _draw_heap(axes: Axes, run: Summary, start_ns: int) -> None:
-    axes.plot(*_xy(run.series["heap_bytes"], start_ns), color=style.GREEN, linewidth=1.6)
+def _draw_heap(axes: Axes, run: Summary) -> None:
+    axes.plot(*_xy(run, "heap_bytes"), color=style.GREEN, linewidth=1.6)
     _mark_heap_limit(axes, run)
     _format_y(axes, format_size)
 
@@ -122,12 +121,10 @@ def _mark_heap_limit(axes: Axes, run: Summary) -> None:
         axes.set_ylim(0, heap * 1.08)
 
 
-def _draw_bars(
-    axes: Axes, run: Summary, start_ns: int, *, name: str, colour: str, text: Callable[[float], str]
-) -> None:
+def _draw_bars(axes: Axes, run: Summary, *, name: str, colour: str, text: Callable[[float], str]) -> None:
     """Draw a vertical line for each value in view. Values before the load do not scale the axis."""
     first, last = axes.get_xlim()
-    points = [(at, value) for at, value in zip(*_xy(run.series[name], start_ns), strict=True) if first <= at <= last]
+    points = [(at, value) for at, value in zip(*_xy(run, name), strict=True) if first <= at <= last]
     axes.vlines([at for at, _ in points], 0, [value for _, value in points], color=colour, linewidth=2)
     if name == LARGE:
         # Halves of a power of two have round names.
@@ -156,8 +153,9 @@ _RUN_PANELS: tuple[tuple[str, str, _Draw], ...] = (
 )
 
 
-def _xy(line: Series, start_ns: int) -> tuple[list[float], list[float]]:
-    return [(at - start_ns) / 1e9 for at in line.at_ns], list(line.values)
+def _xy(run: Summary, name: str) -> tuple[list[float], list[float]]:
+    line = run.series[name]
+    return [run.seconds(at_ns) for at_ns in line.at_ns], list(line.values)
 
 
 def _break_at_gaps(at: list[float], values: list[float]) -> tuple[list[float], list[float]]:
@@ -172,34 +170,22 @@ def _break_at_gaps(at: list[float], values: list[float]) -> tuple[list[float], l
     return moments, kept
 
 
-def _find_ends(run: Summary, start_ns: int) -> tuple[float, float]:
-    """Return the first second of the load and the end of the measurement."""
-    load = run.series.get("docs_per_s")
-    first = (load.at_ns[0] - start_ns) / 1e9 if load and load.at_ns else 0.0
-    end_ns = run.measure_end_ns or max(at for line in run.series.values() for at in line.at_ns)
-    return min(first, 0.0), (end_ns - start_ns) / 1e9
-
-
-def _draw_spans(axes: Axes, run: Summary, start_ns: int, *, has_labels: bool) -> None:
+def _draw_spans(axes: Axes, run: Summary, *, has_labels: bool) -> None:
     """Shade faults, stalls and the warm-up; label them in the first panel."""
     first, last = axes.get_xlim()
     faults, stalls = [], []
-    for fault in run.faults:
-        left, right = ((at_ns - start_ns) / 1e9 for at_ns in (fault.start_ns, fault.end_ns or fault.start_ns))
-        if right < first or left > last:
-            continue  # outside the load: its record is damaged, or clocks were set
-        left, right = max(left, first), min(right, last)
+    for kind, begin, end in list_faults(run):
+        left = max(begin, first)
         # A fault without duration, such as a reset, becomes a line.
-        right = max(right, left + 0.002 * (last - first))
-        faults.append((left, fault.kind))
+        right = max(min(end, last), left + 0.002 * (last - first))
+        faults.append((left, kind))
         axes.axvspan(left, right, color=style.FAULT, alpha=0.28, linewidth=0, zorder=0)
-    for stall in sorted(run.stalls, key=lambda stall: stall.start_ns - stall.end_ns):
-        left, right = ((at_ns - start_ns) / 1e9 for at_ns in (stall.start_ns, stall.end_ns))
+    for cause, left, right in sorted(list_stalls(run), key=lambda stall: stall[1] - stall[2]):
         # Hatched, so that a fault beneath it stays visible.
         axes.axvspan(
             left, right, facecolor="none", edgecolor=style.FAINT, hatch="////", alpha=0.4, linewidth=0, zorder=0
         )
-        stalls.append((left, format_causes([stall])))
+        stalls.append((left, cause))
     if first < 0:
         axes.axvspan(first, 0, color=style.RULE, alpha=0.5, linewidth=0, zorder=0)
         if not any(left < 0.12 * last for left, _ in faults):
@@ -249,7 +235,7 @@ def draw_large_allocations(summaries: Sequence[Summary]) -> bytes | None:
         return None
     labels = row_labels([row for row, _ in first], cells.varying_keys(summaries))
     runs = [run for _, run in first]
-    most = max((value for run in runs for value in _measured_xy(run.series[LARGE], run)[1]), default=0.0)
+    most = max((value for run in runs for value in _measured_xy(run, LARGE)[1]), default=0.0)
     seconds = max(run.measured_s for run in runs) or 1.0
     with style.figure_style():
         figure = style.new_figure(
@@ -265,7 +251,7 @@ def draw_large_allocations(summaries: Sequence[Summary]) -> bytes | None:
         for (heap, sizes), run, label in zip(every, runs, labels, strict=True):
             heap.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=15, fontweight="bold")
             if "heap_bytes" in run.series:
-                heap.plot(*_measured_xy(run.series["heap_bytes"], run), color=style.GREEN, linewidth=1.8)
+                heap.plot(*_measured_xy(run, "heap_bytes"), color=style.GREEN, linewidth=1.8)
             _mark_heap_limit(heap, run)
             _draw_sizes(sizes, run, most)
             for axes in (heap, sizes):
@@ -274,15 +260,14 @@ def draw_large_allocations(summaries: Sequence[Summary]) -> bytes | None:
                 axes.grid(axis="y", linewidth=0.8)
                 _format_y(axes, format_size)
                 for fault in run.faults:
-                    at = (fault.start_ns - (run.measure_start_ns or 0)) / 1e9
-                    if 0 <= at <= seconds:
+                    if 0 <= (at := run.seconds(fault.start_ns)) <= seconds:
                         axes.axvline(at, color=style.FAULT, linewidth=1.6, alpha=0.8, zorder=0)
         every[-1, 0].set_xlabel(_X_LABEL, loc="left")
         return style.save_figure(figure)
 
 
 def _draw_sizes(axes: Axes, run: Summary, most: float) -> None:
-    at, values = _measured_xy(run.series[LARGE], run)
+    at, values = _measured_xy(run, LARGE)
     axes.set_yscale("log", base=2)
     top = max(most, float(_VERY_LARGE_BYTES))
     axes.set_ylim(_LARGE_BYTES / 1.5, top * 3)
@@ -296,9 +281,9 @@ def _draw_sizes(axes: Axes, run: Summary, most: float) -> None:
         axes.text(0.5, 0.5, "none of 1 MiB or more", transform=axes.transAxes, ha="center", color=style.FAINT)
 
 
-def _measured_xy(line: Series, run: Summary) -> tuple[list[float], list[float]]:
+def _measured_xy(run: Summary, name: str) -> tuple[list[float], list[float]]:
     """Return the points within the measurement, in seconds from its start."""
-    at, values = _xy(line, run.measure_start_ns or 0)
+    at, values = _xy(run, name)
     inside = [(x, y) for x, y in zip(at, values, strict=True) if 0 <= x <= run.measured_s]
     return [x for x, _ in inside], [y for _, y in inside]
 

@@ -26,10 +26,10 @@ def stall_rows(summaries: Sequence[Summary]) -> list[list[object]]:
     for run in summaries:
         for stall in run.stalls:
             phases = dict(stall.phases)
-            first, last = _seconds_from_start(run, stall)
+            ends = (f"{run.seconds(at_ns):.3f}" for at_ns in (stall.start_ns, stall.end_ns))
             rows.append(
                 [
-                    *(run.run, f"{first:.3f}", f"{last:.3f}", stall.requests, stall.max_concurrent),
+                    *(run.run, *ends, stall.requests, stall.max_concurrent),
                     *(_format_seconds(stall.longest_response_ns), _list_causes(stall.causes)),
                     "; ".join(dict.fromkeys(cause.thread for cause in stall.causes if cause.thread)),
                     "; ".join(dict.fromkeys(str(cause.node) for cause in stall.causes if cause.node is not None)),
@@ -55,31 +55,42 @@ def stall_summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
 def stall_page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """Return the same in few columns for people, without columns that are empty."""
     rows = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out"]]
-    for run in summaries:
-        for stall in run.stalls:
-            first, last = _seconds_from_start(run, stall)
-            rows.append(
-                [
-                    *(run.run, f"{first:.2f} to {last:.2f}"),
-                    str(stall.max_concurrent) if stall.requests else "none: the rate fell",
-                    f"{stall.longest_response_ns / 1e9:.2f}" if stall.requests else "",
-                    _list_causes(stall.causes) or "unexplained",
-                    *(list_causes(stall.undecided), list_causes(stall.ruled_out)),
-                ]
-            )
+    rows += [
+        [
+            *(run.run, f"{run.seconds(stall.start_ns):.2f} to {run.seconds(stall.end_ns):.2f}"),
+            str(stall.max_concurrent) if stall.requests else "none: the rate fell",
+            f"{stall.longest_response_ns / 1e9:.2f}" if stall.requests else "",
+            _list_causes(stall.causes) or "unexplained",
+            *(list_causes(stall.undecided), list_causes(stall.ruled_out)),
+        ]
+        for run in summaries
+        for stall in run.stalls
+    ]
     is_used = [any(column[1:]) for column in zip(*rows, strict=True)]
     return [[cell for cell, used in zip(row, is_used, strict=True) if used] for row in rows]
+
+
+def list_faults(run: Summary) -> list[tuple[str, float, float]]:
+    """Return kind, begin and end of each fault, in seconds from the start of the measurement.
+
+    One outside the load is left out: its record is damaged, or clocks were set.
+    """
+    first, last = run.load_span_s
+    spans = [
+        (fault.kind, run.seconds(fault.start_ns), run.seconds(fault.end_ns or fault.start_ns)) for fault in run.faults
+    ]
+    return [(kind, begin, end) for kind, begin, end in spans if end >= first and begin <= last]
+
+
+def list_stalls(run: Summary) -> list[tuple[str, float, float]]:
+    """Return causes, begin and end of each stall in seconds from the start of the measurement."""
+    return [(format_causes([stall]), run.seconds(stall.start_ns), run.seconds(stall.end_ns)) for stall in run.stalls]
 
 
 def format_causes(stalls: Sequence[Stall]) -> str:
     """Format the names of the causes, such as for a picture."""
     causes = dict.fromkeys(cause.cause for stall in stalls for cause in stall.causes)
     return ", ".join(causes) or "unexplained"
-
-
-def _seconds_from_start(run: Summary, stall: Stall) -> tuple[float, float]:
-    start_ns = run.measure_start_ns or 0
-    return (stall.start_ns - start_ns) / 1e9, (stall.end_ns - start_ns) / 1e9
 
 
 def _format_seconds(length_ns: int) -> str:
