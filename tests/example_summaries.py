@@ -128,21 +128,33 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
         _series("heap_bytes", heap_at, heap),
         _series("gc_pause_ms", heap_at[::2], random.gamma(2, 6, len(pauses_at))),
     ]
-    faults = (
-        (FaultRecord(kind="partition", start_ns=START_NS + 20 * 10**9, end_ns=START_NS + 30 * 10**9),) if fault else ()
-    )
-    stall = Stall(
-        start_ns=START_NS + 20 * 10**9,
-        end_ns=START_NS + 31 * 10**9,
+    more: dict[str, Any] = {"series": {item.name: item for item in series}}
+    if fault:
+        ruled_out = (Cause(cause="garbage collection", duration_ns=0, reason="12 responses meanwhile"),)
+        more["stalls"] = (stall(20, 31, "packets lost on the network", ruled_out=ruled_out),)
+        more["faults"] = (fault_record("partition", 20, 30),)
+    return changed(run, **more)
+
+
+def fault_record(kind: str, begin_s: float, end_s: float | None) -> FaultRecord:
+    """Return a fault in seconds from the start of the measurement."""
+    begin_ns, end_ns = (None if at is None else START_NS + round(at * 1e9) for at in (begin_s, end_s))
+    return FaultRecord(kind=kind, start_ns=begin_ns or 0, end_ns=end_ns)
+
+
+def stall(begin_s: float, end_s: float, *causes: str, ruled_out: tuple[Cause, ...] = ()) -> Stall:
+    """Return a stall in seconds from the start of the measurement, explained by each of the causes."""
+    length_ns = round((end_s - begin_s) * 1e9)
+    return Stall(
+        start_ns=START_NS + round(begin_s * 1e9),
+        end_ns=START_NS + round(begin_s * 1e9) + length_ns,
         requests=4,
         max_concurrent=4,
-        longest_response_ns=11 * 10**9,
-        causes=(Cause(cause="packets lost on the network", duration_ns=11 * 10**9),),
-        unexplained_ns=0,
-        ruled_out=(Cause(cause="garbage collection", duration_ns=0, reason="12 responses meanwhile"),),
+        longest_response_ns=length_ns,
+        causes=tuple(Cause(cause=cause, duration_ns=length_ns) for cause in causes),
+        unexplained_ns=0 if causes else length_ns,
+        ruled_out=ruled_out,
     )
-    stalls = (stall,) if fault else ()
-    return changed(run, series={item.name: item for item in series}, faults=faults, stalls=stalls)
 
 
 def changed(run: Summary, /, **fields: Any) -> Summary:

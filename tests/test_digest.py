@@ -16,7 +16,7 @@ from ingest_bench.analysis.run.summary import REFUSED
 from ingest_bench.cli import report, screen
 from ingest_bench.cli.options import OutputOptions
 from ingest_bench.experiment import spec
-from ingest_bench.model.results import Cause, Note, Stall, Summary
+from ingest_bench.model.results import Cause, Note, Summary
 from ingest_bench.report import digest
 from ingest_bench.results import layout
 
@@ -25,16 +25,7 @@ SHARED = Note(source="load", text="this machine is shared: other processes used 
 
 
 def with_stall(run: Summary, length_s: float, *causes: str, ruled_out: str = "garbage collection") -> Summary:
-    stall = Stall(
-        start_ns=made.START_NS,
-        end_ns=made.START_NS + round(length_s * 1e9),
-        requests=1,
-        max_concurrent=1,
-        longest_response_ns=10**9,
-        causes=tuple(Cause(cause=cause, duration_ns=10**9) for cause in causes),
-        unexplained_ns=0,
-        ruled_out=(Cause(cause=ruled_out, duration_ns=0),),
-    )
+    stall = made.stall(0, length_s, *causes, ruled_out=(Cause(cause=ruled_out, duration_ns=0),))
     return made.changed(run, values={"stalls": 1}, stalls=(stall,))
 
 

@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from ingest_bench.model.results import Cause, FaultRecord, Series, Stall, Summary
+from ingest_bench.model.results import FaultRecord, Series, Summary
 from ingest_bench.report import headline, plot_cells, plot_over_time
 
 SECOND = 10**9
@@ -86,8 +86,7 @@ def with_large(run: Summary, largest: int, faults: int) -> Summary:
     moments = [made.START_NS + second * SECOND for second in range(1, 50, 3)]
     sizes = [float(largest if number % 2 else 2 << 20) for number in range(len(moments))]
     line = Series("large_allocation_bytes", tuple(moments), tuple(sizes))
-    begins = [made.START_NS + number * 10 * SECOND for number in range(faults)]
-    flushes = tuple(FaultRecord(kind="flush", start_ns=begin, end_ns=begin + 10**8) for begin in begins)
+    flushes = tuple(made.fault_record("flush", 10 * number, 10 * number + 0.1) for number in range(faults))
     values = {"largest_allocation_bytes": largest, "heap_bytes": 2 << 30}
     return made.changed(run, series={**run.series, line.name: line}, faults=flushes, values=values)
 
@@ -114,8 +113,7 @@ def host_run(level: str, fault: str) -> Summary:
 
 
 FAULTS = tuple(
-    FaultRecord(kind=kind, start_ns=made.START_NS + left * SECOND, end_ns=made.START_NS + (left + 1) * SECOND)
-    for kind, left in (("partition", 20), ("compact_memory", 21), ("memory_pressure", 59))
+    made.fault_record(kind, at, at + 1) for kind, at in (("partition", 20), ("compact_memory", 21), ("pressure", 59))
 )
 LONG = [
     made.with_series(made.changed(run, levels={**run.levels, "heap": "W" * 200, "gc": "x" * 100, "fault": "none"}))
@@ -262,8 +260,8 @@ def test_headline_of_a_fault_is_its_cost() -> None:
     assert headline.describe_run(run) == "Partition: 11 s without progress, throughput back 1.5 s after it"
     lost = made.changed(run, values={"recovery_s": None})
     assert headline.describe_run(lost).endswith("throughput not back in time")
-    early = FaultRecord(kind="partition", start_ns=made.START_NS + SECOND // 5, end_ns=made.START_NS + 6 * SECOND // 5)
-    run = made.changed(made.with_series(FOUR[0]), faults=(early,), values={"zero_throughput_s": 0, "recovery_s": None})
+    early = (made.fault_record("partition", 0.2, 1.2),)
+    run = made.changed(made.with_series(FOUR[0]), faults=early, values={"zero_throughput_s": 0, "recovery_s": None})
     for unknown in (run, made.changed(run, series={})):
         assert headline.describe_run(unknown) == (
             "Partition: 0 s without progress, no throughput before it to compare with"
@@ -292,28 +290,14 @@ def test_fault_far_outside_the_load_does_not_prevent_a_picture(start: int) -> No
     assert_readable(drawn[0])
 
 
-def stall(begin_s: float, end_s: float, cause: str = "") -> Stall:
-    begin_ns, end_ns = (made.START_NS + round(at * SECOND) for at in (begin_s, end_s))
-    return Stall(
-        start_ns=begin_ns,
-        end_ns=end_ns,
-        requests=1,
-        max_concurrent=1,
-        longest_response_ns=end_ns - begin_ns,
-        causes=(Cause(cause=cause, duration_ns=end_ns - begin_ns),) if cause else (),
-        unexplained_ns=0 if cause else end_ns - begin_ns,
-        ruled_out=(),
-    )
-
-
 def test_stalls_are_hatched_and_labelled_where_there_is_room() -> None:
     run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
     end_s = ((run.measure_end_ns or 0) - made.START_NS) / SECOND
     stalls = (
-        stall(5, 6, "Lucene flushed a segment"),
-        stall(7, 9, "garbage collection"),
-        stall(20, 24, "Lucene flushed a segment"),
-        stall(end_s - 0.5, end_s),
+        made.stall(5, 6, "Lucene flushed a segment"),
+        made.stall(7, 9, "garbage collection"),
+        made.stall(20, 24, "Lucene flushed a segment"),
+        made.stall(end_s - 0.5, end_s),
     )
     with figures() as drawn:
         plot_over_time.draw_timeline(made.changed(run, stalls=stalls))
@@ -409,12 +393,9 @@ def test_title_of_nodes_names_the_node_that_was_waited_for(
 def test_large_allocations_are_next_to_the_heap_of_the_same_run() -> None:
     runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
     assert plot_over_time.draw_large_allocations(runs) is None
-    partition = FaultRecord(kind="partition", start_ns=made.START_NS + 10 * SECOND, end_ns=None)
-    other = with_large(runs[1], 256 << 20, 0)
+    other = made.changed(with_large(runs[1], 256 << 20, 0), faults=(made.fault_record("partition", 10, None),))
     with figures() as drawn:
-        plot_over_time.draw_large_allocations(
-            [with_large(runs[0], 8 << 20, 5), made.changed(other, faults=(partition,))]
-        )
+        plot_over_time.draw_large_allocations([with_large(runs[0], 8 << 20, 5), other])
     every = [text.get_text() for text in texts(drawn[0])]
     assert any(text.startswith("The largest object has 8") for text in every)
     # Faults of any cell, each once.
