@@ -36,19 +36,12 @@ def change_rows(changes: Changes) -> list[list[str]]:
 
 def change_numbers(changes: Sequence[Comparison]) -> list[list[object]]:
     """Return comparisons as numbers for a CSV: shares of the first mean. An unknown one is an empty cell."""
-    head: list[object] = [
-        *("column", "first", "second", "first_runs", "second_runs", "first_mean", "second_mean"),
-        *("change", "change_low", "change_high", "changed"),
-    ]
-    body: list[list[object]] = [
-        [
-            *(change.column, change.first, change.second, change.first_runs, change.second_runs),
-            *(change.first_mean, change.second_mean, *_relative_numbers(change)),
-            {True: "yes", False: "no", None: ""}[change.is_distinct],
-        ]
-        for change in changes
-    ]
-    return [head, *body]
+    names = ("column", "first", "second", "first_runs", "second_runs", "first_mean", "second_mean")
+    rows: list[list[object]] = [[*names, "change", "change_low", "change_high", "changed"]]
+    for change in changes:
+        distinct = {True: "yes", False: "no", None: ""}[change.is_distinct]
+        rows.append([*(getattr(change, name) for name in names), *_relative_numbers(change), distinct])
+    return rows
 
 
 def summarise_changes(changes: Sequence[Comparison]) -> str:

@@ -34,17 +34,16 @@ def format_summary_csv(summaries: Sequence[Summary]) -> str:
 
 def format_nodes_csv(summaries: Sequence[Summary]) -> str:
     """Format `nodes.csv`: one row for each node of each run with several nodes."""
-    nodes = [(summary, number, values) for summary in summaries for number, values in enumerate(summary.nodes, 1)]
+    nodes = [(run, number, values) for run in summaries for number, values in enumerate(run.nodes, 1)]
     measured = {name for _, _, values in nodes for name in values}
     columns = [column.name for column in COLUMNS if column.name in measured]
-    keys = _level_keys(summary for summary, _, _ in nodes)
-    rows = [
-        [summary.experiment, summary.run, summary.replicate, summary.state, number]
-        + [summary.levels.get(key, "") for key in keys]
-        + [_format_value(values.get(name)) for name in columns]
-        for summary, number, values in nodes
-    ]
-    return to_csv([["experiment", "run", "replicate", "state", "node", *keys, *columns], *rows])
+    keys = _level_keys(run for run, _, _ in nodes)
+    rows = [[*_HEAD[:4], "node", *keys, *columns]]
+    for run, number, values in nodes:
+        levels = (run.levels.get(key, "") for key in keys)
+        numbers = (_format_value(values.get(name)) for name in columns)
+        rows.append([run.experiment, run.run, str(run.replicate), run.state, str(number), *levels, *numbers])
+    return to_csv(rows)
 
 
 def format_histograms_csv(summaries: Sequence[Summary], name: str = "read_bytes", number: str = "reads") -> str:
