@@ -93,7 +93,7 @@ def open_server(options: TargetOptions, profile: str) -> Iterator[Server]:
         folder.chmod(0o755)
         link = stack.enter_context(link_module.open_link(catalog.load_profile(profile, {})))
         listen = Endpoint(link.server_address, 9200)
-        http = stack.enter_context(open_http(link.client.command, listen))
+        http = stack.enter_context(open_http(ServerAddress(endpoint=listen), link.client.command))
         launch = Launch(
             plan=target.launch_plan(NodeStart(options, java, folder / "home", 0, (listen,))),
             enter=link.server.command,

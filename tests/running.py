@@ -19,7 +19,7 @@ from typing import Any
 from servers import launched, visible
 
 from ingest_bench.jvm.process import ServerProcess
-from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.targets.http import Http
 
 _NUMBERS = itertools.count()
@@ -72,7 +72,7 @@ class _CannedChild:
 def canned_http(responses: Mapping[str, tuple[int, bytes]]) -> Http:
     """Return a client that gets these responses by path, and 404 for others, without a server."""
     child: Any = _CannedChild(responses)
-    return Http("http://h", child, {}, Endpoint("h", 80), tuple)
+    return Http(ServerAddress(endpoint=Endpoint("h", 80), host_header="h"), child, {}, tuple)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.load import Workload
 from ingest_bench.model.network import Medium, Profile
-from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
+from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions
 from ingest_bench.network.act.link import Link, open_link
 from ingest_bench.targets.base import NodeStart, Target
 from ingest_bench.targets.http import Enter, Http, Response, open_http
@@ -112,7 +112,7 @@ def launched(
     java = targets.fetch(target.requirements(options))
     plan = target.launch_plan(NodeStart(options, java, folder / "home", 0, nodes, jvm_options))
     remember(plan)
-    with open_http(enter[1], nodes[0], log=log) as http:
+    with open_http(ServerAddress(endpoint=nodes[0]), enter[1], log) as http:
         launch = Launch(
             plan=plan,
             enter=enter[0],

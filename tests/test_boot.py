@@ -21,7 +21,7 @@ from servers import on_this_network, opened_link
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import process
-from ingest_bench.model.target import Endpoint, LaunchPlan
+from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress
 from ingest_bench.targets.http import open_http
 
 pytestmark = pytest.mark.processes
@@ -97,7 +97,7 @@ def make_launch(
 def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMIT_S) -> None:
     """Start a server as if it were OpenSearch."""
     target = targets.find_target("opensearch")
-    with open_http(tuple, Endpoint("127.0.0.1", port)) as http:
+    with open_http(ServerAddress(endpoint=Endpoint("127.0.0.1", port))) as http:
         launch = make_launch(folder, argv, lambda left_s: target.is_ready(0, (http.with_deadline(left_s),)), port)
         with process.serve(launch, timeout_s=timeout_s):
             pytest.fail("ready")

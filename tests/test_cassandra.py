@@ -23,7 +23,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.lab import planning
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import BulkAction, LoadOptions
-from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.model.values import GIB, MIB
 from ingest_bench.protocols import cql_wire, thrift_wire
 from ingest_bench.targets import rpc_child
@@ -184,7 +184,7 @@ def test_a_node_of_another_version_makes_the_run_invalid(
 ) -> None:
     path = tmp_path / "log"
     path.write_text(CQL_LOG, encoding="utf-8")
-    http = Http("", SimpleNamespace(), {}, CQL_NODE, tuple, path)  # type: ignore[arg-type]
+    http = Http(ServerAddress(endpoint=CQL_NODE), SimpleNamespace(), {}, tuple, path)  # type: ignore[arg-type]
     monkeypatch.setattr(Http, "ask_rpc", lambda *_, **__: {"version": version, "interface": "3.4.7"})
     with pytest.raises(InvalidRun, match=f"expected version 5.0.9; the node reports {version or 'none'}"):
         targets.find_target("cassandra").describe(http, cassandra("5.0.9"))

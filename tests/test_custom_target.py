@@ -22,7 +22,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign, planning
 from ingest_bench.lab.server import running_server
 from ingest_bench.model.experiment import Plan
-from ingest_bench.model.target import DocumentCount, Endpoint, TargetOptions
+from ingest_bench.model.target import DocumentCount, Endpoint, ServerAddress, TargetOptions
 from ingest_bench.results import layout
 from ingest_bench.targets import counting, detect
 from ingest_bench.targets.base import NodeStart
@@ -290,7 +290,8 @@ def identify(http: Http, text: str, folder: Path) -> detect.Identified:
 @pytest.mark.processes
 def test_a_server_at_a_url_is_described_and_counted_by_its_file(tmp_path: Path) -> None:
     metrics = '[count]\npath = "/metrics"\nmetric = "a"\nport = '
-    with canned_server({"/up": (204, b""), "/count": (200, b'{"n": 7}')}) as address, open_http(tuple, address) as http:
+    responses = {"/up": (204, b""), "/count": (200, b'{"n": 7}')}
+    with canned_server(responses) as address, open_http(ServerAddress(endpoint=address)) as http:
         server = identify(http, PROTOCOL + '[ready]\npath = "/up"\nstatus = 204\n' + COUNT, tmp_path)
         assert server.description == {"name": "mine", "description": ""}
         assert server.target.count((http,), ()) == 7
@@ -348,8 +349,8 @@ def test_an_unexpected_response_is_quoted_before_the_load(tmp_path: Path, text: 
 @pytest.mark.processes
 @pytest.mark.parametrize("text", ["", '[ready]\npath = "/up"\n', '[ready]\nlog = "up"\n'])
 def test_a_closed_port_is_reported(tmp_path: Path, text: str) -> None:
-    address = Endpoint("127.0.0.1", free_port())
-    with open_http(tuple, address) as http, pytest.raises(RunFailed, match="ConnectionRefusedError"):
+    address = ServerAddress(endpoint=Endpoint("127.0.0.1", free_port()))
+    with open_http(address) as http, pytest.raises(RunFailed, match="ConnectionRefusedError"):
         identify(http, PROTOCOL + text, tmp_path)
 
 
@@ -358,7 +359,7 @@ def test_a_text_in_the_log_means_ready(tmp_path: Path) -> None:
     options = target_options(write(tmp_path, PROTOCOL + JAR + '[ready]\nlog = "is up"\n'))
     target, log = targets.resolve(options), tmp_path / "log"
     log.write_text("starting\n")
-    with open_http(tuple, Endpoint("127.0.0.1", free_port()), log=log) as http:
+    with open_http(ServerAddress(endpoint=Endpoint("127.0.0.1", free_port())), log=log) as http:
         assert not target.is_ready(0, (http,))
         log.write_text("starting\nServer is up\n")
         # A server that logs without an end: 2 TiB, which are never read.

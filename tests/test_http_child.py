@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.targets.http import Http, NoResponse, open_http
 
 pytestmark = pytest.mark.processes
@@ -31,7 +31,7 @@ def open_listener() -> Iterator[tuple[socket.socket, Http, ThreadPoolExecutor]]:
     """Yield a listening socket, its client, and threads for the server's side."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        open_http(enter, Endpoint(*listener.getsockname()[:2])) as http,
+        open_http(ServerAddress(endpoint=Endpoint(*listener.getsockname()[:2])), enter) as http,
         ThreadPoolExecutor() as threads,
     ):
         yield listener, http, threads

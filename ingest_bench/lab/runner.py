@@ -26,7 +26,6 @@ from ingest_bench.jvm.attach import launched
 from ingest_bench.lab import evaluation, link_watch, planning, preloading
 from ingest_bench.lab.planning import Loads, Procedure
 from ingest_bench.lab.server import borrowed, running_server
-from ingest_bench.lab.server.reach import Enter
 from ingest_bench.lab.server.running_server import RunningServer, ServerSetup
 from ingest_bench.load import supervisor
 from ingest_bench.load.exporter import Exporter
@@ -39,6 +38,7 @@ from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import RunFolder
+from ingest_bench.targets.http import Enter
 
 NetemBackend = Literal["auto", "kernel", "uml"]
 JfrSettings = Literal["default", "profile"]

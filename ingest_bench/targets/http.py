@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import credentials
 from ingest_bench.model.load import AdminRequest
-from ingest_bench.model.target import Endpoint, Tls
+from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.targets import counting
 from ingest_bench.units import quote_value
 
@@ -63,12 +64,10 @@ class Response:
 class Http:
     """One server, reached over one kept connection."""
 
-    origin: str
-    """Such as "http://198.18.2.1:9200", with the path prefix."""
+    address: ServerAddress
     child: system.Child
     headers: Mapping[str, str] = field(repr=False)
     """Headers of each request. They go through a pipe, never into a file or a command line."""
-    endpoint: Endpoint
     enter: Enter
     """Returns the argv that runs a command in the client's namespace."""
     log: Path | None = None
@@ -77,9 +76,18 @@ class Http:
     """The home folder of a launched server."""
     deadline: float | None = None
     """Of all requests together, on the monotonic clock; None: each has only its own limit."""
-    path_prefix: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held from a request to its response: several threads restart nodes."""
+
+    @property
+    def origin(self) -> str:
+        """Return its URL, such as "http://198.18.2.1:9200", with the path prefix."""
+        return f"{'http' if self.address.tls is None else 'https'}://{self.address}{self.address.path_prefix}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Return where it listens."""
+        return self.address.endpoint
 
     def with_deadline(self, limit_s: float) -> Http:
         """Return the same server with a time limit for all further requests."""
@@ -109,7 +117,7 @@ class Http:
         content_type = {"Content-Type": "application/json"} if body is not None else {}
         request = {
             "method": method,
-            "path": self.path_prefix + path,
+            "path": self.address.path_prefix + path,
             "body": None if body is None else base64.b64encode(body).decode(),
             "headers": {**content_type, **self.headers, **(headers or {})},
             "timeout_s": remaining_s,
@@ -137,7 +145,8 @@ class Http:
         if port is None:
             yield self
             return
-        with open_http(self.enter, Endpoint(self.endpoint.host, port), log=self.log) as other:
+        address = ServerAddress(endpoint=Endpoint(self.endpoint.host, port))
+        with open_http(address, self.enter, self.log) as other:
             yield replace(other, deadline=self.deadline)
 
     def read(self, name: str, path: str, parse: Callable[[bytes], T]) -> T:
@@ -227,20 +236,12 @@ def _describe_refusal(request: str, response: Response) -> str:
 
 @contextmanager
 def open_http(
-    enter: Enter,
-    endpoint: Endpoint,
-    *,
-    host_header: str = "",
-    path_prefix: str = "",
-    tls: Tls | None = None,
-    headers: Mapping[str, str] | None = None,
-    log: Path | None = None,
-    home: Path | None = None,
+    address: ServerAddress, enter: Enter = tuple, log: Path | None = None, home: Path | None = None
 ) -> Iterator[Http]:
-    """Start an HTTP child for the server at `endpoint`, in the namespace that `enter` leads to."""
-    argv = enter(system.build_script_argv(Path(__file__).with_name("http_child.py"), endpoint.host, str(endpoint.port)))
-    name = host_header or str(endpoint)
-    origin = f"{'http' if tls is None else 'https'}://{name}{path_prefix}"
-    with system.Child(argv, name=origin) as child:
-        child.write_line(json.dumps({"host": name, "tls": None if tls is None else asdict(tls)}))
-        yield Http(origin, child, headers or {}, endpoint, enter, log, home, path_prefix=path_prefix)
+    """Start an HTTP child for the server, in the namespace that `enter` leads to."""
+    program, endpoint, tls = Path(__file__).with_name("http_child.py"), address.endpoint, address.tls
+    headers = credentials.read_authorization(os.environ) if address.has_credentials else {}
+    argv = enter(system.build_script_argv(program, endpoint.host, str(endpoint.port)))
+    with system.Child(argv, name=f"HTTP child for {address}") as child:
+        child.write_line(json.dumps({"host": str(address), "tls": None if tls is None else asdict(tls)}))
+        yield Http(address, child, headers, enter, log, home)

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,7 @@ from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions, Tl
 from ingest_bench.network.act import interface
 from ingest_bench.network.measure.shaped_path import ShapedPath, shape_path
 from ingest_bench.targets import detect
-from ingest_bench.targets.http import Http, open_http
-
-Enter = Callable[[Sequence[str]], tuple[str, ...]]
-"""Returns the argv that runs a command in the network namespace of the client."""
+from ingest_bench.targets.http import Enter, open_http
 
 CONNECT_LIMIT_S = 10
 # For a load of unknown length; and the time that requests, waits and counting take in addition to a known one.
@@ -33,23 +30,6 @@ _MAX_LOAD_S, _OVERHEAD_S = 24 * 3600.0, 1800.0
 
 
 # --- URLs
-
-
-def connect(
-    address: ServerAddress, enter: Enter = tuple, log: Path | None = None, home: Path | None = None
-) -> AbstractContextManager[Http]:
-    """Open an HTTP connection to the server from the namespace of *enter*."""
-    headers = credentials.read_authorization(os.environ) if address.has_credentials else {}
-    return open_http(
-        enter,
-        address.endpoint,
-        host_header=address.host_header,
-        path_prefix=address.path_prefix,
-        tls=address.tls,
-        headers=headers,
-        log=log,
-        home=home,
-    )
 
 
 def urls_of(options: TargetOptions) -> tuple[Url, ...]:
@@ -199,7 +179,7 @@ def find_url(jvm: AttachedJvm, enter: Enter, options: TargetOptions) -> Url:
     for endpoint in find_endpoints(jvm.pid):
         url = Url(scheme="http", host=endpoint.host, port=endpoint.port)
         try:
-            with connect(ServerAddress(endpoint=endpoint, has_credentials=has_credentials), enter) as http:
+            with open_http(ServerAddress(endpoint=endpoint, has_credentials=has_credentials), enter) as http:
                 name = detect.identify_name(http, options)
         except IngestBenchError as error:
             attempts.append(str(error).splitlines()[0])

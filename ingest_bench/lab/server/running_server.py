@@ -28,7 +28,6 @@ from ingest_bench.jvm.attach import find_reader, launched
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.lab.server import reach
-from ingest_bench.lab.server.reach import Enter
 from ingest_bench.model.experiment import Cell, HostSettings
 from ingest_bench.model.network import LinkCheck
 from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions
@@ -41,7 +40,7 @@ from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import NodeFolder, RunFolder
 from ingest_bench.targets import detect
 from ingest_bench.targets.base import NodeStart, Target
-from ingest_bench.targets.http import Http
+from ingest_bench.targets.http import Enter, Http, open_http
 from ingest_bench.units import quote_name
 
 PrepareLoad = Callable[[ServerAddress, Enter], AbstractContextManager[Callable[[], None]]]
@@ -119,7 +118,7 @@ class RunningServer:
 
     def connect(self) -> AbstractContextManager[Http]:
         """Open a separate connection. Call it from the main thread."""
-        return reach.connect(self.address, self.enter)
+        return open_http(self.address, self.enter)
 
     def flush(self, indices: Sequence[str]) -> None:
         """Flush the in-memory documents of these indices to files on all nodes of a launched server at once."""
@@ -238,7 +237,7 @@ def _boot(
     """Start all nodes; return connections to them, their processes and the description of the first one."""
     ready_timeout_s = target.listens(cell.target).ready_timeout_s
     nodes = tuple(
-        stack.enter_context(reach.connect(ServerAddress(endpoint=endpoint), link.server.command, node.log, node.home))
+        stack.enter_context(open_http(ServerAddress(endpoint=endpoint), link.server.command, node.log, node.home))
         for endpoint, link, node in zip(site.endpoints, site.links.clients, site.folders, strict=True)
     )
 
@@ -303,12 +302,12 @@ def reach_server(
     if jvm is not None and options.url is None:
         options = dataclasses.replace(options, url=reach.find_url(jvm, enter, options))
     address = reach.resolve_address(options, enter)
-    connect = functools.partial(reach.connect, address, enter)
+    connect = functools.partial(open_http, address, enter)
     with ExitStack() as stack:
         http = stack.enter_context(connect())
         server = detect.identify(http, options)
         reachable, notes = _check_other_addresses(address, server, enter)
-        others = () if server.counts_for_all else tuple(stack.enter_context(reach.connect(a, enter)) for a in reachable)
+        others = () if server.counts_for_all else tuple(stack.enter_context(open_http(a, enter)) for a in reachable)
         description: dict[str, Any] = server.description | {"url": str(options.url)}
         if address.other_addresses:
             description["urls"] = [str(url) for url in reach.urls_of(options)]
@@ -339,7 +338,7 @@ def _check_other_addresses(
     reachable, notes = [], []
     for other in address.other_addresses:
         try:
-            with reach.connect(other, enter) as http:
+            with open_http(other, enter) as http:
                 cluster = detect.read_cluster_id(http.with_deadline(reach.CONNECT_LIMIT_S), server.target)
         except RunFailed as error:
             notes.append(f"{other} does not respond: its part of the load goes to the others ({error})")
