@@ -217,12 +217,11 @@ def _mark_change(head: str, text: str) -> str:
 
 def _render_tiles(tiles: Sequence[Tile]) -> str:
     """Render the answers next to each other."""
-    texts = (
-        f"<div><small>{tile.title}</small><strong>{escape(tile.answer)}</strong>"
-        + "".join(f"<p>{escape(text)}</p>" for text in (tile.text, tile.verdict) if text)
-        for tile in tiles
-    )
-    return f'<div class="tiles">{"</div>".join(texts)}</div></div>'
+    content = ""
+    for tile in tiles:
+        texts = "".join(f"<p>{escape(text)}</p>" for text in (tile.text, tile.verdict) if text)
+        content += f"<div><small>{tile.title}</small><strong>{escape(tile.answer)}</strong>{texts}</div>"
+    return f'<div class="tiles">{content}</div>'
 
 
 def _embed(name: str, content: bytes) -> str:

@@ -75,7 +75,7 @@ def parse_summary_csv(text: str) -> list[Summary]:
     missing = [name for name in _HEAD if name not in head]
     if missing:
         raise ValueError(f"not a summary.csv: the column {missing[0]} is missing")
-    columns = {column.name for column in COLUMNS}
+    columns = dict.fromkeys(column.name for column in COLUMNS)
     keys = [name for name in head if name not in columns and name not in (*_HEAD, _INSTRUMENTED)]
     own_names = {key.rpartition(".")[2] for key in keys}
     summaries: dict[str, Summary] = {}
