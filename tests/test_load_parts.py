@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import os
 import resource
 from collections.abc import Iterator
@@ -92,10 +93,15 @@ def test_an_empty_histogram_and_negative_durations_are_zero() -> None:
 
 def test_where_a_share_ends_is_looked_up_once_for_all_workers(tmp_path: Path) -> None:
     path = documents_of(tmp_path, 2000)
-    file = TrackFile(path=str(path), index="tiny", documents=1000)
+    packed = tmp_path / "documents.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    file = TrackFile(path=str(packed), index="tiny", documents=1000)
     plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path, step=Step(name="bulk", operation="bulk", files=(file,)))
     plan.folder.mkdir()
     plan = dataclasses.replace(plan, workers=4).with_decompressed_files()
     assert plan.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
-    path.write_text("not read to its end")
+    copy = Path(plan.files[0].path)
+    copy.write_text("not read to its end")
     assert plan.with_decompressed_files() == plan
+    plan.remove_decompressed_files()
+    assert not copy.exists()

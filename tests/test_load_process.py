@@ -163,9 +163,13 @@ def test_gzip_bodies_and_parameters_of_the_bulk_are_sent_as_chosen(tmp_path: Pat
 
 def test_no_two_users_give_the_same_id(tmp_path: Path) -> None:
     action = BulkAction(conflicts="sequential", conflict_probability_ppm=500_000)
+    packed = tmp_path / "documents.json.gz"
+    packed.write_bytes(gzip.compress(documents_of(tmp_path).read_bytes()))
     with bulk_server() as server:
         server.keep_bodies = True
-        report, samples, _ = loaded(plan_for(server.address, tmp_path, action=action, processes=2))
+        plan = plan_for(server.address, tmp_path, action=action, processes=2, documents=str(packed))
+        report, samples, _ = loaded(plan)
+    assert not list(plan.folder.glob("decompressed-*"))
     ids = [json.loads(line)["index"]["_id"] for body in server.bodies for line in body.splitlines()[::2]]
     assert len(ids) == samples["documents_acked"].sum()
     assert len(set(ids)) == len(ids) - report.documents_repeated < len(ids)

@@ -141,21 +141,21 @@ def create(path: Path, suffix: str) -> AbstractContextManager[Any]:
     return path.open("wb")
 
 
-def decompress_to(path: Path, folder: Path) -> Path:
-    """Write a plain copy of a compressed file into the folder, so that several processes can each read a part of it.
+def decompress_to(path: Path, target: Path) -> Path:
+    """Write a plain copy of a compressed file, so that several processes can each read a part of it.
 
     The path of a plain file is returned unchanged.
     """
     if is_plain(path):
         return path
-    target, part = folder / "decompressed", folder / "decompressed.part"
+    part = target.with_name(f"{target.name}.part")
     try:
         with part.open("wb") as file:
             for piece in read_chunks(path):
                 file.write(piece)
     except OSError as error:
         part.unlink(missing_ok=True)
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(target.parent).free
         raise SpecError(
             f"{part}: cannot be written: {error.strerror} ({free} bytes are free). Use one process."
         ) from None

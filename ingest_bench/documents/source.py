@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ingest_bench.model.load import Conflicts, LoadOptions, Workload
 
 POOL_BYTES = 64 * 1024**2
+# Names of plain copies in the folder of a load begin with this.
+_DECOMPRESSED = "decompressed-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,18 +344,22 @@ def build_synthetic_pool(
     return build_pool(group_documents(blocks, size, protocol.overhead_bytes), protocol, options.seed, pool_bytes)
 
 
-def decompress_files(files: Iterable[TrackFile], out_folder: Path) -> tuple[TrackFile, ...]:
-    """Return files that several workers can read, each in its own folder: names may be equal.
+def decompress_files(files: Iterable[TrackFile], folder: Path) -> tuple[TrackFile, ...]:
+    """Return files that several workers can read; `remove_decompressed` deletes the plain copies of compressed ones.
 
     If only the first documents of a file are sent, their end is searched here, once for all workers.
     """
     decompressed = []
     for number, file in enumerate(files):
-        folder = out_folder / f"file-{number}"
-        folder.mkdir(exist_ok=True)
-        path = lines.decompress_to(Path(file.path), folder)
+        path = lines.decompress_to(Path(file.path), folder / f"{_DECOMPRESSED}{number}")
         end_bytes = file.end_bytes
         if file.documents is not None and end_bytes is None:
             end_bytes = corpora.find_end(path, file.documents, file.has_action_lines)
         decompressed.append(dataclasses.replace(file, path=str(path), end_bytes=end_bytes))
     return tuple(decompressed)
+
+
+def remove_decompressed(folder: Path) -> None:
+    """Delete the plain copies that `decompress_files` wrote into the folder."""
+    for path in folder.glob(f"{_DECOMPRESSED}*"):
+        path.unlink(missing_ok=True)

@@ -154,6 +154,10 @@ class LoadPlan:
             return self
         return dataclasses.replace(self, files=source.decompress_files(self.files, self.folder))
 
+    def remove_decompressed_files(self) -> None:
+        """Delete the plain copies that `with_decompressed_files` wrote: results do not keep a corpus."""
+        source.remove_decompressed(self.folder)
+
     def record_file(self, kind: str) -> Path:
         """Return this worker's file of records. *kind* is a key of `model.samples.RECORDS`, such as "samples"."""
         return self.folder / f"{kind}-{self.worker}.bin"

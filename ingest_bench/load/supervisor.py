@@ -284,6 +284,8 @@ class RunningLoad:
     def stop(self) -> None:
         """End all workers. One that still sends ends its load in order, if that takes at most 5 s."""
         self._workers.stop()
+        for plan in self._plans:
+            plan.remove_decompressed_files()
         if self._page is not None:
             self._page.clear()
 
