@@ -58,7 +58,7 @@ def test_bulks_and_their_failed_items_are_in_locusts_own_statistics(tmp_path: Pa
         return answer(bulk_answer([201] * documents if number % 2 else [201] * (documents - 1) + [400]))
 
     with bulk_server(reply) as server:
-        stats = run_locust(tmp_path, f"http://{server.address}", "--run-time", "4")
+        stats = run_locust(tmp_path, f"http://{server.address}")
     assert counted(stats["num_requests"], server.requests)
     assert stats["num_failures"] == pytest.approx(stats["num_requests"] / 2, abs=3)
     assert "1 of 20 documents not acknowledged" in (tmp_path / "stderr").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,17 @@ class LineChannel:
                         wait_write(1)
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies; entering a user namespace clears an earlier request."""
+@contextlib.contextmanager
+def run_child() -> Iterator[LineChannel]:
+    """Run the block as a child process: it dies with its parent, logs warnings, and exits after its last line.
+
+    An exception ends it as any program.
+    """
+    # Also here: entering a user namespace clears an earlier request.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    channel = LineChannel()
+    yield channel
+    channel.flush()
+    # Greenlets of Locust would delay the exit of the interpreter.
+    os._exit(0)

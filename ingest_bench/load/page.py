@@ -6,8 +6,6 @@ namespace, where browsers reach it.
 
 from __future__ import annotations
 
-import logging
-import os
 import socket
 import sys
 import time
@@ -18,7 +16,7 @@ from locust.env import Environment
 from locust.runners import STATE_RUNNING, STATE_STOPPED, LocalRunner
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load.channel import LineChannel, die_with_parent
+from ingest_bench.load.channel import LineChannel, run_child
 from ingest_bench.load.figures import EDGES_NS, LoadFigures, figures_from_json
 
 if TYPE_CHECKING:
@@ -97,20 +95,16 @@ def add_requests(stats: Any, name: str, new: RequestFigures) -> None:
 
 def main() -> None:
     """Serve the page at the host and port of the arguments."""
-    die_with_parent()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    channel = LineChannel()
-    environment = Environment(user_classes=[])
-    environment.runner = runner = _PageRunner(environment)
-    try:
-        _serve_page(environment, sys.argv[1], int(sys.argv[2]))
-    except RunFailed as error:
-        channel.send({"error": str(error)})
-    else:
-        channel.send({"listening": True})
-        _show_loads(channel, runner)
-    channel.flush()
-    os._exit(0)
+    with run_child() as channel:
+        environment = Environment(user_classes=[])
+        environment.runner = runner = _PageRunner(environment)
+        try:
+            _serve_page(environment, sys.argv[1], int(sys.argv[2]))
+        except RunFailed as error:
+            channel.send({"error": str(error)})
+        else:
+            channel.send({"listening": True})
+            _show_loads(channel, runner)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from ingest_bench.errors import IngestBenchError, RunFailed, describe_error, des
 from ingest_bench.inputs import credentials
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import schedule, take_share
-from ingest_bench.load.channel import LineChannel, die_with_parent
+from ingest_bench.load.channel import run_child
 from ingest_bench.load.figures import LoadFigures, RequestFigures, read_cpu_mark
 from ingest_bench.load.loops import OpenLoop
 from ingest_bench.load.plan import LoadPlan
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.documents.source import Source
+    from ingest_bench.load.channel import LineChannel
     from ingest_bench.load.users import RetryingUser
     from ingest_bench.model.load import Arrivals
     from ingest_bench.protocols.protocol import Protocol
@@ -345,9 +346,8 @@ def _build_report(
 class Leader:
     """Leads the load of this process by commands of the supervisor: `spawn`, `begin`, `end`, and `alive` in a fleet."""
 
-    def __init__(self) -> None:
-        self._channel = LineChannel()
-        self._lines = self._channel.lines()
+    def __init__(self, channel: LineChannel) -> None:
+        self._channel, self._lines = channel, channel.lines()
         self._may_spawn = Event()
         self._start_ns: AsyncResult[int] = AsyncResult()
         self._stop: Callable[[], None] | None = None
@@ -366,7 +366,6 @@ class Leader:
                 logging.exception("the load worker failed")
             # The second one for other machines: without contents of files.
             self.report(phase="failed", error=describe_error(error), remote_error=describe_error_for_remote(error))
-        self._channel.flush()
 
     def report(self, **status: Any) -> None:
         """Send a status message to the supervisor. Never waits."""
@@ -412,11 +411,8 @@ class Leader:
 
 def main() -> None:
     """Send one load for the supervisor."""
-    die_with_parent()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    Leader().run()
-    # Greenlets of Locust would delay the exit of the interpreter.
-    os._exit(0)
+    with run_child() as channel:
+        Leader(channel).run()
 
 
 if __name__ == "__main__":

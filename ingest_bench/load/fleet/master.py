@@ -23,7 +23,7 @@ from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.inputs.records import from_json
-from ingest_bench.load.channel import LineChannel, die_with_parent
+from ingest_bench.load.channel import LineChannel, run_child
 from ingest_bench.load.fleet import curve
 from ingest_bench.load.fleet.keys import RunKeys
 from ingest_bench.load.fleet.transfer import receive_file
@@ -244,31 +244,26 @@ class Master:
 
 def main() -> None:
     """Lead a fleet until there are no more commands."""
-    die_with_parent()
-    channel = LineChannel()
-    lines = channel.lines()
-    setup = next(lines)
-    # Each worker is a connection, and the usual soft limit is 1,024.
-    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    try:
-        bind, keys = from_json(Endpoint, setup["bind"]), from_json(RunKeys, setup["keys"])
-        curve.install_server(bind, keys, lambda line: channel.send({"refused": line}))
-        runner = Environment(user_classes=[]).create_master_runner()
-        server: Any = runner.server
-        curve.require_encrypted(server.socket)
-    except IngestBenchError as error:
-        channel.send({"fatal": str(error)})
-        channel.flush()
-    else:
+    with run_child() as channel:
+        lines = channel.lines()
+        setup = next(lines)
+        # Each worker is a connection, and the usual soft limit is 1,024.
+        hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+        try:
+            bind, keys = from_json(Endpoint, setup["bind"]), from_json(RunKeys, setup["keys"])
+            curve.install_server(bind, keys, lambda line: channel.send({"refused": line}))
+            runner = Environment(user_classes=[]).create_master_runner()
+            server: Any = runner.server
+            curve.require_encrypted(server.socket)
+        except IngestBenchError as error:
+            channel.send({"fatal": str(error)})
+            return
         channel.send({"listening": True})
         Master(runner, server, channel).serve(lines)
         # First: once the socket is closed, Locust's receiving greenlet loops without a pause.
         channel.flush()
         server.close()
-    # Greenlets of Locust would delay the exit of the interpreter.
-    os._exit(0)
 
 
 if __name__ == "__main__":
