@@ -138,9 +138,8 @@ def parse_facts(flags: str, recorder: str) -> JvmFacts:
 
 def read_start_id(pid: int) -> str | None:
     """Return the boot id and start time of a process, which no other process has; None if it has exited."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    stat = system.read_text(f"/proc/{pid}/stat")
+    if stat is None:
         return None
     # The name may hold anything; after it come state (3rd field) … starttime (22nd), proc(5).
     fields = stat.rpartition(")")[2].split()

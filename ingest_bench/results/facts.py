@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
+
+from ingest_bench import system
 
 _HOST_FILES = {
     "transparent_hugepages": "/sys/kernel/mm/transparent_hugepage/enabled",
@@ -28,7 +29,7 @@ _HOST_FILES = {
 
 def collect_facts() -> dict[str, Any]:
     """Return machine, kernel and versions: what must agree before two results may be compared."""
-    lines = (_read("/proc/cpuinfo") or "").splitlines()
+    lines = (system.read_text("/proc/cpuinfo") or "").splitlines()
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
@@ -46,13 +47,13 @@ def collect_facts() -> dict[str, Any]:
         "uid": os.getuid(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "numad_runs": is_numad_running(),
-        **{name: _read(path) for name, path in _HOST_FILES.items()},
+        **{name: system.read_text(path) for name, path in _HOST_FILES.items()},
     }
 
 
 def memory_bytes() -> int:
     """Return the memory of this machine, or the limit of our control group if that is less."""
-    limit = _read("/sys/fs/cgroup/memory.max")
+    limit = system.read_text("/sys/fs/cgroup/memory.max")
     total: int = psutil.virtual_memory().total
     return min(total, int(limit)) if limit and limit.isdigit() else total
 
@@ -60,10 +61,3 @@ def memory_bytes() -> int:
 def is_numad_running() -> bool:
     """Return True if a process `numad` runs, which moves memory between NUMA nodes."""
     return any(process.info["name"] == "numad" for process in psutil.process_iter(["name"]))
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
