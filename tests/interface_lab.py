@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
 from ingest_bench.network.plan import link_plan
 
 CLIENT, SERVER, PORT = "198.18.40.1", "198.18.40.2", 9200
@@ -187,21 +189,9 @@ def _wait_for_carrier(machine: Lab) -> None:
 
 @contextmanager
 def holder(make: Sequence[str]) -> Iterator[int]:
-    pipe = subprocess.PIPE
-    argv = (*make, "setpriv", "--pdeathsig", "KILL", "cat")
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with system.Child((*make, "setpriv", "--pdeathsig", "KILL", "cat"), name="holder") as child:
         try:
-            process.stdin.write(b"ready\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass
-        if process.stdout.readline() != b"ready\n":
-            process.kill()
-            assert process.stderr is not None
-            pytest.skip(f"no network namespaces here: {process.stderr.read().decode()}")
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+            child.request("ready")
+        except RunFailed as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield child.pid

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,19 +174,8 @@ def stage_of(node: NodeCgroups) -> Stage:
     return make_resource_stage(NodeResources(cgroups=node))
 
 
-@contextmanager
-def run_in(node: NodeCgroups, program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    argv = node.wrap((sys.executable, "-S", "-c", program, *arguments))
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def read_line(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    return process.stdout.readline()
+def run_in(node: NodeCgroups, program: str, *arguments: str) -> system.Child:
+    return system.Child(node.wrap((sys.executable, "-S", "-c", program, *arguments)), name="node")
 
 
 def read_file(node: NodeCgroups, controller: Controller, version_1: str, version_2: str) -> str:
@@ -232,7 +221,7 @@ def test_memory_fault_reclaims_page_cache_and_the_node_continues(
 
     stage = stage_of(nodes[1])
     with run_in(nodes[1], READER, str(tmp_path / "file")) as reader:
-        read_line(reader)
+        reader.read_line()
         assert usage_bytes() > 96 << 20
         fault = timeline.begin_fault(make_fault("memory", headroom_bytes=4 << 20), stage)
         assert usage_bytes() < 96 << 20
@@ -240,7 +229,7 @@ def test_memory_fault_reclaims_page_cache_and_the_node_continues(
         time.sleep(0.5)
         assert Path(f"/proc/{reader.pid}/io").read_text() != io_before
         assert "its page cache fell from " in fault.end()
-        assert reader.poll() is None
+        assert reader.is_running()
         without_effect = timeline.begin_fault(make_fault("memory", headroom_bytes=1 << 40), stage)
         with pytest.raises(RunFailed, match="never reached its limit"):
             without_effect.end()
@@ -249,16 +238,13 @@ def test_memory_fault_reclaims_page_cache_and_the_node_continues(
 @pytest.mark.netns
 def test_node_that_needs_more_memory_waits_and_is_not_killed(nodes: tuple[NodeCgroups, ...]) -> None:
     with run_in(nodes[0], GROWER) as grower:
-        assert grower.stdin is not None
-        assert grower.stdout is not None
-        read_line(grower)
+        grower.read_line()
         fault = timeline.begin_fault(make_fault("memory", headroom_bytes=8 << 20), stage_of(nodes[0]))
-        grower.stdin.write(b"grow\n")
-        grower.stdin.flush()
+        grower.write_line("grow")
         assert not select.select([grower.stdout], [], [], 1)[0]
-        assert grower.poll() is None
+        assert grower.is_running()
         effect = fault.end()
-        assert read_line(grower) == b"grown\n"
+        assert grower.read_line() == "grown"
         if nodes[0].by_controller["memory"].version == 1:
             assert effect.endswith("; at the end a thread waited for memory")
 

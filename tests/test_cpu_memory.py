@@ -271,14 +271,13 @@ def test_large_blocks_become_fewer_and_memory_is_freed() -> None:
         pytest.skip("needs 8 GiB of free memory in huge pages")
     share_ppm = 10**6 * max_bytes // fragments.read_memory_bytes("MemAvailable")
     argv = system.build_script_argv(fragments.__file__, str(share_ppm), str(2 * GIB))
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        result = json.loads(child.stdout.readline())
+    with system.Child(argv, name="fragments") as child:
+        result = json.loads(child.read_line(300))
         assert max_bytes - GIB < result["taken_bytes"] <= max_bytes
         # Half of it is held, by the kernel's own count of the process.
         status = Path(f"/proc/{child.pid}/status").read_text()
         resident_bytes = 1024 * int(status.partition("VmRSS:")[2].split()[0])
         assert result["taken_bytes"] / 2 <= resident_bytes < result["taken_bytes"] / 2 + (64 << 20)
         assert result["after_bytes"] < result["before_bytes"]
-        child.communicate()
-    assert child.returncode == 0
+        child.read_until_exit(60)
+        assert child.describe_exit() == "exited with code 0"

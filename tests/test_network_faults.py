@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,9 +15,9 @@ import classic_bpf
 import ordinary_user
 import pytest
 from fault_lab import make_fault, make_links_stage
-from readied import ready
 from scapy.layers.inet import ICMP, IP, TCP
 
+from ingest_bench import system
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import blackhole as holes
 from ingest_bench.faults import forged_packets, timeline
@@ -95,37 +94,26 @@ SHORT_S, LONG_S = 0.4, 60
 class Talk:
     """The client program at the other end of a link."""
 
-    def __init__(self, client: subprocess.Popen[str], server: subprocess.Popen[str]) -> None:
+    def __init__(self, client: system.Child, server: system.Child) -> None:
         self.client = client
         self.server = server
 
     def __call__(self, *operation: Any) -> str:
-        assert self.client.stdin is not None
-        assert self.client.stdout is not None
-        self.client.stdin.write(json.dumps(operation) + "\n")
-        self.client.stdin.flush()
-        return self.client.stdout.readline().strip()
+        return self.client.request(json.dumps(operation))
 
     def echo(self, name: str, count_bytes: int = 20_000, limit_s: float = LONG_S) -> str:
         """Send bytes and receive their echo; return the result."""
         result = self("send", name, count_bytes)
         return self("receive", name, count_bytes, limit_s) if result == "ok" else result
 
-    def read_server_line(self) -> str:
-        assert self.server.stdout is not None
-        return self.server.stdout.readline().strip()
-
 
 @contextmanager
 def start_talk(link: Link) -> Iterator[Talk]:
-    pipe = subprocess.PIPE
     server_argv = link.server.command((sys.executable, "-c", ECHO, link.server_address))
     client_argv = link.client.command((sys.executable, "-c", CLIENT, link.server_address))
-    with ready(server_argv) as server, subprocess.Popen(client_argv, stdin=pipe, stdout=pipe, text=True) as client:
-        try:
-            yield Talk(client, server)
-        finally:
-            client.kill()
+    with system.Child(server_argv, name="server") as server, system.Child(client_argv, name="client") as client:
+        assert server.read_line() == "ready"
+        yield Talk(client, server)
 
 
 def read_filters(link: Link) -> str:
@@ -195,7 +183,7 @@ def test_reset_ends_every_connection_except_new_ones(link: Link) -> None:
         assert reset_link(link) == 4
         assert [talk("receive", name, 1, LONG_S) for name in waiting] == ["ConnectionResetError"] * 3
         assert talk("join", "busy", LONG_S) == "ConnectionResetError"
-        assert [talk.read_server_line() for _ in range(4)] == ["ConnectionResetError"] * 4
+        assert [talk.server.read_line() for _ in range(4)] == ["ConnectionResetError"] * 4
         assert talk("open", "new", LONG_S) == "ok"
         assert talk.echo("new") == "ok"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import ordinary_user
 import pytest
+from readied import ready
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.experiment import catalog
@@ -63,20 +63,10 @@ def plan_links(
 @contextmanager
 def start_servers(links: Links) -> Iterator[None]:
     """Run a server on each node during the block."""
-    started = []
-    try:
+    with ExitStack() as stack:
         for link in links.clients:
-            argv = link.server.command((sys.executable, "-c", SERVER, link.server_address))
-            started.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
-            assert started[-1].stdout is not None
-            assert started[-1].stdout.readline() == b"ready\n"
+            stack.enter_context(ready(link.server.command((sys.executable, "-c", SERVER, link.server_address))))
         yield
-    finally:
-        for server in started:
-            server.kill()
-            server.wait()
-            assert server.stdout is not None
-            server.stdout.close()
 
 
 def connect(namespace: Namespace, address: str, limit_s: float = 20) -> tuple[str, int, float]:

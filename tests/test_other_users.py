@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from readied import ready
 
 from ingest_bench.host import cpu
 from ingest_bench.host.cpu import CpuUsage
@@ -26,9 +27,7 @@ def test_experiment_is_visible_to_others_while_it_runs() -> None:
     path = Path("/somewhere/with a space") / ("long" * 40) / "results/links"
     assert not any(other.endswith("results/links") for other in cpu.list_other_experiments())
     argv = (sys.executable, "-c", ANNOUNCER, str(path))
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with ready(argv) as process:
         with cpu.watch_other_users(starts_everything=False) as others:
             pass
         (name,) = [other for other in others.experiments if other.endswith("long/results/links")]
@@ -45,19 +44,11 @@ def test_experiment_is_visible_to_others_while_it_runs() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for two containers on the host's network")
 def test_two_containers_with_process_1_see_each_other() -> None:
     enter = ("unshare", "--pid", "--fork", "--kill-child", sys.executable)
-    argv, pipe = (*enter, "-c", ANNOUNCER, "results/of two containers"), subprocess.PIPE
-    with (
-        subprocess.Popen(argv, stdin=pipe, stdout=pipe) as first,
-        subprocess.Popen(argv, stdin=pipe, stdout=pipe) as second,
-    ):
-        for process in (first, second):
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
+    argv = (*enter, "-c", ANNOUNCER, "results/of two containers")
+    with ready(argv), ready(argv):
         program = "from ingest_bench.host import cpu; print(cpu.list_other_experiments())"
         listed = subprocess.run((*enter, "-c", program), capture_output=True, text=True, check=True)
         assert "results/of two containers" in listed.stdout
-        for process in (first, second):
-            process.communicate()
 
 
 def test_experiment_that_ran_only_at_the_begin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import ordinary_user
 import pytest
 from fault_lab import make_fault, make_resource_stage, skip_without, wait_until
 
+from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults import timeline
 from ingest_bench.faults.kind import Stage
@@ -77,34 +76,13 @@ def test_filter_traps_only_sync_calls_of_its_architecture(machine: str) -> None:
     assert {run_filter(number, 0x40000003) for number in range(500)} == {0x7FFF0000}
 
 
-class Syncer:
-    """A supervised process that makes calls on request."""
-
-    def __init__(self, popen: subprocess.Popen[str]) -> None:
-        self.popen = popen
-
-    def start_call(self, name: str, threads: int = 1) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(f"{name} {threads}\n")
-        self.popen.stdin.flush()
-
-    def read_ms(self) -> float:
-        assert self.popen.stdout is not None
-        return float(self.popen.stdout.readline())
-
-    def measure_ms(self, name: str, threads: int = 1) -> float:
-        self.start_call(name, threads)
-        return self.read_ms()
+def start_syncer(supervisor: SyncSupervisor, folder: Path) -> system.Child:
+    """Start a supervised process that makes calls on request."""
+    return system.Child(supervisor.wrap((sys.executable, "-S", "-c", SYNCER, str(folder / "file"))), name="syncer")
 
 
-@contextmanager
-def start_syncer(supervisor: SyncSupervisor, folder: Path) -> Iterator[Syncer]:
-    argv = supervisor.wrap((sys.executable, "-S", "-c", SYNCER, str(folder / "file")))
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
-        try:
-            yield Syncer(popen)
-        finally:
-            popen.kill()
+def measure_ms(syncer: system.Child, name: str, threads: int = 1) -> float:
+    return float(syncer.request(f"{name} {threads}"))
 
 
 @pytest.fixture
@@ -126,16 +104,16 @@ def stage_of(supervisor: SyncSupervisor) -> Stage:
 def test_each_sync_call_waits_for_the_longest_delay(supervisor: SyncSupervisor, tmp_path: Path) -> None:
     stage = stage_of(supervisor)
     with start_syncer(supervisor, tmp_path) as syncer:
-        assert syncer.measure_ms("fsync") < 400
+        assert measure_ms(syncer, "fsync") < 400
         short, long = timeline.begin_fault(slow(200), stage), timeline.begin_fault(slow(500), stage)
         for name in ("fsync", "fdatasync", "msync"):
             # The disk takes its time as well; four calls wait at the same time.
-            assert 500 <= syncer.measure_ms(name, 4) < 1950
-        assert syncer.measure_ms("write") < 200
+            assert 500 <= measure_ms(syncer, name, 4) < 1950
+        assert measure_ms(syncer, "write") < 200
         assert long.end().startswith("node 1: 12 sync calls delayed, 5")
-        assert syncer.measure_ms("fsync") >= 200
+        assert measure_ms(syncer, "fsync") >= 200
         assert short.end().startswith("node 1: 13 sync calls delayed, ")
-        assert syncer.measure_ms("fsync") < 200
+        assert measure_ms(syncer, "fsync") < 200
         without_effect = timeline.begin_fault(slow(100), stage)
         with pytest.raises(RunFailed, match="made no sync call during the fault"):
             without_effect.end()
@@ -147,21 +125,21 @@ def test_waiting_call_continues_when_the_fault_ends_and_dies_with_its_process(
 ) -> None:
     stage = stage_of(supervisor)
     with start_syncer(supervisor, tmp_path) as syncer, start_syncer(supervisor, tmp_path) as killed:
-        assert syncer.measure_ms("fsync") < 400
+        assert measure_ms(syncer, "fsync") < 400
         fault = timeline.begin_fault(slow(3_600_000), stage)
-        syncer.start_call("fsync")
-        killed.start_call("fsync", 2)
+        syncer.write_line("fsync 1")
+        killed.write_line("fsync 2")
         time.sleep(0.5)
-        killed.popen.kill()
-        assert killed.popen.wait(10) < 0
+        killed.kill()
+        assert killed.describe_exit() == "was killed by signal 9"
         effect = fault.end()
-        assert 300 < syncer.read_ms() < 10_000
+        assert 300 < float(syncer.read_line()) < 10_000
         # Including those of the killed process.
         assert "3 sync calls delayed" in effect
         # A restarted process is supervised too.
         with start_syncer(supervisor, tmp_path) as restarted:
             fault = timeline.begin_fault(slow(300), stage)
-            assert restarted.measure_ms("fsync") >= 300
+            assert measure_ms(restarted, "fsync") >= 300
             fault.end()
 
 
@@ -170,10 +148,10 @@ def test_waiting_call_continues_when_the_longer_of_two_faults_ends(supervisor: S
     stage = stage_of(supervisor)
     with start_syncer(supervisor, tmp_path) as syncer:
         short, long = timeline.begin_fault(slow(300), stage), timeline.begin_fault(slow(20_000), stage)
-        syncer.start_call("fsync")
+        syncer.write_line("fsync 1")
         wait_until(lambda: supervisor.delayed_calls()[0])
         long.end()
-        assert 300 <= syncer.read_ms() < 10_000
+        assert 300 <= float(syncer.read_line()) < 10_000
         assert short.end().startswith("node 1: 1 sync calls delayed, ")
 
 
@@ -186,7 +164,7 @@ def test_process_that_dies_early_is_ignored_and_a_failed_supervisor_fails_the_ru
         with socket.socket(socket.AF_UNIX) as dying:
             dying.connect(str(tmp_path / ".syncs"))
         with start_syncer(supervisor, tmp_path) as syncer:
-            assert syncer.measure_ms("fsync") < 400
+            assert measure_ms(syncer, "fsync") < 400
         with socket.socket(socket.AF_UNIX) as liar, (tmp_path / "file").open() as no_listener:
             liar.connect(str(tmp_path / ".syncs"))
             socket.send_fds(liar, [b"!"], [no_listener.fileno()])
