@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import test_interface_plan
 from generated import SPECIAL, TEXTS, VALUES, examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,6 @@ from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
 from ingest_bench.model.network import PortRange, Profile, RealInterface, RemoteAddress
 from ingest_bench.network.plan import interface_plan, link_plan, netem
-from ingest_bench.network.plan.interface_rules import Destination, Flow, InterfaceFacts, Route
 from ingest_bench.network.plan.link_plan import Layout
 
 # A valid value for each key that reaches a command.
@@ -85,19 +84,7 @@ TEXTS_OF_A_KEY = st.one_of(
     ),
     st.sampled_from([*VALID.values(), *OTHERS.values()]),
 )
-FACTS = InterfaceFacts(
-    link=RealInterface(name="eth0", shared_settings=True),
-    index=7,
-    mtu_bytes=9000,
-    sizes={"gso_max_segs": 65535, "gso_max_size": 65536, "gro_max_size": 65536},
-    qdiscs=(),
-    features={},
-    flows=(Flow(network=ipaddress.ip_network("10.1.2.3")),),
-    destinations=(
-        Destination(address=ipaddress.ip_address("10.1.2.3"), device="eth0", route=Route(next_hop=("via", "10.0.0.1"))),
-    ),
-    sysctls={"tcp_rmem": "1 2 3", "tcp_wmem": "1 2 3"},
-)
+FACTS = dataclasses.replace(test_interface_plan.FACTS, mtu_bytes=9000, features={})
 NUMBER = r"[0-9]+(\.[0-9]+)?(us|%|bit|b)?"
 BUFFERS = r"(net\.ipv4\.tcp_[rw]mem=)?[0-9]+ [0-9]+ [0-9]+"
 

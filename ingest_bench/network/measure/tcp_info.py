@@ -31,7 +31,6 @@ _FIELDS = {
     "received_ms_ago": ("=I", 52),
     "path_mtu_bytes": ("=I", 60),
     "rtt_us": ("=I", 68),
-    "announced_mss_bytes": ("=I", 84),
     "retransmits": ("=I", 100),
     "receiver_full_us": ("=Q", 176),
     "send_buffer_full_us": ("=Q", 184),
@@ -49,7 +48,6 @@ class Connection:
     local_port: int
     remote_port: int
     send_mss_bytes: int
-    announced_mss_bytes: int
     path_mtu_bytes: int
     rtt_us: int
     retransmits: int

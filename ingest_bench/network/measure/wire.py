@@ -6,7 +6,6 @@ for each frame. It ends when its standard input ends, and then writes its record
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -267,8 +266,10 @@ def main() -> None:
         sampler.read()
         if time.monotonic() >= next_snapshot:
             next_snapshot += _TCP_INTERVAL_S
-            connections = [dataclasses.asdict(row) for row in tcp_info.list_connections() if row.remote_address == peer]
-            snapshots.append({"at_ns": time.time_ns(), "connections": connections})
+            connections = [row for row in tcp_info.list_connections() if row.remote_address == peer]
+            # dataclasses.asdict takes 22 us a connection instead of 2.
+            rows = [{name: getattr(row, name) for name in tcp_info.Connection.__slots__} for row in connections]
+            snapshots.append({"at_ns": time.time_ns(), "connections": rows})
     record = {
         "frames": dict(sorted(sampler.frames.items())),
         "sampled_frames": sampler.sampled,
