@@ -19,6 +19,7 @@ from ingest_bench.model.results import Histogram, ProbeOutput, Reading, RunRecor
 from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE, WorkerReport
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.network.measure import tcp_info
+from ingest_bench.network.measure.wire import TcpSnapshot, WireRecord
 from ingest_bench.results import layout
 
 SECOND = 10**9
@@ -132,6 +133,11 @@ def cpu(*shares: float) -> Samples:
 def tcp_connection(**changed: Any) -> tcp_info.Connection:
     """Return the kernel's data about a connection on which nothing has happened yet."""
     return dataclasses.replace(tcp_info.parse_tcp_info(40000, 9200, bytes(tcp_info.INFO_BYTES)), **changed)
+
+
+def wire_record(*snapshots: TcpSnapshot) -> WireRecord:
+    """Return the record of a watcher that observed connections, and no frames."""
+    return WireRecord(frames={}, sampled_frames=0, lost=0, seconds=1, tcp=snapshots)
 
 
 def measured(**changed: Any) -> list[ProbeOutput]:

@@ -24,9 +24,10 @@ from test_net_exec import run_net
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.experiment import catalog
+from ingest_bench.model.results import Histogram
 from ingest_bench.network.act.link import open_link
-from ingest_bench.network.measure import capture
-from ingest_bench.network.measure.wire import read_frame_sizes, watch_wire
+from ingest_bench.network.measure import capture, readings
+from ingest_bench.network.measure.wire import read_wire, watch_wire
 
 SECRET = b"Authorization: Basic c2VjcmV0"
 CLIENT, SERVER = "198.18.1.1", "198.18.2.1"
@@ -210,7 +211,8 @@ def test_capture_and_wire_agree_and_no_payload_is_kept(tmp_path: Path) -> None:
     assert len(summary.frames) == after[0] - before[0]
     assert sum(summary.frames) == after[1] - before[1]
     assert (summary.flags["begin"], summary.flags["answer"], summary.flags["reset"], summary.resent) == (1, 1, 0, 0)
-    (sampled,) = read_frame_sizes(tmp_path)
+    sampled, *_ = readings.wire_outputs(read_wire(tmp_path / "wire.json"), [])
+    assert isinstance(sampled, Histogram)
     assert set(sampled.counts) <= set(summary.frames)
     # 2.9 MB are 2003 full segments; of one of eight frames the scaled sum is within 40%.
     assert sum(sampled.counts.values()) == pytest.approx(2003, rel=0.4)

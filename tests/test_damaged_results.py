@@ -243,9 +243,9 @@ def test_impossible_wire_file_is_named_in_one_line(tmp_path: Path, content: byte
     path = tmp_path / wire.WIRE_FILE
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"^{path}: this file is damaged: "):
-        wire.read_frame_sizes(tmp_path)
+        wire.read_wire(path)
     path.unlink()
-    assert wire.read_frame_sizes(tmp_path) == ()
+    assert wire.read_wire(path) == {}
 
 
 DELETED = Path.unlink

@@ -134,12 +134,8 @@ def snapshot(at_ms: int, *connections: tuple[int, int, int]) -> TcpSnapshot:
     return TcpSnapshot(at_ns=at_ms * MS, connections=rows)
 
 
-def wire_record(*looks: TcpSnapshot) -> WireRecord:
-    return WireRecord(frames={}, sampled_frames=0, lost=0, seconds=1, tcp=looks)
-
-
 def test_wait_lasts_from_the_last_send_until_a_response() -> None:
-    looks = wire_record(
+    looks = made.wire_record(
         snapshot(1000, (61000, 500, 400)),  # answered
         snapshot(1250, (61000, 100, 650)),  # asked 100 ms ago
         snapshot(1500, (61000, 50, 900)),  # asked once more, and still no word
@@ -150,20 +146,22 @@ def test_wait_lasts_from_the_last_send_until_a_response() -> None:
 
 
 def test_abandoned_request_before_the_measurement_is_not_a_wait() -> None:
-    looks = wire_record(
+    looks = made.wire_record(
         snapshot(9000, (61000, 8500, 8600)), snapshot(9250, (61000, 8750, 8850)), snapshot(9500, (61000, 100, 9100))
     )
     assert [wait for _, wait in longest_waits(looks, 1000 * MS)] == [0, 0, 100]
 
 
 def test_connection_that_only_responds_does_not_wait() -> None:
-    assert [wait for _, wait in longest_waits(wire_record(snapshot(1000, (9300, 10, 900), (61001, 5, 2))), 0)] == [0]
+    assert [wait for _, wait in longest_waits(made.wire_record(snapshot(1000, (9300, 10, 900), (61001, 5, 2))), 0)] == [
+        0
+    ]
 
 
 def test_waited_for_node_is_the_one_without_responses() -> None:
     idle, busy = (
-        wire_record(snapshot(1000, (61000, 9, 5))),
-        wire_record(snapshot(1000, (61000, 80, 95)), snapshot(9000, (61000, 500, 900))),
+        made.wire_record(snapshot(1000, (61000, 9, 5))),
+        made.wire_record(snapshot(1000, (61000, 80, 95)), snapshot(9000, (61000, 500, 900))),
     )
     links: dict[LinkName, dict[str, WireRecord | None]] = {
         LinkName((1, 2)): {"to-server": idle, "to-client": busy},

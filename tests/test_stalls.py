@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import example_runs as made
@@ -20,7 +17,8 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import READ_FIELDS, CauseIntervals, FaultRecord, Interval, ProbeOutput, Stall
 from ingest_bench.model.samples import EVENT_LOOP_STALL
 from ingest_bench.model.target import TargetOptions, Url
-from ingest_bench.network.measure import readings, wire
+from ingest_bench.network.measure import readings
+from ingest_bench.network.measure.wire import TcpSnapshot, WireRecord
 from ingest_bench.report import cell_tables, stall_table
 
 SECOND = made.SECOND
@@ -518,39 +516,37 @@ def test_phase_columns_are_of_the_slowest_hundredth() -> None:
     assert (without_reads["slowest_processing_ms"], without_reads["slowest_sending_ms"]) == (None, 0)
 
 
-def tcp_row(n: int, **counters: int) -> dict[str, object]:
-    connection = made.tcp_connection(**{"rtt_us": 300, **counters})
-    return {"at_ns": n * SECOND // 4, "connections": [dataclasses.asdict(connection)]}
+def tcp_snapshot(n: int, **counters: int) -> TcpSnapshot:
+    return TcpSnapshot(at_ns=n * SECOND // 4, connections=(made.tcp_connection(**{"rtt_us": 300, **counters}),))
 
 
-def write_wire(folder: Path, to_server: list[dict[str, object]] | None, to_client: list[dict[str, object]]) -> None:
-    ends = {"to-server": to_server, "to-client": to_client}
-    content = {
-        name: rows and {"frames": {}, "sampled_frames": 0, "lost": 0, "seconds": 1.0, "tcp": rows}
-        for name, rows in ends.items()
+def wire_records(
+    to_server: Sequence[TcpSnapshot] | None, to_client: Sequence[TcpSnapshot]
+) -> dict[str, WireRecord | None]:
+    return {
+        direction: None if snapshots is None else made.wire_record(*snapshots)
+        for direction, snapshots in (("to-server", to_server), ("to-client", to_client))
     }
-    (folder / wire.WIRE_FILE).write_text(json.dumps(content))
 
 
-def test_tcp_timeout_lasts_from_before_its_detection_until_it_is_gone(tmp_path: Path) -> None:
-    timeouts = [tcp_row(n, timeouts=count) for n, count in enumerate([0, 1, 2, 0], 8)]
-    write_wire(tmp_path, [tcp_row(n, timeouts=0) for n in range(8, 12)], timeouts)
-    (item,) = readings.find_losses(tmp_path, [40000])
+def test_tcp_timeout_lasts_from_before_its_detection_until_it_is_gone() -> None:
+    timeouts = [tcp_snapshot(n, timeouts=count) for n, count in enumerate([0, 1, 2, 0], 8)]
+    records = wire_records([tcp_snapshot(n) for n in range(8, 12)], timeouts)
+    (item,) = readings.find_losses(records, [40000])
     assert item.intervals == (Interval(readings.LOST, 9 * SECOND // 5, 11 * SECOND // 4, port=40000),)
-    (other,) = readings.find_losses(tmp_path, [40001])
+    (other,) = readings.find_losses(records, [40001])
     assert other.intervals == ()
-    write_wire(tmp_path, None, timeouts)
-    assert readings.find_losses(tmp_path, [40000]) == ()
+    assert readings.find_losses(wire_records(None, timeouts), [40000]) == ()
+    assert readings.find_losses(wire_records([], []), [40000]) == ()
 
 
-def test_retransmission_without_timeout_was_lost_since_the_previous_sample(tmp_path: Path) -> None:
+def test_retransmission_without_timeout_was_lost_since_the_previous_sample() -> None:
     # Retransmissions before the first sample do not count.
     to_server, to_client = (
-        [tcp_row(n, timeouts=0, rtt_us=80_000, retransmits=count) for n, count in enumerate(counts, 8)]
+        [tcp_snapshot(n, rtt_us=80_000, retransmits=count) for n, count in enumerate(counts, 8)]
         for counts in ((7, 7, 7), (3, 3, 5))
     )
-    write_wire(tmp_path, to_server, to_client)
-    (item,) = readings.find_losses(tmp_path, [40000])
+    (item,) = readings.find_losses(wire_records(to_server, to_client), [40000])
     assert item.intervals == (Interval(readings.LOST, 9 * SECOND // 4, 5 * SECOND // 2, port=40000),)
 
 

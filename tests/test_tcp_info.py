@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import socket
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
+from example_runs import wire_record
 from pyroute2 import DiagSocket
 
-from ingest_bench.network.measure import readings, tcp_info, wire
+from ingest_bench.network.measure import readings, tcp_info
+from ingest_bench.network.measure.wire import TcpSnapshot, WireRecord
 
 ESTABLISHED, INFO = 1 << 1, 1 << 1  # net/tcp_states.h; INET_DIAG_INFO
 
@@ -57,8 +56,8 @@ def test_connections_agree_with_pyroute2() -> None:
         assert abs(connection.sent_ms_ago - info["tcpi_last_data_sent"]) <= 1000
 
 
-def test_receiver_that_does_not_read_fills_its_senders_window(tmp_path: Path) -> None:
-    snapshots: list[dict[str, object]] = []
+def test_receiver_that_does_not_read_fills_its_senders_window() -> None:
+    snapshots: list[TcpSnapshot] = []
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,
@@ -70,14 +69,13 @@ def test_receiver_that_does_not_read_fills_its_senders_window(tmp_path: Path) ->
             while time.time_ns() - begin_ns < 1.2 * 10**9:
                 with suppress(BlockingIOError):
                     client.send(bytes(1 << 20))
-                connections = [row for row in tcp_info.list_connections() if row.local_port == port]
-                snapshots.append({"at_ns": time.time_ns(), "connections": [*map(dataclasses.asdict, connections)]})
+                connections = tuple(row for row in tcp_info.list_connections() if row.local_port == port)
+                snapshots.append(TcpSnapshot(at_ns=time.time_ns(), connections=connections))
                 time.sleep(0.1)
-    record = {"frames": {}, "sampled_frames": 0, "lost": 0, "seconds": 2.0, "tcp": snapshots}
-    (tmp_path / wire.WIRE_FILE).write_text(json.dumps({"to-client": record, "to-server": None}))
-    causes = {cause.cause: cause.intervals for cause in readings.find_full_buffers(tmp_path, [port])}
+    records: dict[str, WireRecord | None] = {"to-client": wire_record(*snapshots), "to-server": None}
+    causes = {cause.cause: cause.intervals for cause in readings.find_full_buffers(records, [port])}
     spans = causes["the server's receive window was full"]
     assert {span.port for span in spans} == {port}
     assert sum(span.end_ns - span.start_ns for span in spans) >= 0.5 * 10**9
-    assert readings.find_full_buffers(tmp_path, [1])[0].intervals == ()
+    assert readings.find_full_buffers(records, [1])[0].intervals == ()
     assert not any("load's receive" in cause for cause in causes)

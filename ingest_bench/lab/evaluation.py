@@ -242,9 +242,7 @@ def _read_probes(
     selected = probes.select_probes(planned.cell.probes)
     return [
         *observer.read_outputs(planned.cell.target.observer, selected, context),
-        *wire.read_frame_sizes(node.raw),
-        *waits_module.find_losses(node.raw, load.local_ports),
-        *waits_module.find_full_buffers(node.raw, load.local_ports),
+        *waits_module.wire_outputs(wire.read_wire(node.raw / wire.WIRE_FILE), load.local_ports),
     ]
 
 

@@ -7,10 +7,10 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ingest_bench.model.results import CauseIntervals, Interval, percentile
+from ingest_bench.model.results import CauseIntervals, Histogram, Interval, percentile
 from ingest_bench.network.act.link import FIRST_NODE_PORT, LinkCounters
 from ingest_bench.network.measure import qdiscs
-from ingest_bench.network.measure.wire import WIRE_FILE, read_wire
+from ingest_bench.network.measure.wire import read_wire
 from ingest_bench.network.plan.link_plan import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingest_bench.model.network import LinkName
-    from ingest_bench.model.results import ColumnValue
+    from ingest_bench.model.results import ColumnValue, ProbeOutput
     from ingest_bench.network.act.link import Link
     from ingest_bench.network.measure.tcp_info import Connection
     from ingest_bench.network.measure.wire import WireRecord
+
+    # By direction; None: its watcher died.
+    WireRecords = Mapping[str, WireRecord | None]
 
 _MILLION = 10**6
 # Counters of TCP (include/uapi/linux/snmp.h): each column is the sum of its counters.
@@ -145,7 +148,7 @@ def _wire_columns(wires: Sequence[Path]) -> dict[str, ColumnValue]:
 
 
 def node_wait_columns(
-    links: Mapping[LinkName, Mapping[str, WireRecord | None]], nodes: int, start_ns: int, end_ns: int
+    links: Mapping[LinkName, WireRecords], nodes: int, start_ns: int, end_ns: int
 ) -> tuple[dict[str, ColumnValue], ...]:
     """Return for each node `peer_wait_ms_mean` and `peer_wait_ms_max`: how long a peer waited for its replies.
 
@@ -188,14 +191,20 @@ def longest_waits(record: WireRecord, since_ns: int) -> Iterator[tuple[int, floa
         before_ns, waits = snapshot.at_ns, now
 
 
-def find_losses(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
+def wire_outputs(by_direction: WireRecords, ports: Collection[int]) -> tuple[ProbeOutput, ...]:
+    """Return what the watchers of the clients' link observed: sizes of frames to the server, and causes of stalls."""
+    to_server = by_direction.get("to-server")
+    sizes = (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
+    return (*sizes, *find_losses(by_direction, ports), *find_full_buffers(by_direction, ports))
+
+
+def find_losses(by_direction: WireRecords, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
     """Return the spans in which one of these connections resent data, at either end.
 
     Empty unless both ends were watched. With snapshots four times a second, the span of a timeout begins the shortest
     timeout before the last snapshot without one, and ends at the first snapshot without one. Data that was resent
     without a timeout was resent since the snapshot before.
     """
-    by_direction = read_wire(raw / WIRE_FILE)
     ends = [record for direction in DIRECTIONS if (record := by_direction.get(direction)) is not None]
     if len(ends) < 2 or not any(record.connections for record in ends):
         return ()
@@ -208,13 +217,12 @@ def find_losses(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals, ...]
     return (CauseIntervals(LOST, (*timeouts, *fast), timing_error_ns=_TCP_INTERVAL_NS),)
 
 
-def find_full_buffers(raw: Path, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
+def find_full_buffers(by_direction: WireRecords, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
     """Return the spans in which one of these connections was limited by a full receive window or send buffer.
 
     A span is the time between two snapshots, if the limit applied for half of it. Ends that were not watched are left
     out.
     """
-    by_direction = read_wire(raw / WIRE_FILE)
     return tuple(
         CauseIntervals(
             cause,

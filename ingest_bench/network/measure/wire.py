@@ -27,7 +27,6 @@ from ingest_bench.network.measure import tcp_info
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.model.results import Histogram
     from ingest_bench.network.act.link import Link
 
 WIRE_FILE = "wire.json"
@@ -107,14 +106,6 @@ def read_wire(path: Path) -> dict[str, WireRecord | None]:
     with suppress(FileNotFoundError):
         by_direction = records.from_file(dict[str, WireRecord | None], path)
     return by_direction
-
-
-def read_frame_sizes(raw: Path) -> tuple[Histogram, ...]:
-    """Return the sampled sizes of frames to the server; empty without any."""
-    from ingest_bench.model.results import Histogram  # noqa: PLC0415 - not in the child
-
-    to_server = read_wire(raw / WIRE_FILE).get("to-server")
-    return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
 
 
 def read_device_counters() -> dict[str, list[int]]:
