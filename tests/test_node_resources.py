@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from fault_lab import list_loop_devices, skip_without, wait_until
 from test_slow_disk import list_limits
 
+from ingest_bench import system
 from ingest_bench.host import node_resources
 
 # Both nodes sync a file repeatedly while all faults are active.
@@ -53,34 +52,29 @@ with create_resources({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as 
 
 @pytest.mark.measures
 @pytest.mark.netns
-def test_nothing_is_left_of_two_runs_that_are_killed_during_every_fault(tmp_path: Path) -> None:
+def test_nothing_is_left_of_two_runs_that_are_killed_during_every_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     skip_without(lambda: node_resources.require_resources({"cpu", "memory", "disk", "throttle", "syncs"}))
-    env = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "state")}
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
     homes = [[tmp_path / f"{run}-{node}" for node in (1, 2)] for run in "ab"]
     all_homes = [*homes[0], *homes[1]]
     for home in all_homes:
         home.mkdir()
-    pipe = subprocess.PIPE
-    runs = [
-        subprocess.Popen((sys.executable, "-c", FAULTY, *map(str, run)), env=env, stdin=pipe, stdout=pipe, text=True)
-        for run in homes
-    ]
     children: list[list[str]] = []
-    try:
+    # At the end all are killed: such slow disks delay every process that writes on this machine.
+    with ExitStack() as stack:
+        argvs = [(sys.executable, "-c", FAULTY, *map(str, run)) for run in homes]
+        runs = [stack.enter_context(system.Child(argv, name="run")) for argv in argvs]
         for run in runs:
-            assert run.stdout is not None
-            children += [run.stdout.readline().split() for _ in range(2)]
-            assert run.stdout.readline() == "1 1\n", "each child waits for its only sync call"
+            children += [run.read_line().split() for _ in range(2)]
+            assert run.read_line() == "1 1", "each child waits for its only sync call"
         assert len({folder for _, _, *folders in children for folder in folders}) == 8
         assert all(list_limits(device) for device, *_ in children)
         assert all(home.is_mount() for home in all_homes)
         for run in runs:
-            run.communicate("die\n")
-            assert run.returncode == -signal.SIGKILL
-    finally:
-        # Such slow disks delay every process that writes on this machine.
-        for run in runs:
-            run.kill()
+            run.write_line("die")
+            assert run.describe_exit() == "was killed by signal 9"
 
     def list_leftovers() -> list[str]:
         paths = [*(tmp_path / "state").glob("*.jsonl"), *(home for home in all_homes if home.is_mount())]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -272,18 +271,18 @@ def test_limit_of_another_program_for_the_device_is_restored(tmp_path: Path, mon
 
 
 @pytest.mark.netns
-def test_waiting_requests_continue_and_no_limit_is_left_after_sigkill(tmp_path: Path) -> None:
+def test_waiting_requests_continue_and_no_limit_is_left_after_sigkill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     skip_without(lambda: node_resources.require_resources(NEEDS))
-    state, home, pipe = tmp_path / "state", tmp_path / "home", subprocess.PIPE
+    state, home = tmp_path / "state", tmp_path / "home"
     home.mkdir()
-    env = {**os.environ, "INGEST_BENCH_STATE": str(state)}
-    argv = (sys.executable, "-c", KILLED, str(home))
-    with subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, text=True) as run:
-        assert run.stdout is not None
-        pid, device = run.stdout.readline().split()
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(state))
+    with system.Child((sys.executable, "-c", KILLED, str(home)), name="run") as run:
+        pid, device = run.read_line().split()
         assert list_limits(device)
-        run.communicate("die\n")
-    assert run.returncode == -signal.SIGKILL
+        run.write_line("die")
+        assert run.describe_exit() == "was killed by signal 9"
     # The mount is undone last.
     wait_until(lambda: not Path(f"/proc/{pid}/exe").exists() and not list(state.glob("*.jsonl")))
     assert not list_limits(device)

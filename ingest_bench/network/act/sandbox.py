@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,7 +129,8 @@ def run_on_client(namespace: Namespace, command: Sequence[str], env: dict[str, s
         return _shell_status(process.wait())
     except KeyboardInterrupt:
         # It was interrupted too, and may still write something.
-        _wait(process, _GRACE_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
         raise
     finally:
         process.kill()
@@ -153,7 +154,8 @@ def start_on_server(
         if process.poll() is None:
             # The whole process group: the processes that wrap the command ignore the signal.
             os.killpg(process.pid, signal.SIGTERM)
-            _wait(process, _GRACE_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
         process.kill()
         process.wait()
 
@@ -185,10 +187,3 @@ def _wait_for_listener(namespace: Namespace, process: subprocess.Popen[bytes], p
 def _shell_status(returncode: int) -> int:
     """Return the exit status of a shell: 128 and the signal's number if a signal ended the process."""
     return returncode if returncode >= 0 else 128 - returncode
-
-
-def _wait(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        return

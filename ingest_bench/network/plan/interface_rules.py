@@ -37,11 +37,6 @@ class Flow:
     local_ports: tuple[PortRange, ...] = ()
     """Empty: any."""
 
-    @property
-    def is_host(self) -> bool:
-        """True if the network is a single host."""
-        return self.network.num_addresses == 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -293,7 +288,7 @@ def _reasons_from_mtu(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
 
 
 def _reasons_from_flows(facts: InterfaceFacts, profile: Profile) -> Iterator[str]:
-    networks = [str(flow.network) for flow in facts.flows if not flow.is_host]
+    networks = [str(flow.network) for flow in facts.flows if flow.network.num_addresses > 1]
     anywhere = Destination(address=facts.flows[0].network.network_address, device=facts.link.name)
     if networks and route_options(facts, profile, anywhere):
         yield (
