@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from interface_lab import Lab, lab
 
 # A test that needs none of these is a unit test.
 CAPABILITIES = {
@@ -20,6 +21,13 @@ CAPABILITIES = {
     "opensearch",
     "processes",
 }
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Lab]:
+    """Yield a machine with a stand-in for a real interface."""
+    with lab(tmp_path / "state") as opened:
+        yield opened
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from interface_lab import NEEDS_IPV6, SERVER, Lab, lab
+from interface_lab import NEEDS_IPV6, SERVER, Lab
 
 pytestmark = pytest.mark.netns
 
@@ -36,12 +34,6 @@ ROUTES = {
     "IPv6 host route with a metric": ("ip -6 route add fd00:55::2 via fd00:40::2 dev eth0 metric 2", "fd00:55::2"),
 }
 CASES = [pytest.param(*case, marks=NEEDS_IPV6 if "IPv6" in name else (), id=name) for name, case in ROUTES.items()]
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Lab]:
-    with lab(tmp_path / "state") as opened:
-        yield opened
 
 
 def get_route(machine: Lab, address: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import inside_uml
@@ -19,12 +18,6 @@ KINDS = {
     "bridge": "ip link add name up0 type bridge; ip link set eth0 master up0",
     "vlan-on-macvlan": "ip link add link eth0 name up0 type macvlan; ip link add link up0 name up1 type vlan id 6",
 }
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Lab]:
-    with lab(tmp_path / "state") as opened:
-        yield opened
 
 
 def create_upper_device(machine: Lab, kind: str) -> bool:
