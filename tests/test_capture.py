@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import classic_bpf
-import ordinary_user
 import pytest
 from readied import ready
 from scapy.layers.inet import ICMP, IP, TCP, UDP
@@ -295,9 +294,3 @@ def test_capture_command_ends_at_its_time_limit(tmp_path: Path) -> None:
     none = run_net("capture", str(tmp_path / "b"), "--interface", "lo", "--for", "1s", "--bytes", "0B")
     assert none.returncode == 2
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-@pytest.mark.measures
-@pytest.mark.netns
-def test_ordinary_user_captures_a_link() -> None:
-    ordinary_user.repeat(__file__, promised="netns", limit_s=300, marks="netns", names="wire_agree or exec_captures")

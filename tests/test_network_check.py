@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ordinary_user
 import pytest
 from standing_link import send
 
@@ -167,10 +166,3 @@ def test_server_that_does_not_read_sends_zero_windows() -> None:
         send(link, 1_000_000, wait_s=0.5)
         columns: dict[str, Any] = dict(link_columns(link))
     assert columns["zero_windows"] > 0
-
-
-@pytest.mark.nightly
-@pytest.mark.measures
-def test_ordinary_user_passes_the_same_checks() -> None:
-    names = "passes_every_check and (loopback or ethernet) or watched_wire"
-    ordinary_user.repeat(__file__, promised="netns", limit_s=300, names=names)

@@ -1,4 +1,4 @@
-"""Faults of a link with real connections; the last test repeats them as an ordinary user."""
+"""Faults of a link with real connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import classic_bpf
-import ordinary_user
 import pytest
 from fault_lab import make_fault, make_links_stage
 from scapy.layers.inet import ICMP, IP, TCP
@@ -314,11 +313,3 @@ def test_expected_number_is_parsed(segment: bytes, number: object) -> None:
     assert forged_packets.parse_expected_number(segment, "198.18.1.1") == number
     # Segments of the other end have no such number.
     assert forged_packets.parse_expected_number(frame(), "198.18.2.1") is None
-
-
-@pytest.mark.nightly
-@pytest.mark.netns
-def test_ordinary_user_has_the_same_faults() -> None:
-    # Directions differ only by a number in the same rule.
-    names = "not ordinary_user and not -both] and not to-client]"
-    ordinary_user.repeat(__file__, promised="netns", limit_s=600, marks="netns", names=names)

@@ -1,4 +1,4 @@
-"""Links in real namespaces; the last test repeats this file as an ordinary user."""
+"""Links in real namespaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ordinary_user
 import pytest
 from readied import ready
 
@@ -130,8 +129,3 @@ def test_cut_direction_is_silent_until_it_is_restored(direction: Any) -> None:
             echo(link, timeout_s=0.3)
         link.set_cut(direction, is_cut=False)
         assert echo(link)[0] == 1448
-
-
-@pytest.mark.nightly
-def test_ordinary_user_gets_the_same_links() -> None:
-    ordinary_user.repeat(__file__, promised="netns", limit_s=300)

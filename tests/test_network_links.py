@@ -1,4 +1,4 @@
-"""Links of a run with several nodes in real namespaces; the last test repeats this file as an ordinary user."""
+"""Links of a run with several nodes in real namespaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import ordinary_user
 import pytest
 from readied import ready
 
@@ -173,10 +172,3 @@ def test_impossible_links_are_reported_before_anything_starts() -> None:
     unknown = replace(UNSHAPED, name="unknown", congestion_control="no-such")
     with pytest.raises(MissingCapability, match="congestion_control"):
         link_module.require_links(plan_links(2, peers=(unknown,)))
-
-
-@pytest.mark.nightly
-def test_ordinary_user_gets_the_same_links() -> None:
-    ordinary_user.repeat(
-        __file__, promised="netns", marks="netns and not netem", limit_s=300, names="not ordinary_user"
-    )

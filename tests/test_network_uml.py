@@ -1,4 +1,4 @@
-"""The User-Mode Linux router: its commands, then real packets; the last test repeats some as an ordinary user."""
+"""The User-Mode Linux router: its commands, then real packets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ordinary_user
 import psutil
 import pytest
 from processes import is_alive, wait_until_gone
@@ -163,15 +162,6 @@ with open_link(Profile(name="x", to_server=Impairment(delay_ns=10**6)), netem="u
         wait_until_gone(family, seconds=30)
         wait_until_gone(list_processes(namespaces), seconds=30)
         assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.nightly
-@pytest.mark.netem
-@pytest.mark.usefixtures("_uml")
-def test_ordinary_user_gets_the_same_router() -> None:
-    # Its netem does not depend on the user.
-    names = "mtu_of_a_link or killed_program or is_left"
-    ordinary_user.repeat(__file__, promised="netem", limit_s=600, marks="netem", names=names)
 
 
 def pid_namespaces_below(pid: int) -> set[str]:

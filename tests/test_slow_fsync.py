@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import ordinary_user
 import pytest
 from fault_lab import make_fault, make_resource_stage, skip_without, wait_until
 
@@ -170,11 +169,6 @@ def test_process_that_dies_early_is_ignored_and_a_failed_supervisor_fails_the_ru
             socket.send_fds(liar, [b"!"], [no_listener.fileno()])
             liar.recv(1)
             wait_until(lambda: supervisor._error)
-
-
-@pytest.mark.processes
-def test_sync_supervisor_needs_no_privilege() -> None:
-    ordinary_user.repeat(__file__, promised="", limit_s=120, names="not needs_no_privilege")
 
 
 def test_node_without_the_fault_is_not_supervised() -> None:
