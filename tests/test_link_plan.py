@@ -191,24 +191,23 @@ def test_netem_is_in_the_router(backend: str) -> None:
 
 
 def test_device_gets_only_what_the_profile_sets() -> None:
-    assert link_plan.set_device("d", Profile(name="x")) == ("link set dev d mtu 1500",)
+    assert link_plan.set_device("d", Profile(name="x")) == "link set dev d mtu 1500"
     full = Profile(name="x", mtu_bytes=9000, gso_max_segs=1, gso_max_size_bytes=19000, gro_max_size_bytes=32768)
-    assert link_plan.set_device("d", full) == (
-        "link set dev d mtu 9000 gso_max_segs 1 gso_max_size 19000 gro_max_size 32768",
-    )
+    line = "link set dev d mtu 9000 gso_max_segs 1 gso_max_size 19000 gro_max_size 32768"
+    assert link_plan.set_device("d", full) == line
 
 
 def test_route_has_the_profiles_tcp_options() -> None:
     ends = ("d", "198.18.1.1", "198.18.2.1")
     assert link_plan.set_route(*ends, None, Profile(name="x", mss_bytes=536)) == (
-        "route replace 198.18.2.1/32 dev d src 198.18.1.1 advmss 536 congctl cubic",
+        "route replace 198.18.2.1/32 dev d src 198.18.1.1 advmss 536 congctl cubic"
     )
     for profile in (Profile(name="x", to_server=ECN), Profile(name="x", to_client=ECN)):
-        (line,) = link_plan.set_route(*ends, None, profile)
+        line = link_plan.set_route(*ends, None, profile)
         assert line.endswith(" congctl cubic features ecn")
     reno = Profile(name="x", congestion_control="reno")
     assert link_plan.set_route(*ends, link_plan.CLIENT_GATEWAY, reno) == (
-        "route replace 198.18.2.1/32 via 198.18.1.254 dev d onlink src 198.18.1.1 congctl reno",
+        "route replace 198.18.2.1/32 via 198.18.1.254 dev d onlink src 198.18.1.1 congctl reno"
     )
 
 

@@ -207,10 +207,10 @@ def profile_sizes(profile: Profile) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def set_device(name: str, profile: Profile) -> Lines:
+def set_device(name: str, profile: Profile) -> str:
     """Return the line that sets the profile's MTU and offload sizes on a device."""
     options = {"mtu": profile.mtu_bytes, **profile_sizes(profile)}
-    return (f"link set dev {name} {' '.join(f'{option} {value}' for option, value in options.items())}",)
+    return f"link set dev {name} {' '.join(f'{option} {value}' for option, value in options.items())}"
 
 
 def disable_ipv6_autoconf(name: str, *, has_ipv6: bool) -> Lines:
@@ -218,15 +218,15 @@ def disable_ipv6_autoconf(name: str, *, has_ipv6: bool) -> Lines:
     return (f"link set dev {name} addrgenmode none",) if has_ipv6 else ()
 
 
-def set_neighbour(name: str, address: str, mac: str) -> Lines:
+def set_neighbour(name: str, address: str, mac: str) -> str:
     """Return the line that fixes the MAC address of a neighbour."""
-    return (f"neigh replace {address} lladdr {mac} dev {name} nud permanent",)
+    return f"neigh replace {address} lladdr {mac} dev {name} nud permanent"
 
 
-def set_route(name: str, address: str, peer: str, gateway: str | None, profile: Profile) -> Lines:
+def set_route(name: str, address: str, peer: str, gateway: str | None, profile: Profile) -> str:
     """Return the line that sets the route to the peer, direct or through a router."""
     via = f" via {gateway} dev {name} onlink" if gateway else f" dev {name}"
-    return (f"route replace {peer}/32{via} src {address}{_tcp_route_options(profile)}",)
+    return f"route replace {peer}/32{via} src {address}{_tcp_route_options(profile)}"
 
 
 def set_loopback(profile: Profile) -> Lines:
@@ -234,7 +234,7 @@ def set_loopback(profile: Profile) -> Lines:
     where = "dev lo table local proto kernel scope host"
     pairs = ((SERVER_ADDRESS, CLIENT_ADDRESS), (CLIENT_ADDRESS, SERVER_ADDRESS))
     return (
-        *set_device("lo", profile),
+        set_device("lo", profile),
         *(f"route replace local {to} {where} src {source}{_tcp_route_options(profile)}" for to, source in pairs),
     )
 
@@ -245,7 +245,7 @@ def set_up_router(layout: Layout, *, has_ipv6: bool) -> Iterator[str]:
         end = layout.ends[place]
         yield from disable_ipv6_autoconf(side.device, has_ipv6=has_ipv6)
         yield from (f"addr add {side.gateway}/32 dev {side.device}", f"link set dev {side.device} up")
-        yield from set_neighbour(side.device, end.address, end.mac)
+        yield set_neighbour(side.device, end.address, end.mac)
         yield f"route replace {end.address}/32 dev {side.device} src {side.gateway}"
 
 
@@ -466,7 +466,7 @@ def neighbour_steps(layout: Layout, place: str, *, is_cut: bool) -> Iterator[Ste
     """Yield the step that sets the next hop's MAC address of an end: an unused one while its direction is cut."""
     end = layout.ends[place]
     mac = UNUSED_MAC if is_cut else end.next_mac
-    return _ip_steps(place, set_neighbour(end.device, end.gateway or end.peer, mac))
+    return _ip_steps(place, (set_neighbour(end.device, end.gateway or end.peer, mac),))
 
 
 def change_steps(layout: Layout, before: Profile, after: Profile, defaults: KernelDefaults) -> tuple[Step, ...]:
@@ -479,7 +479,7 @@ def change_steps(layout: Layout, before: Profile, after: Profile, defaults: Kern
             steps += _ip_steps(place, set_loopback(profile))
         else:
             route = set_route(end.device, end.address, end.peer, end.gateway, profile)
-            steps += _ip_steps(place, (*set_device(end.device, profile), *route))
+            steps += _ip_steps(place, (set_device(end.device, profile), route))
         steps.append(_step(place, *sysctl_argv(profile)))
         offloads = {**defaults.offloads.get(place, {}), **profile.offloads}
         if offloads:
