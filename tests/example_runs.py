@@ -137,7 +137,7 @@ def tcp_connection(**changed: Any) -> tcp_info.Connection:
 
 def wire_record(*snapshots: TcpSnapshot) -> WireRecord:
     """Return the record of a watcher that observed connections, and no frames."""
-    return WireRecord(frames={}, sampled_frames=0, lost=0, seconds=1, tcp=snapshots)
+    return WireRecord(frames={}, sampled_frames=0, tcp=snapshots)
 
 
 def measured(**changed: Any) -> list[ProbeOutput]:

@@ -231,10 +231,7 @@ def test_unknown_java_of_a_recording_is_named_with_its_key(results: Results, typ
     assert f"{folder.path / 'run.json'}: this file is damaged: server: runtime: " in message
 
 
-ROW = (
-    b'{"to-server": {"frames": {}, "sampled_frames": 0, "lost": 0, "seconds": 1, '
-    b'"tcp": [{"at_ns": 1, "connections": [{}]}]}}'
-)
+ROW = b'{"to-server": {"frames": {}, "sampled_frames": 0, "tcp": [{"at_ns": 1, "connections": [{}]}]}}'
 RAW = (ROW, b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server": {"frames": [1]}}', b"[" * 10_000)
 
 
@@ -374,7 +371,7 @@ def watched(results: Results) -> Results:
         {"at_ns": start_ns + ahead_ns + at * 250_000_000, "connections": [again | {"retransmits": at}]}
         for at in range(28)
     ]
-    end = {"frames": {"1514": 70}, "sampled_frames": 70, "lost": 0, "seconds": 7.0, "tcp": tcp}
+    end = {"frames": {"1514": 70}, "sampled_frames": 70, "tcp": tcp}
     (folder.raw / "wire.json").write_text(json.dumps({"to-server": end, "to-client": end}))
     (folder.raw / "gc.log").write_text(
         "[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n"
