@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
+import queue
 import shutil
 import subprocess
-from html import escape, unescape
+import threading
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,11 @@ import pytest
 
 from ingest_bench.report import page
 
-# Runs in the page after its own script, and leaves `observed` as JSON in the document.
+# Runs in the page after its own script, and sends `observed` as JSON.
 OBSERVE = """<script>
 addEventListener("load", () => setTimeout(() => {
 %s
-  const left = document.createElement("pre");
-  left.id = "observed";
-  left.textContent = JSON.stringify(observed);
-  parent.document.body.append(left);
+  parent.fetch("/", { method: "POST", body: JSON.stringify(observed) });
 }, 300));
 </script></body>"""
 CHARTS = """
@@ -83,24 +82,56 @@ ICICLE = """
 HOSTILE = '</script><b class="hostile">x</b>"'
 
 
+class PageServer(ThreadingHTTPServer):
+    """Serves one page, and keeps what it sends."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__(("127.0.0.1", 0), PageHandler)
+        self.document = document.encode()
+        self.observed: queue.Queue[dict[str, Any]] = queue.Queue()
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    server: PageServer
+
+    def do_GET(self) -> None:
+        self.reply(200 if self.path == "/" else 404, self.server.document)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.reply(200, b"")
+        self.server.observed.put(json.loads(body))
+
+    def reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Write nothing."""
+
+
 def observe(folder: Path, text: str, width: int, *options: str, script: str = CHARTS) -> dict[str, Any]:
     """Return the observations of a script in the page, in a frame of that width: windows are at least 500 wide."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("needs the program chromium")
-    file = folder / "page.html"
     inner = escape(text.replace("</body>", OBSERVE % script))
     frame = f'<iframe srcdoc="{inner}" style="border: 0; height: 900px; width: {width}px"></iframe>'
-    file.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>', encoding="utf-8")
     profile = f"--user-data-dir={folder / 'profile'}"
-    basics = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", profile)
-    page_options = ("--virtual-time-budget=10000", "--window-size=1400,1000", *options, "--dump-dom", file.as_uri())
-    argv = (chromium, *basics, *page_options)
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
-    match = re.search('<pre id="observed">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert match, done.stderr[-2000:]
-    observed: dict[str, Any] = json.loads(unescape(match[1]))
-    return observed
+    basics = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--no-proxy-server", profile)
+    with PageServer(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>') as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        argv = (chromium, *basics, "--window-size=1400,1000", *options, url)
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
+            try:
+                return server.observed.get(timeout=120)
+            finally:
+                browser.terminate()
+                server.shutdown()
 
 
 @pytest.mark.processes
