@@ -9,11 +9,14 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from test_load_process import documents_of, plan_for
 
+from ingest_bench.load import supervisor
 from ingest_bench.load.recorder import DurationHistogram, Recorder, pack_sample
 from ingest_bench.model.load import Step, TrackFile
 from ingest_bench.model.samples import SAMPLE, Sample
@@ -105,3 +108,25 @@ def test_where_a_share_ends_is_looked_up_once_for_all_workers(tmp_path: Path) ->
     assert plan.with_decompressed_files() == plan
     plan.remove_decompressed_files()
     assert not copy.exists()
+
+
+@pytest.mark.parametrize("moment", ["decompression", "start", "stop"])
+def test_no_decompressed_file_is_left_by_a_load_that_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    packed = tmp_path / "documents.json.gz"
+    packed.write_bytes(gzip.compress(documents_of(tmp_path).read_bytes()))
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path, documents=str(packed), processes=2)
+    copies: list[Path] = []
+
+    def interrupt(*_: object) -> NoReturn:
+        copies.extend(plan.folder.glob("decompressed-*"))
+        raise KeyboardInterrupt
+
+    workers = SimpleNamespace(workers=[], stop=interrupt)
+    monkeypatch.setattr(supervisor, "LocalWorkers", interrupt if moment == "start" else lambda *_: workers)
+    if moment == "decompression":
+        monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.start_load(plan).stop()
+    assert [copy.exists() for copy in copies] == [False]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ingest_bench import system
-from ingest_bench.errors import RunAborted, RunFailed
+from ingest_bench.errors import RunAborted, RunFailed, undo_on_error
 from ingest_bench.inputs import files
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.figures import AbortMonitor, figures_from_json
@@ -283,9 +283,11 @@ class RunningLoad:
 
     def stop(self) -> None:
         """End all workers. One that still sends ends its load in order, if that takes at most 5 s."""
-        self._workers.stop()
-        for plan in self._plans:
-            plan.remove_decompressed_files()
+        try:
+            self._workers.stop()
+        finally:
+            # Also if a second Ctrl-C ends the wait for them.
+            _remove_decompressed(self._plans)
         if self._page is not None:
             self._page.clear()
 
@@ -393,12 +395,18 @@ def start_loads(
 ) -> RunningLoad:
     """Start the workers of loads that begin together. Loads marked in *ends_all* end the others."""
     reports_figures = reports_figures or page is not None
-    prepared = [
-        _prepare(plan, plan.options.processes, reports_figures=reports_figures).with_decompressed_files()
-        for plan in plans
-    ]
-    workers = LocalWorkers(prepared, [enter] if callable(enter) else list(enter))
+    with undo_on_error(lambda: _remove_decompressed(plans)):
+        prepared = [
+            _prepare(plan, plan.options.processes, reports_figures=reports_figures).with_decompressed_files()
+            for plan in plans
+        ]
+        workers = LocalWorkers(prepared, [enter] if callable(enter) else list(enter))
     return RunningLoad(prepared, workers, page, ends_all)
+
+
+def _remove_decompressed(plans: Sequence[LoadPlan]) -> None:
+    for plan in plans:
+        plan.remove_decompressed_files()
 
 
 def _prepare(plan: LoadPlan, processes: int, *, reports_figures: bool) -> LoadPlan:
