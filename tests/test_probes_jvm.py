@@ -187,6 +187,12 @@ def test_allocation_with_a_truncated_stack_has_no_layer(depth: int, java: Path, 
         assert texts == []
 
 
+def test_memory_of_netty_is_that_of_allocators_with_chunks(java: Path, classes: Path, raw: Path) -> None:
+    run(raw, java, *jvm_options([], raw, 17), "-cp", str(classes), "NettyEvents")
+    changes = recording.load_recording(context(raw, java, classes)).content["netty"]
+    assert [sum(column) for column in list(zip(*changes, strict=True))[1:]] == [4000, 800]
+
+
 @pytest.mark.parametrize(("how", "kind"), [("heap", "heap"), ("direct", "direct"), ("caught", "direct")])
 def test_kind_of_an_out_of_memory_error_is_found(how: str, kind: str, java: Path, classes: Path, raw: Path) -> None:
     options = [*jvm_options(["gc"], raw, 17), "-Xmx64m", "-XX:MaxDirectMemorySize=32m"]

@@ -17,6 +17,7 @@ import java.util.Map;
 import java.util.PriorityQueue;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import jdk.jfr.consumer.RecordedClass;
 import jdk.jfr.consumer.RecordedEvent;
 import jdk.jfr.consumer.RecordedFrame;
 import jdk.jfr.consumer.RecordedObject;
@@ -63,6 +64,17 @@ public final class JfrReader {
 
     String json() {
       return "{\"count\":" + count + ",\"total\":" + total + ",\"min\":" + (count == 0 ? 0 : min) + ",\"max\":" + max + "}";
+    }
+  }
+
+  private static final class NettyMemory {
+    final Map<Long, long[]> changes = new HashMap<>();
+    boolean hasChunks;
+
+    void add(long end, long chunkBytes, long bufferBytes) {
+      long[] change = changes.computeIfAbsent(end / NETTY_PERIOD_NS * NETTY_PERIOD_NS, key -> new long[2]);
+      change[0] += chunkBytes;
+      change[1] += bufferBytes;
     }
   }
 
@@ -147,8 +159,8 @@ public final class JfrReader {
   private final Map<Long, StringBuilder> threads = new TreeMap<>();
   private final Map<Long, long[]> lastSamples = new HashMap<>();
 
-  /** Start of each period with changes: by how many bytes Netty's chunks grew, and the buffers in use. */
-  private final Map<Long, long[]> netty = new TreeMap<>();
+  /** Netty's memory by allocator, on the heap and direct. */
+  private final Map<Long, NettyMemory> netty = new HashMap<>();
 
   private final DirectMemory directMemory = new DirectMemory();
   private final StallSpans stalls;
@@ -252,17 +264,18 @@ public final class JfrReader {
         threadAllocation(event.getValue("thread"), end, event.getLong("allocated"));
         break;
       case "io.netty.AllocateChunk":
-        nettyMemory(end, event.getInt("capacity"), 0);
+        nettyMemory(event).hasChunks = true;
+        nettyMemory(event).add(end, event.getInt("capacity"), 0);
         break;
       case "io.netty.FreeChunk":
-        nettyMemory(end, -event.getInt("capacity"), 0);
+        nettyMemory(event).add(end, -event.getInt("capacity"), 0);
         break;
       case "io.netty.AllocateBuffer":
-        nettyMemory(end, 0, event.getInt("maxFastCapacity"));
+        nettyMemory(event).add(end, 0, event.getInt("maxFastCapacity"));
         break;
       case "io.netty.FreeBuffer":
       case "io.netty.ReallocateBuffer":
-        nettyMemory(end, 0, -event.getInt("maxFastCapacity"));
+        nettyMemory(event).add(end, 0, -event.getInt("maxFastCapacity"));
         break;
       case "ingestbench.DirectAllocation":
         directMemory.allocation(end, event.getLong("took"), inWindow(end));
@@ -289,10 +302,22 @@ public final class JfrReader {
     }
   }
 
-  private void nettyMemory(long end, long chunkBytes, long bufferBytes) {
-    long[] change = netty.computeIfAbsent(end / NETTY_PERIOD_NS * NETTY_PERIOD_NS, key -> new long[2]);
-    change[0] += chunkBytes;
-    change[1] += bufferBytes;
+  private NettyMemory nettyMemory(RecordedEvent event) {
+    RecordedClass allocator = event.getValue("allocatorType");
+    return netty.computeIfAbsent(2 * allocator.getId() + (event.getBoolean("direct") ? 1 : 0), key -> new NettyMemory());
+  }
+
+  /** Start of each period with changes: by how many bytes Netty's chunks grew, and the buffers in use. */
+  private Map<Long, long[]> nettyChanges() {
+    Map<Long, long[]> changes = new TreeMap<>();
+    for (NettyMemory memory : netty.values()) {
+      // Without arenas (numDirectArenas=0) each buffer is unpooled: Netty writes its allocation, and not its end.
+      if (memory.hasChunks) {
+        memory.changes.forEach((start, change) -> changes.merge(start, change,
+            (one, other) -> new long[] {one[0] + other[0], one[1] + other[1]}));
+      }
+    }
+    return changes;
   }
 
   private void threadAllocation(RecordedThread thread, long end, long allocated) {
@@ -472,7 +497,7 @@ public final class JfrReader {
     out.append(",\"known\":[").append(String.join(",", known));
     out.append("],\"threads\":[").append(String.join("],", threads.values())).append(threads.isEmpty() ? "" : "]");
     List<String> changes = new ArrayList<>();
-    netty.forEach((start, change) -> changes.add("[" + start + "," + change[0] + "," + change[1] + "]"));
+    nettyChanges().forEach((start, change) -> changes.add("[" + start + "," + change[0] + "," + change[1] + "]"));
     out.append("],\"netty\":[").append(String.join(",", changes));
     out.append("],\"reads\":{\"all\":").append(allReads.json()).append(",\"window\":").append(windowReads.json());
     out.append(",\"other_ports\":").append(otherPorts.json()).append(",\"empty\":").append(emptyReads);

@@ -8,7 +8,8 @@ collection to the next it grows by its size before this one minus its size after
 sizes, and the recording most of them in bytes.
 
 Netty takes memory in chunks, lends parts of them to buffers, and keeps chunks for later. Since 4.2.3 its pooled and
-adaptive allocators write an event for each chunk and buffer; the unpooled one writes none.
+adaptive allocators write an event for each chunk and buffer; the unpooled one writes none. Buffers of an allocator
+without chunks are left out: without arenas for direct memory Netty writes no end of a direct buffer.
 """
 
 from __future__ import annotations

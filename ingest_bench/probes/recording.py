@@ -36,7 +36,7 @@ _SECRET: Events = {
 READER = tuple(
     Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
 )
-READER_VERSION = 15
+READER_VERSION = 16
 STACK_DEPTH = 128
 
 
