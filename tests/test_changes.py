@@ -105,6 +105,13 @@ def test_file_of_equal_name_with_other_content_is_a_conflict(before: Any, now: A
     assert conflicts == ([f"the content of docs differs: {texts}"] if texts else [])
 
 
+def test_facts_of_another_folder_have_no_invisible_characters() -> None:
+    before, now = ({"cpu": f"A{mark}", "kernel": [mark], "files": {f"x{mark}": mark}} for mark in ("\x1b", "\u202e"))
+    conflicts, notes = compare_facts({**before, "files": {"x": "\x1b"}}, {**now, "files": {"x": "\u202e"}})
+    assert (len(conflicts), len(notes)) == (2, 1)
+    assert all(text.isprintable() for text in (*conflicts, *notes))
+
+
 def test_changed_settings_are_those_of_the_plan_and_of_the_server() -> None:
     keys = {"load.users": "8", "gzip": "true"}, {"load.users": "16", "gzip": "true", "setting.threads": "4"}
     sides = [

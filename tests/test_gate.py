@@ -188,6 +188,14 @@ def test_relative_limit_without_a_baseline_is_skipped_and_named() -> None:
     assert verdict.checks[0].sentence.endswith(", allowed at least 25,000")
 
 
+def test_sizes_have_all_their_digits() -> None:
+    text = '[[threshold]]\ncolumn = "largest_allocation_bytes"\nat_most = 104857600\nmay_rise = "1%"\n'
+    sizes = made.replicates("largest_allocation_bytes", [104_857_601.0] * 3)
+    absolute, relative = judged(sizes, text, sizes).checks
+    assert (absolute.measured, absolute.allowed) == ("104,857,601", "at most 104,857,600")
+    assert relative.baseline == "104,857,601"
+
+
 def test_cells_are_matched_by_factors_and_changed_settings_are_named() -> None:
     """`--set` with one value gives cells another level; before, it gave them other names, and nothing was compared."""
     old = [dataclasses.replace(run, cell="a", levels={"network": "ethernet", "heap": "1g"}) for run in runs(seed=2)]

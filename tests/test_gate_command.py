@@ -154,6 +154,13 @@ def test_markdown_begins_with_the_verdict_folds_passes_and_escapes_markup() -> N
     assert not re.search(r"(?<!\\)`|(?<![\\*])\*(?!\*)(?!Changed)", text.replace("**Changed:**", ""))
 
 
+def test_markdown_mentions_nobody_and_has_no_terminal_commands() -> None:
+    check = Check(cell="@org/team", column="c", reason="\x1b[31m@you")
+    text = gate.format_markdown(Verdict(checks=(check,), notes=("\u202e@me",)), "@all")
+    assert not re.search("@(?!&#8203;)", text)
+    assert all(letter == "\n" or letter.isprintable() for letter in text.replace("\ufe0f", ""))
+
+
 def test_benchmark_json_is_smaller_where_the_server_is_better() -> None:
     tables = [{"column": name, "at_least": 1} for name in ("docs_per_s_mean", "reads")]
     thresholds = gate.parse_thresholds(
@@ -206,6 +213,22 @@ def execute(folder: Path, *argv: str, **variables: str) -> tuple[int, str]:
     environment = {**os.environ, "PATH": path, **variables}
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+def test_empty_baseline_is_none(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "ingest-bench"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nif [ "$1" = run ]; then mkdir -p "$4/sink/2026"; else echo "$@"; fi\n')
+    program.chmod(0o755)
+    # As an earlier night left it on a full disk.
+    (tmp_path / "baseline").write_text("")
+    for has_baseline in (False, True):
+        path = f"{program.parent}:{os.environ['PATH']}"
+        code, text = execute(tmp_path, "sh", str(CI / "nightly.sh"), str(tmp_path), "sink.toml", PATH=path)
+        assert (code, "--baseline nights/" in text) == (0, has_baseline), text
+    assert (tmp_path / "baseline").read_text().endswith("/sink/2026\n")
+    assert not list(tmp_path.glob("nights/*/baseline"))
 
 
 @pytest.mark.jvm

@@ -15,9 +15,12 @@ ingest-bench run "$@" --out "$night" || code=$?
 case $code in 0 | 3) ;; *) exit $code ;; esac
 now=$(echo "$night"/*/[0-9]*)
 set -- "$now" --thresholds gate.toml --junit "$night/junit.xml" --markdown "$night/summary.md"
-if test -f baseline; then set -- "$@" --baseline "$(cat baseline)"; fi
+if test -s baseline; then set -- "$@" --baseline "$(cat baseline)"; fi
 code=0
 ingest-bench gate "$@" > "$night/verdict.txt" || code=$?
 cat "$night/verdict.txt"
-if test $code -eq 0 && ! test -f baseline; then echo "$now" > baseline; fi
+# Complete or not at all: another night may read it, and the disk may be full.
+if test $code -eq 0 && ! test -s baseline; then
+    echo "$now" > "$night/baseline" && mv "$night/baseline" baseline || exit 4
+fi
 exit $code

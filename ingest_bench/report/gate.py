@@ -28,7 +28,7 @@ from ingest_bench.analysis.run import columns as columns_module
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.inputs.escaping import escape_text
+from ingest_bench.inputs.escaping import escape_line, escape_text
 from ingest_bench.inputs.names import check_name
 from ingest_bench.model.results import Summary
 from ingest_bench.model.values import Between, Line, Share
@@ -296,11 +296,18 @@ def _judge_absolute(row: CellRuns, item: Threshold) -> Iterator[Check]:
     value = row.median(item.column)
     for limit, words, is_within in ((item.at_least, "at least", operator.ge), (item.at_most, "at most", operator.le)):
         if limit is not None:
-            check = Check(cell=row.name, column=item.column, allowed=f"{words} {limit:,.6g}", reason=_UNMEASURED)
+            check = Check(
+                cell=row.name, column=item.column, allowed=f"{words} {_format_number(limit)}", reason=_UNMEASURED
+            )
             if value is not None:
                 outcome: Outcome = "pass" if is_within(value, limit) else "fail"
-                check = replace(check, outcome=outcome, measured=f"{value:,.6g}", reason="")
+                check = replace(check, outcome=outcome, measured=_format_number(value), reason="")
             yield check
+
+
+def _format_number(value: float) -> str:
+    """Format a number with six digits, or all before the point: a size in bytes has more."""
+    return f"{value:,.0f}" if abs(value) >= 100_000 else f"{value:,.6g}"
 
 
 def _judge_relative(row: CellRuns, item: Threshold, before: CellRuns | None, match: Match | None) -> Check:
@@ -311,7 +318,7 @@ def _judge_relative(row: CellRuns, item: Threshold, before: CellRuns | None, mat
     numbers = row.numbers(column)
     if not numbers:
         return check
-    check = replace(check, measured=f"{fmean(numbers):,.6g}")
+    check = replace(check, measured=_format_number(fmean(numbers)))
     if match is None:
         return replace(check, outcome="skipped", reason="requires --baseline")
     if before is None:
@@ -322,7 +329,7 @@ def _judge_relative(row: CellRuns, item: Threshold, before: CellRuns | None, mat
     change = comparison.compare_cells(column, before, row, paired=False)
     if change is None:
         return replace(check, reason="the baseline did not measure it")
-    check = replace(check, baseline=f"{change.first_mean:,.6g}", change=change_tables.format_change(change))
+    check = replace(check, baseline=_format_number(change.first_mean), change=change_tables.format_change(change))
     if change.interval is None:
         runs = f"{change.first_runs} and {change.second_runs} runs"
         return replace(check, reason=f"{runs}: one run a side has no interval; take 3 replicates or more")
@@ -381,5 +388,7 @@ def _is_rate(column: str) -> bool:
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text in one line, without Markdown or HTML in it."""
-    return re.sub(r"([\\`*_\[\]~#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    """Return the text in one line, without Markdown, HTML and mentions of users in it."""
+    escaped = re.sub(r"([\\`*_\[\]~#])", r"\\\1", html.escape(escape_line(" ".join(text.split())), quote=False))
+    # GitHub and GitLab notify the user after an @, also in HTML entities; not across a space without width.
+    return escaped.replace("@", "@&#8203;")

@@ -16,6 +16,7 @@ from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import compared_column
 from ingest_bench.inputs import records
+from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import Summary
 
 # Facts of the machine that determine how fast a server is. A different kernel, or version of ingest-bench, may be what
@@ -154,7 +155,7 @@ def _list_changed_settings(pairs: _Pairs, before: Results, now: Results, factors
         if not (old and new):
             old, new = ({key: row.levels.get(key) or _NOT_SET for key in factors} for row in (first, second))
         texts = {
-            key: f"{key} was {old.get(key, _NOT_SET)}, is {new.get(key, _NOT_SET)}"
+            key: escape_line(f"{key} was {old.get(key, _NOT_SET)}, is {new.get(key, _NOT_SET)}")
             for key in dict.fromkeys((*old, *new))
             if old.get(key) != new.get(key)
         }
@@ -187,7 +188,7 @@ def compare_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[li
     A fact that one side lacks is not compared.
     """
     differing = {
-        name: f"{name} was {before[name]}, is {now[name]}"
+        name: escape_line(f"{name} was {before[name]}, is {now[name]}")
         for name in before
         if name in now and name not in _IGNORED_FACTS and before[name] != now[name]
     }
@@ -197,7 +198,9 @@ def compare_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[li
     forbidding = [f"another machine: {text}" for name, text in differing.items() if name in _DECISIVE_FACTS]
     files, new_files = (_fingerprints_by_name(facts.get(_FILES)) for facts in (before, now))
     forbidding += [
-        f"the content of {name} differs: {_join(sorted(files[name]))}, now {_join(sorted(new_files[name]))}"
+        escape_line(
+            f"the content of {name} differs: {_join(sorted(files[name]))}, now {_join(sorted(new_files[name]))}"
+        )
         for name in files.keys() & new_files.keys()
         if files[name] != new_files[name]
     ]

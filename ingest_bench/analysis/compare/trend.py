@@ -21,7 +21,6 @@ from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.changes import Results
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import compared_column
-from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.units import format_count
 
 # Experiment, cell, workload, network.
@@ -213,5 +212,5 @@ def _changed_facts(points: _Points, place: int) -> tuple[str, ...]:
             before, now = points.results[index - 1].facts, points.results[index].facts
             runs = ((run for row in points.rows[number] for run in row.valid) for number in (index - 1, index))
             texts = [*itertools.chain(*changes.compare_facts(before, now)), *changes.list_server_changes(*runs)]
-            facts += [f"{prefix}{escape_line(text)}" for text in texts]
+            facts += [f"{prefix}{text}" for text in texts]
     return tuple(facts)
