@@ -14,10 +14,12 @@ import example_summaries as made
 import pytest
 
 from ingest_bench.analysis.compare import cells, comparison
+from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Note, Series
 from ingest_bench.report import (
     cell_tables,
+    change_tables,
     headline,
     page,
     page_charts,
@@ -148,6 +150,27 @@ def test_main_table_has_few_columns_with_errors_and_says_what_is_worse() -> None
     assert all(head.startswith("<abbr title=") for head in heads[1:])
     assert '15,000 <span class="worse">-25% worse</span>' in table
     assert ">0.2% timeout 8</td>" in table
+    rejected = made.changed(runs[1], values={"requests": 8})
+    assert ">100% timeout 8</td>" in page.render_results([runs[0], rejected], {})
+
+
+def test_large_ratio_has_no_exponent() -> None:
+    runs = made.experiment(2, network=["loopback", "ethernet"])
+    docs = (10.0, 0.1, 12_000.0, 12_100.0)
+    runs = [made.changed(run, values={"docs_per_s_mean": value}) for run, value in zip(runs, docs, strict=True)]
+    assert headline.build_tiles(runs)[2].answer.startswith("2,386 times")
+    finding = headline.describe_finding(runs, "docs_per_s_mean")
+    assert "2386 times (" in finding
+    assert "or more)" in finding
+    change = Comparison(column="x", first="a", second="a", first_runs=2, second_runs=2, first_mean=1, second_mean=1)
+    assert change_tables.format_interval(dataclasses.replace(change, relative_interval=(1199.0, 2399.0))) == (
+        "1,200 to 2,400 times"
+    )
+
+
+@pytest.mark.parametrize("facts", [{"cpu": "EPYC"}, {"kernel": 6}, {"cores": 2}])
+def test_page_names_the_facts_that_are_known(facts: dict[str, object]) -> None:
+    assert "<h1>" in page.render_results(FOUR, {}, facts=facts)
 
 
 def test_each_head_of_a_topic_has_its_own_definition() -> None:

@@ -170,7 +170,7 @@ def test_stacks_that_are_equal_after_escaping_are_added() -> None:
 
 
 def test_name_in_a_picture_is_not_a_formula() -> None:
-    row = made.summary({"network": "ethernet", "x": "$x^{$"}, cell="$x^{$", run="$x^{$/1")
+    row = made.summary({"network": "ethernet", "x": "$x^{$東京"}, cell="$x^{$東京", run="$x^{$東京/1")
     with warnings.catch_warnings(action="error"):
         files = REPORTS["pictures"]([row])
     assert files["report/reads.png"].startswith(b"\x89PNG")

@@ -67,7 +67,9 @@ def format_interval(change: Comparison) -> str:
     if change.relative_interval is None:
         return ""
     low, high = (end + 1 for end in change.relative_interval)
-    return f"{low:.3g} times or more" if high == math.inf else f"{low:.3g} to {high:.3g} times"
+    if high == math.inf:
+        return f"{format_number(low)} times or more"
+    return f"{format_number(low)} to {format_number(high)} times"
 
 
 def describe_verdict(change: Comparison) -> str:

@@ -98,7 +98,10 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
         ratio if factor > 1 else 1 / ratio if ratio else math.inf
         for ratio in (factor, *sorted(ends, reverse=factor < 1))
     ]
-    interval = f"{ratios[1]:.3g} to {ratios[2]:.3g}" if ends else "1 run per cell" if change.interval is None else ""
+    interval = "1 run per cell" if change.interval is None else ""
+    if ends:
+        low, high = ratios[1:]
+        interval = f"{format_number(low)} {'or more' if high == math.inf else f'to {format_number(high)}'}"
     details = ", ".join(filter(None, (interval, *pair.conditions)))
     times = f"{ratios[0]:.{0 if ratios[0] >= 10 else 1}f} times"
     return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}"
@@ -148,7 +151,9 @@ def _build_tile(
     if pair is None:
         return Tile(title, f"{format_range(values, partial(_format, column))}", name)
     factor, change = pair.factor(column), pair.compare(summaries, column)
-    answer = f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:.2g} times"
+    answer = (
+        f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
+    )
     verdict = {None: ", no verdict", False: ", no change seen"}.get(change.is_distinct, "")
     text = f"{name}: {', '.join((' → '.join(pair.list_values(column)), *pair.conditions))}"
     interval = change_tables.format_interval(change) or change_tables.NO_VERDICT

@@ -21,7 +21,7 @@ from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import Summary
 from ingest_bench.report import cell_tables, change_tables, digest, headline, page_charts, stall_table
-from ingest_bench.report.formatting import format_key, format_size
+from ingest_bench.report.formatting import format_key, format_number, format_size
 from ingest_bench.report.headline import Tile
 from ingest_bench.report.page_charts import IcicleData, escape_breakable
 
@@ -168,7 +168,7 @@ def _describe_facts(experiment: str, summaries: Sequence[Summary], facts: Mappin
     heap = f"heap {join('heap_bytes', format_size)} {join('gc_collector', str.upper)}" if join("heap_bytes") else ""
     parts = [
         *(experiment, join("target"), heap.strip(), f"Java {join('java')}" if join("java") else ""),
-        f"{facts['cores']} CPUs {facts['cpu']}" if facts.get("cpu") else "",
+        f"{facts.get('cores', '')} CPUs {facts['cpu']}".strip() if facts.get("cpu") else "",
         f"kernel {facts['kernel']}" if "kernel" in facts else "",
         f"{datetime.fromtimestamp(start_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC" if start_ns else "",
         f"ingest-bench {facts['ingest_bench']}" if "ingest_bench" in facts else "",
@@ -199,7 +199,9 @@ def _count_errors(row: CellRuns) -> str:
     runs = row.measured_or_oom.valid
     failed, requests = (sum(int(run.values.get(name) or 0) for run in runs) for name in ("requests_failed", "requests"))
     kinds = ", ".join(dict.fromkeys(str(run.values["errors"]) for run in runs if run.values.get("errors")))
-    return f"{100 * failed / requests:.2g}% {kinds}".strip() if requests and failed else "0" if requests else ""
+    return (
+        f"{format_number(100 * failed / requests)}% {kinds}".strip() if requests and failed else "0" if requests else ""
+    )
 
 
 def _fold(title: str, content: str) -> str:

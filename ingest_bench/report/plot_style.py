@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -77,7 +78,9 @@ def as_svg() -> Iterator[None]:
 @contextmanager
 def figure_style() -> Iterator[None]:
     """Apply the project's style within the block, whatever a file `matplotlibrc` says: it could let LaTeX set texts."""
-    with rc_context():
+    with rc_context(), warnings.catch_warnings():
+        # Our font lacks the letters of some languages; a box in the picture is enough.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         rcdefaults()
         rcParams.update(_STYLE)
         yield
