@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import math
 import re
@@ -15,7 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import example_summaries as made
 import pytest
+from rich.console import Console
 
 from ingest_bench import targets
 from ingest_bench.cli import app, screen
@@ -24,7 +27,7 @@ from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import files
 from ingest_bench.jvm.java import Java
-from ingest_bench.lab import campaign
+from ingest_bench.lab import campaign, evaluation
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.lab.server import reach
 from ingest_bench.ledger import journal, sessions
@@ -342,6 +345,41 @@ def test_show_prints_a_shipped_file_unchanged(name: str, capsys: pytest.CaptureF
     shipped = {**files.data_files(catalog.NETWORKS), **files.data_files(catalog.WORKLOADS)}
     shipped |= files.data_files(catalog.EXPERIMENTS)
     assert capsys.readouterr().out == shipped[name].read_text()
+
+
+def test_shown_file_is_not_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=30, color_system=None)
+    monkeypatch.setattr(screen, "_STDOUT", console)
+    assert app.run(["show", "quickstart"]) == 0
+    assert output.getvalue() == files.data_files(catalog.EXPERIMENTS)["quickstart"].read_text()
+
+
+def test_incomplete_experiment_does_not_stay(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "read_template", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    code, text = typed("init my.toml")
+    assert (code, "my.toml: cannot be written: No space left" in text) == (2, True), text
+    assert not Path("my.toml").exists()
+
+
+@pytest.mark.parametrize(("experiment", "parts"), [("quickstart", 1), ("es-23185", 5)])
+def test_stdout_of_a_run_as_json_is_one_document(
+    experiment: str,
+    parts: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "check_machine", lambda *_: ("a note",))
+    monkeypatch.setattr(campaign, "fetch_servers", lambda _plan, _options, show: show("jdk", 0, None))
+    monkeypatch.setattr(campaign, "run_missing", lambda *_: [made.summary({})])
+    monkeypatch.setattr(evaluation, "write_report", lambda *_: ())
+    app.run(["run", experiment, "--json"])
+    output = capsys.readouterr()
+    table = json.loads(output.out)
+    assert len(table if isinstance(table, list) else [table]) == parts
+    assert ("fetch jdk" in output.err, "a note" in output.err) == (True, True)
 
 
 def test_net_show_names_an_unreadable_journal_and_shows_the_others(

@@ -104,16 +104,63 @@ def test_digest_fits_a_terminal_of_24_lines_without_broken_words(
     runs = made.experiment(1, network=["loopback", "ethernet", "jumbo", "ethernet-100m"], receive_predictor=buffers)
     runs = [made.changed(run, values={"allocated_bytes_per_gb": 3e10 + 1e9 * at}) for at, run in enumerate(runs)]
     sentence = "A sentence with an unbreakable-word-in-its-middle that is long enough for two lines of the terminal."
-    screen.print_digest(digest.digest_rows(runs), [sentence] * 3)
+    screen.print_digest(digest.digest_rows(runs), [sentence] * 3, ["report: index.html", "next: recommend"])
     lines = output.getvalue().splitlines()
     if not is_terminal:
         assert len(lines) == 1 + 20 + 1 + 3
         assert lines[-1] == sentence
         return
-    assert len(lines) <= 22, "the command and the path of the page are two more"
+    assert len(lines) <= 21, "the path of the page, the next question and the prompt are three more"
     assert max(map(len, lines)) <= 80
-    assert any("8 more rows: --wide" in line for line in lines)
+    assert any("more rows: --wide" in line for line in lines)
     assert " ".join(lines[-6:]) == " ".join([sentence] * 3)
+
+
+MANY = made.experiment(
+    1, network=list(made.LINKS), receive_predictor=list(made.BUFFERS), workload=["nyc_taxis", "geonames"]
+)
+LONG = "java.lang.IllegalStateException: something went wrong " * 9
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        MANY,
+        [dataclasses.replace(run, state="failed", values={}, reason=f"{at} {LONG}") for at, run in enumerate(MANY)],
+        [with_stall(run, 1.5, f"cause {at} of a stall", "garbage collection") for at, run in enumerate(MANY)],
+        [
+            dataclasses.replace(
+                made.changed(run, values={"requests_failed": 3, "requests": 300}),
+                notes=tuple(Note(source="load", text=f"{name * 40}: {REFUSED}") for name in "abcdefghijklmnop"),
+            )
+            for run in MANY
+        ],
+        [made.changed(run, levels={**run.levels, "target.jvm": f"-XX:{'x' * 90}{at}"}) for at, run in enumerate(MANY)],
+    ],
+    ids=["cells", "reasons", "causes", "notes", "levels"],
+)
+def test_end_of_any_run_fits_a_terminal_of_24_lines(
+    runs: list[Summary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr(screen, "_STDOUT", Console(file=output, force_terminal=True, width=80, color_system=None))
+    monkeypatch.chdir(tmp_path)
+    plan = spec.build_plan(spec.load_experiment("es-23185-heap"))
+    report.print_results(layout.create_results(Path("results"), plan, {}), runs, OutputOptions())
+    text = output.getvalue()
+    lines = text.splitlines()
+    assert len(lines) <= 23, text
+    assert max(map(len, lines)) <= 80, text
+    assert "… " in text
+    assert lines[-2 if runs[0].values else -1].startswith(("report: ", "next: "))
+
+
+def test_large_ratio_leaves_room_for_the_name_of_its_cell() -> None:
+    rates = (0.5, 4.0, 5.0, 9_999_999.0)
+    rows = digest.digest_rows(
+        [made.changed(run, values={"docs_per_s_mean": x}) for run, x in zip(FOUR, rates, strict=True)]
+    )
+    assert [row[1] for row in rows[1:]] == ["0", "4 +700%", "5 x10", "9,999,999 x20 M"]
 
 
 def test_results_as_json_are_one_document(

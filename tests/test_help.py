@@ -124,6 +124,10 @@ def test_names_keys_and_values_are_completed(tmp_path: Path, monkeypatch: pytest
     assert completion.complete_setting("nonsense=") == []
     assert completion.complete_results("qu") == ["quickstart"]
     assert completion.complete_results("results/") == ["results/quickstart/2026-11-22T04-00-00Z"]
+    # Shells insert names without quotes.
+    for name in ("quick$(reboot).toml", "quick;reboot.toml", "quick\nreboot.toml", "quick\x1b[2J.toml", "quick'.toml"):
+        (tmp_path / name).touch()
+    assert completion.complete_experiment("quick") == ["quickstart", "quick.toml"]
     words = "ingest-bench run quickstart --set hea"
     variables = {"_INGEST_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
     assert CliRunner().invoke(app, [], env=variables, prog_name="ingest-bench").output.split() == ["heap="]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -11,6 +12,9 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, key_paths
 from ingest_bench.inputs import files, records
 from ingest_bench.results import layout
+
+# Shells insert our names without quotes, zsh even evaluates them: a folder may be named "$(command)".
+_UNQUOTED = re.compile(r"[\w./=,+@%:-]+")
 
 
 def complete_experiment(incomplete: str) -> list[str]:
@@ -61,4 +65,5 @@ def _known_values(key: str) -> Iterator[str]:
 
 
 def _select(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+    """Return the names with that beginning. Shells complete other file names themselves, and quote them."""
+    return [name for name in names if name.startswith(incomplete) and _UNQUOTED.fullmatch(name)]

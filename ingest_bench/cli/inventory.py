@@ -68,7 +68,7 @@ def show(name: Annotated[str, typer.Argument(help="An experiment, network profil
         for stem, path in files.data_files(folder).items()
     }
     check_name(name, shipped, f'unknown name "{quote_name(name)}"', "`ingest-bench list`")
-    screen.print_text(files.read_text(shipped[name]).rstrip("\n"))
+    screen.print_unwrapped(files.read_text(shipped[name]).rstrip("\n"))
 
 
 @app.command()
@@ -77,12 +77,16 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write, such as m
     if file.suffix != ".toml":
         raise SpecError(f"{file}: the name of an experiment must end in .toml")
     safe_files.check_name(catalog.file_stem(file), "the experiment")
+    is_new = False
     try:
         with file.open("x", encoding="utf-8") as target:
+            is_new = True
             target.write(catalog.read_template())
     except FileExistsError:
         raise SpecError(f"{file}: exists already; it is not overwritten") from None
     except OSError as error:
+        if is_new:
+            file.unlink()  # The next attempt would find it.
         raise SpecError(f"{file}: cannot be written: {error.strerror}") from None
     name = shlex.quote(str(file))
     screen.print_text(f"{file}: written. Next: ingest-bench plan {name}, then ingest-bench run {name}")

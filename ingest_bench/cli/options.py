@@ -76,6 +76,13 @@ class OutputOptions:
         """Return whether nothing but the results is printed."""
         return self.quiet or self.as_json
 
+    def announce(self, text: str) -> None:
+        """Print a message that is not a result: to stderr if stdout is for the results alone."""
+        if self.is_silent:
+            screen.print_to_stderr(text)
+        else:
+            screen.print_text(text)
+
 
 def take_results(path: Path) -> Path:
     """Return the results folder that *path* means (`layout.find_results`), and say which one if it is another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,8 +42,13 @@ def rebuild_report(folder: ResultsFolder, output: OutputOptions, svg: bool = Fal
     return print_results(results, summaries, output)
 
 
-def print_results(results: Results, summaries: list[Summary], output: OutputOptions) -> int:
-    """Print the finding, its table and the path of the page; return the exit code: 3 if a run is not valid."""
+def print_results(
+    results: Results, summaries: list[Summary], output: OutputOptions, documents: list[dict[str, Any]] | None = None
+) -> int:
+    """Print the finding, its table and the path of the page; return the exit code: 3 if a run is not valid.
+
+    With *documents*, JSON is appended there.
+    """
     plan, page = results.plan, results.report / "index.html"
     knees = [] if plan.search is None else search.find_knees(plan, summaries)
     sentences = [
@@ -58,7 +63,11 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
     if output.as_json:
         runs = [{name: getattr(run, name) for name in _JSON_FIELDS} for run in summaries]
         notes = cell_tables.list_notes(summaries)
-        screen.print_json({"report": page, "sentences": sentences, "notes": notes, "runs": runs})
+        document = {"report": page, "sentences": sentences, "notes": notes, "runs": runs}
+        if documents is None:
+            screen.print_json(document)
+        else:
+            documents.append(document)
         return _exit_code(plan, summaries, knees)
     if output.wide:
         head, *rows = cell_tables.cell_rows(summaries)
@@ -66,13 +75,14 @@ def print_results(results: Results, summaries: list[Summary], output: OutputOpti
     if noise := change_tables.noise_rows(summaries):
         title = "A/A: noise, and the changes that this many replicates show (95% confidence, 80% power)"
         screen.print_table(title, noise[0], noise[1:], noise[0].index("column") + 1)
-    screen.print_digest(digest.digest_rows(summaries), sentences)
+    folder = results.path.parent if results.path.parent.name == plan.experiment else results.path
+    last = [f"report: {page}{'' if output.open_page else '   (--open)'}", digest.suggest_next(summaries, str(folder))]
+    last = list(filter(None, last))
+    screen.print_digest(digest.digest_rows(summaries), sentences, last)
     if output.verbose:
         screen.print_notes(cell_tables.list_notes(summaries))
-    screen.print_text(f"report: {page}{'' if output.open_page else '   (--open)'}")
-    folder = results.path.parent if results.path.parent.name == plan.experiment else results.path
-    if suggestion := digest.suggest_next(summaries, str(folder)):
-        screen.print_text(suggestion)
+    for line in last:
+        screen.print_text(line)
     return _exit_code(plan, summaries, knees)
 
 

@@ -243,11 +243,14 @@ def _resume(
 ) -> int:
     """Execute the missing runs of a results folder; return the exit code."""
     (notes,) = _prepare([remaining], [results.plan], command, options, remote)
+    documents: list[dict[str, Any]] = []
     if command.max_runs is not None:
         with campaign.lock_results(results):
             search_for_max.extend_search(results, command.max_runs)
     with _open_services(command, options, remote) as ready:
-        return _execute(results, ready, notes, command.execution.resume_commands([results]), command.output)
+        code = _execute(results, ready, notes, command.execution.resume_commands([results]), command.output, documents)
+    _print_documents(documents)
+    return code
 
 
 def _start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> int:
@@ -263,11 +266,14 @@ def _start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remo
             layout.create_results(folder, plan, {**facts, "files": catalog.compute_fingerprints(plan)})
             for plan in plans
         ]
+        documents: list[dict[str, Any]] = []
         # When one is interrupted, those that have not begun are to be resumed too.
+        resumed = [command.execution.resume_commands(folders[at:]) for at, _ in enumerate(folders)]
         codes = [
-            _execute(results, ready, notes[at], command.execution.resume_commands(folders[at:]), command.output)
+            _execute(results, ready, notes[at], resumed[at], command.output, documents)
             for at, results in enumerate(folders)
         ]
+    _print_documents(documents)
     return max(codes)
 
 
@@ -279,9 +285,9 @@ def _prepare(
     remote: RemoteWorkers | None,
 ) -> Sequence[Sequence[str]]:
     """Download what the runs need and check the machine; return the notes on each plan."""
-    with screen.download_progress() as on_progress:
+    with screen.download_progress(to_stderr=command.output.is_silent) as on_progress:
         if command.execution.download:
-            campaign.download_corpora(plans, screen.print_text, on_progress)
+            campaign.download_corpora(plans, command.output.announce, on_progress)
         worker.check_workers(remote, plans)
         notes = [campaign.check_machine(plan, options) for plan in remaining]
         for plan in remaining:
@@ -296,27 +302,41 @@ def _open_services(command: RunCommand, options: RunOptions, remote: RemoteWorke
     is_live = screen.is_live(command.output) or address is not None
     with contextlib.ExitStack() as stack:
         metrics = stack.enter_context(exporter.serve_metrics(address)) if address else None
-        fleet = stack.enter_context(roster.open_fleet(remote, screen.print_text)) if remote else None
+        fleet = stack.enter_context(roster.open_fleet(remote, command.output.announce)) if remote else None
         yield dataclasses.replace(options, reports_figures=is_live, fleet=fleet, exporter=metrics)
 
 
 def _execute(
-    results: Results, options: RunOptions, notes: Sequence[str], resume_commands: str, output: OutputOptions
+    results: Results,
+    options: RunOptions,
+    notes: Sequence[str],
+    resume_commands: str,
+    output: OutputOptions,
+    documents: list[dict[str, Any]],
 ) -> int:
-    """Execute the missing runs and print the results; return the exit code. Interrupted says how to resume."""
+    """Execute the missing runs and print the results, or append them for JSON; return the exit code.
+
+    Interrupted says how to resume.
+    """
     # Calibration is about this machine, not about remote workers.
     warnings = [] if options.fleet is not None else calibration.rate_warnings(results.plan, calibration.load_rates())
     for line in (*notes, *warnings):
-        screen.print_text(line)
+        output.announce(line)
     try:
         with campaign.lock_results(results):
             most_runs = search_for_max.max_runs(results.plan)
             with screen.RunProgress(most_runs, _mean_run_s(results.plan), output).show() as progress:
                 summaries = campaign.run_missing(results, options, progress)
             evaluation.write_report(results, summaries)
-        return print_results(results, summaries, output)
+        return print_results(results, summaries, output, documents)
     except KeyboardInterrupt:
         raise Interrupted(f"everything that was started is stopped. To resume: {resume_commands}") from None
+
+
+def _print_documents(documents: Sequence[dict[str, Any]]) -> None:
+    """Print the results of all parts of an experiment as one JSON document: a list if there are several."""
+    if documents:
+        screen.print_json(documents if len(documents) > 1 else documents[0])
 
 
 def _print_plan(plan: Plan, notes: Sequence[str], seconds: Sequence[float], *, is_short: bool) -> None:

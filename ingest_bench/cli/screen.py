@@ -37,8 +37,9 @@ _STDOUT = Console(width=None if sys.stdout.isatty() else 400)
 _STDERR = Console(stderr=True)
 _MAX_SECONDS_SHOWN = 90
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
-# Lines of a digest between the command and the path of the page, on a terminal of 24 lines.
-_MAX_DIGEST_LINES, _MIN_DIGEST_ROWS = 18, 4
+# Lines of a digest on a terminal of 24 lines, without the head of its table, the line "more rows", the empty one, and
+# the prompt.
+_MAX_DIGEST_LINES, _MIN_DIGEST_ROWS = 20, 4
 # Sentences are not wrapped into less.
 _MIN_TEXT_WIDTH = 20
 # Longer names stand above their description.
@@ -50,6 +51,11 @@ def print_text(text: str, style: str = "") -> None:
     """Print lines, wrapped between words on a terminal. Indented lines and longer words are left to the terminal."""
     for line in escape_text(text).split("\n"):
         _STDOUT.print(Text("\n".join(_wrap(line)) or "", style), soft_wrap=True)
+
+
+def print_unwrapped(text: str) -> None:
+    """Print a file for people or programs: with line breaks it would be another one."""
+    _STDOUT.print(_to_text(text), soft_wrap=True)
 
 
 def print_notes(notes: Iterable[str], word: str = "note") -> None:
@@ -77,7 +83,7 @@ def print_to_stderr(text: str) -> None:
 def print_json(value: object) -> None:
     """Print a value as JSON. An infinite number is null: JSON has none."""
     finite = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
-    print_text(json.dumps(finite, indent=1))
+    print_unwrapped(json.dumps(finite, indent=1))
 
 
 def open_page(page: Path) -> None:
@@ -118,22 +124,57 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], 
                 _STDOUT.print(_to_text(escape_line(f"  {name}: {value}")))
 
 
-def print_digest(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> None:
-    """Print a table without lines, then sentences; on a terminal the table is cut to fit `_MAX_DIGEST_LINES` in all."""
+def print_digest(rows: Sequence[Sequence[str]], sentences: Sequence[str], last: Sequence[str] = ()) -> None:
+    """Print a table without lines, then sentences; on a terminal both are cut to fit with the lines *last*.
+
+    The caller prints these next.
+    """
     head, *body = rows
-    lines = sum(len(_wrap(sentence)) for sentence in sentences)
-    most = max(_MIN_DIGEST_ROWS, _MAX_DIGEST_LINES - lines) if _STDOUT.is_terminal else len(body)
-    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for at, name in enumerate(head):
-        grid.add_column(_to_text(escape_line(name)), justify="right" if at else "left", no_wrap=bool(at))
-    for row in body[:most]:
-        grid.add_row(*(_to_text(escape_line(cell)) for cell in row))
-    _STDOUT.print(grid)
-    if len(body) > most:
-        print_text(f"… {len(body) - most} more rows: --wide, or the page")
+    shown = len(body)
+    if _STDOUT.is_terminal:
+        room = _MAX_DIGEST_LINES - sum(map(_count_lines, last))
+        sentences = _cut_sentences(sentences, room - _MIN_DIGEST_ROWS)
+        room -= sum(map(_count_lines, sentences))
+        shown = min(shown, room)
+        while shown > 1 and len(_STDOUT.render_lines(_build_digest(head, body[:shown]))) > 1 + room:
+            shown -= 1
+    _STDOUT.print(_build_digest(head, body[:shown]))
+    if len(body) > shown:
+        print_text(f"… {len(body) - shown} more rows: --wide, or the page")
     print_text("")
     for sentence in sentences:
         print_text(sentence)
+
+
+def _build_digest(head: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for at, name in enumerate(head):
+        justify: Literal["left", "right"] = "right" if at else "left"
+        grid.add_column(
+            _to_text(escape_line(name)), justify=justify, no_wrap=bool(at), min_width=None if at else _MIN_TEXT_WIDTH
+        )
+    for row in body:
+        grid.add_row(*(_to_text(escape_line(cell)) for cell in row))
+    return grid
+
+
+def _cut_sentences(sentences: Sequence[str], most: int) -> list[str]:
+    """Return sentences of that many lines on the terminal: the longest ones are cut first, then the last ones."""
+    texts = list(sentences)
+    while sum(map(_count_lines, texts)) > most:
+        longest = max(range(len(texts)), key=lambda at: _count_lines(texts[at]))
+        if _count_lines(texts[longest]) == 1:
+            return [*texts[: most - 1], f"… {len(texts) - most + 1} more: the page"]
+        # The last line, or all but one of a word that is longer than a line.
+        *kept, end = _wrap(texts[longest])[:-1] or [texts[longest]]
+        end = end[: _STDOUT.width - 2]
+        texts[longest] = " ".join([*kept, f"{end.rpartition(' ')[0] or end} …"])
+    return texts
+
+
+def _count_lines(text: str) -> int:
+    """Return the number of lines that a text takes on the terminal."""
+    return sum(max(1, -(-len(line) // _STDOUT.width)) for line in _wrap(text))
 
 
 def print_names(title: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> None:
@@ -274,17 +315,18 @@ def is_live(output: OutputOptions) -> bool:
 
 
 @contextlib.contextmanager
-def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
+def download_progress(*, to_stderr: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
     """Yield a function that shows downloads as bars, or as one line each without a terminal."""
     tasks: dict[str, TaskID] = {}
+    console, show = (_STDERR, print_to_stderr) if to_stderr else (_STDOUT, print_text)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_STDOUT, transient=True, disable=not _STDOUT.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
 
         def update(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = progress.add_task(escape_line(f"fetch {name}"), total=total)
                 if progress.disable and not done:
-                    print_text(f"fetch {name}")
+                    show(f"fetch {name}")
             progress.update(tasks[name], completed=done, total=total)
 
         yield update

@@ -11,7 +11,7 @@ from ingest_bench.analysis.run.summary import REFUSED
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.model.results import Summary
 from ingest_bench.report.cell_tables import FORMATS, TABLES, Rows
-from ingest_bench.report.formatting import format_key, format_number, format_range, shorten
+from ingest_bench.report.formatting import format_axis_number, format_key, format_number, format_range, shorten
 from ingest_bench.units import format_count
 
 COLUMNS: Sequence[tuple[str, str, str, bool]] = TABLES["digest"]
@@ -22,7 +22,8 @@ _USUAL_SUSPECTS = {
     "packets lost on the network": "loss",
     "the load generator's event loop stalled": "load generator",
 }
-_MAX_NAMED = 3
+_MAX_NAMED, _MAX_KINDS = 3, 8
+_MAX_RATIO = 10
 _MAX_REASON = 240
 # A note's kind is its text before a colon, without numbers of the run.
 _KIND = re.compile(r"([^:0-9]{3,50}): ")
@@ -53,7 +54,11 @@ def _format_cell(value: float | None, first: float | None, at: int) -> str:
     if value is None:
         return ""
     text = FORMATS[name](value)
-    return f"{text} {value / first - 1:+5.0%}" if is_compared and first else text
+    if not (is_compared and first):
+        return text
+    # A share of ten digits would take the place of the cell's name.
+    ratio = value / first
+    return f"{text} {ratio - 1:+5.0%}" if ratio < _MAX_RATIO else f"{text} x{format_axis_number(ratio)}"
 
 
 def describe_stalls(summaries: Sequence[Summary]) -> str:
@@ -80,7 +85,8 @@ def describe_warnings(summaries: Sequence[Summary]) -> str:
     # Stalls and errors have lines of their own.
     for kind in ("", REFUSED.removesuffix(": ")):
         kinds.pop(kind, 0)
-    texts = [f"{kind} ({count} of {len(measured)})" for kind, count in kinds.most_common()]
+    texts = [f"{kind} ({count} of {len(measured)})" for kind, count in kinds.most_common(_MAX_KINDS)]
+    texts += [f"{len(kinds) - _MAX_KINDS} other kinds"] if len(kinds) > _MAX_KINDS else []
     groups = cells.group_by_cell(measured)
     parts = [f"Warnings: {'; '.join(texts)}."] if texts else []
     if len(groups) > 1 and all(len(row.valid) == 1 for row in groups):
@@ -111,7 +117,7 @@ def suggest_next(summaries: Sequence[Summary], folder: str) -> str:
 
 
 def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str]:
-    """Return a line for each cause that ended runs without a result: the cause once, with the runs that it ended.
+    """Return a line for each of the first causes that ended runs without a result: the cause once, with its runs.
 
     Paths in *folder*, which are absolute in a reason, are relative to it, and without that of the run.
     """
@@ -120,17 +126,20 @@ def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str
         reason = " ".join(run.reason.split())
         reason = reason.replace(folder, "").replace(f"{run.run}/", "") if folder else reason
         ended.setdefault((run.state, shorten(reason, _MAX_REASON)), []).append(run.run)
-    return [
+    lines = [
         f"{state}: {runs[0]}: {reason}" if len(runs) == 1 else f"{state} in {len(runs)} runs: {reason}"
         for (state, reason), runs in ended.items()
     ]
+    more = sum(len(runs) for runs in list(ended.values())[_MAX_NAMED:])
+    return lines[:_MAX_NAMED] + ([f"{more} more runs without a result: the page has their reasons"] if more else [])
 
 
 def _join_counts(counts: Counter[str], total: int) -> str:
     """Format causes with their numbers of stalls: "all: X", or "3: X, 2: Y"."""
     (top, number), *others = counts.most_common()
     if number == total:
-        return ", ".join([f"{'' if total == 1 else 'all: '}{top}", *(f"{count}: {name}" for name, count in others)])
+        named = [f"{count}: {name}" for name, count in others[: _MAX_NAMED - 1]]
+        return ", ".join([f"{'' if total == 1 else 'all: '}{top}", *named])
     return ", ".join(f"{count}: {name}" for name, count in counts.most_common(_MAX_NAMED))
 
 
