@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import threading
 import time
 import typing
@@ -130,6 +131,28 @@ def test_end_of_a_pause_does_not_wait_for_a_long_flush(monkeypatch: pytest.Monke
         assert sorted(begun) == ["flush", "pause"]
         flush_may_end.set()
     assert all(record.end_ns for record in runner.records)
+
+
+def test_fault_begins_after_another_of_its_state_that_ends_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def begin(fault: Fault, _stage: Stage) -> ActiveFault:
+        events.append(f"begin {fault.kind}")
+
+        def end() -> None:
+            # As long as commands of the kernel take on a busy machine.
+            time.sleep(0.1)
+            events.append(f"end {fault.kind}")
+
+        return ActiveFault(end_fault=end)
+
+    monkeypatch.setattr(timeline, "begin_fault", begin)
+    faults = [Fault(kind="throttle", at_ns=0, for_ns=S // 20)]
+    faults += [Fault(kind=kind, at_ns=S // 20, for_ns=S // 20) for kind in ("partition", "pause")]
+    with timeline.run_faults(tuple(faults), Stage(), start_now(), UNKNOWN_DURATION):
+        wait_until(lambda: len(events) == 6)
+    assert events[:2] == ["begin throttle", "begin pause"], "faults of other states do not wait"
+    assert events.index("end throttle") < events.index("begin partition")
 
 
 def test_record_of_each_turn_contains_its_effect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,10 +315,12 @@ class FakeLink(Link):
         self.profile = profile
 
 
-def make_link_stage() -> tuple[Link, Stage]:
+def make_link_stage(ports: str = "[]") -> tuple[Link, Stage]:
     def command(argv: tuple[str, ...]) -> tuple[str, ...]:
         assert forged_packets.__file__ in argv
-        return ("sh", "-c", """echo ready; while read -r _; do echo '{"ports": [], "left": 0}'; done""")
+        reply = json.dumps({"ports": json.loads(ports), "left": 0})
+        # It takes as long to start as on a busy machine.
+        return ("sh", "-c", f"sleep 0.5; echo ready; while read -r _; do echo '{reply}'; done")
 
     namespace: Any = SimpleNamespace(run=lambda *_, **__: "", command=command)
     layout = Layout(medium="veth", backend="plain", max_mtu_bytes=1500, has_ipv6=False)
@@ -334,6 +359,24 @@ def test_reset_without_a_connection_fails_the_run_unless_the_node_is_down() -> N
         kill = timeline.begin_fault(make_fault("kill"), stage)
         assert timeline.begin_fault(reset, stage).effect == "skipped: node 1 is down"
         kill.end()
+
+
+def test_programs_that_forge_packets_are_ready_before_their_time() -> None:
+    _, stage = make_link_stage("[4000]")
+    reset = Fault(kind="reset", at_ns=S, every_ns=S // 2)
+    with timeline.run_faults((reset,), stage, start_now(), UNKNOWN_DURATION) as runner:
+        wait_until(lambda: len(runner.records) == 2)
+    assert {record.effect for record in runner.records} == {"1 connections"}
+    assert all(record.end_ns and record.end_ns - record.start_ns < 0.4 * S for record in runner.records)
+
+
+def test_router_with_icmp_is_prepared_at_the_receiver() -> None:
+    link, stage = make_link_stage()
+    server = link.ends[1]
+    for icmp, ends in (("dropped", []), ("sent", [(server.address, server.peer)])):
+        fault = make_fault("mtu-blackhole", mtu_bytes=1400, icmp=icmp, direction="to-server")
+        with FAULTS["mtu-blackhole"].prepare(fault, stage) as prepared:
+            assert list(prepared.forgers) == ends
 
 
 def test_table_has_every_kind_of_fault_of_the_schema() -> None:

@@ -179,7 +179,7 @@ def test_reset_ends_every_connection_except_new_ones(link: Link) -> None:
             assert talk("open", name, LONG_S) == "ok"
         assert talk.echo("used") == "ok"
         assert talk("exchange", "busy") == "ok"
-        assert reset_link(link) == 4
+        assert reset_link(link, {}) == 4
         assert [talk("receive", name, 1, LONG_S) for name in waiting] == ["ConnectionResetError"] * 3
         assert talk("join", "busy", LONG_S) == "ConnectionResetError"
         assert [talk.server.read_line() for _ in range(4)] == ["ConnectionResetError"] * 4

@@ -1,11 +1,11 @@
 """Program at one end of a link that forges packets: resets, and the ICMP of a router.
 
-    forged_packets.py reset DEVICE ADDRESS PEER TIMEOUT_S
-    forged_packets.py icmp DEVICE MTU FILTER
+It runs in the namespace of that end, and prints "ready". Then each line of its standard input is a task as JSON:
 
-It runs in the namespace of that end, and prints "ready". The next line of its standard input begins the resets: the
-peer's ports as JSON. It prints the own ports and how many connections are left: {"ports": [40312], "left": 0}. For
-`icmp` that line is the end, and it prints the number of messages that it sent.
+| task | output |
+|---|---|
+| {"reset": [DEVICE, ADDRESS, PEER, TIMEOUT_S, [PEER_PORT, …]]} | {"ports": [40312], "left": 0} |
+| {"icmp": [DEVICE, MTU, FILTER]} | "ready"; after the next line the number of messages sent |
 
 Rejected for resets: `ss -K`, which needs a kernel with INET_DIAG_DESTROY and aborts the socket itself. A reset is
 accepted only with the exact sequence number that the victim expects next (RFC 5961). A forged SYN reveals it: the
@@ -166,18 +166,21 @@ def _write(line: object) -> None:
     sys.stdout.flush()
 
 
-def main(kind: str, device: str, *arguments: str) -> None:
-    """Carry out a task."""
-    if kind == "icmp":
-        mtu_bytes, packet_filter = arguments
-        _write(send_icmp(device, int(mtu_bytes), packet_filter))
-        return
-    address, peer, timeout_s = arguments
+def main() -> None:
+    """Carry out tasks until the standard input ends."""
     _write("ready")
-    peer_ports = frozenset(json.loads(sys.stdin.readline()))
-    victims, standing = reset_connections(device, address, peer, float(timeout_s), peer_ports)
-    _write(json.dumps({"ports": sorted(local for local, _ in victims), "left": len(standing)}))
+    while line := sys.stdin.readline():
+        task = json.loads(line)
+        if "icmp" in task:
+            device, mtu_bytes, packet_filter = task["icmp"]
+            count = send_icmp(device, mtu_bytes, packet_filter)
+            sys.stdin.readline()
+            _write(count)
+        else:
+            device, address, peer, timeout_s, peer_ports = task["reset"]
+            victims, standing = reset_connections(device, address, peer, timeout_s, frozenset(peer_ports))
+            _write(json.dumps({"ports": sorted(local for local, _ in victims), "left": len(standing)}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -10,18 +10,20 @@ flushed at the end; Linux would keep it for ten minutes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults import forged_packets
-from ingest_bench.faults.apply import begin_on_links, select_links
+from ingest_bench.faults.apply import begin_on_links, select_directions, select_links
 from ingest_bench.faults.blackhole import build_filter, drop_packets, order_ends, verify_drops
-from ingest_bench.faults.kind import ActiveFault, FaultKind, Stage
+from ingest_bench.faults.kind import ActiveFault, FaultKind, Forgers, Stage
 from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.network import LinkName
 from ingest_bench.network.act.link import End, Link
 from ingest_bench.network.plan.link_plan import Direction
 
@@ -35,15 +37,43 @@ _SNAP_BYTES = 14 + 60 + 20
 
 
 @contextmanager
-def _start_forger(end: End, kind: str, *arguments: str) -> Iterator[system.Child]:
-    """Yield a process at that end that is ready to forge packets. It dies with our thread, which outlives the block."""
-    argv = system.build_program_argv(forged_packets.__file__, kind, end.device, *arguments)
-    with system.Child(end.namespace.command(argv), name=f"forged packets at {end.address}") as forger:
-        forger.read_line()
-        yield forger
+def _start_forgers(ends: Iterable[End]) -> Iterator[Forgers]:
+    """Yield programs at these ends that are ready to forge packets. They die with our thread, which outlives the block.
+
+    Each takes 0.2 to 1 s to start.
+    """
+    argv = system.build_program_argv(forged_packets.__file__)
+    with ExitStack() as stack:
+        forgers: dict[tuple[str, str], system.Child] = {}
+        for end in ends:
+            child = system.Child(end.namespace.command(argv), name=f"forged packets at {end.address}")
+            forgers[end.address, end.peer] = stack.enter_context(child)
+        for forger in forgers.values():
+            forger.read_line()
+        yield forgers
 
 
-def reset_link(link: Link) -> int:
+def _use_forgers(prepared: Forgers, *ends: End) -> AbstractContextManager[Forgers]:
+    """Return the prepared programs, for the block; new ones if there are none."""
+    return nullcontext(prepared) if prepared else _start_forgers(ends)
+
+
+@contextmanager
+def _prepare(fault: Fault, stage: Stage) -> Iterator[Stage]:
+    """Start the programs of a fault before its time comes: its record would otherwise begin before its effect."""
+    ends = (end for name, link in select_links(fault, stage) for end in _find_forging_ends(fault, name, link))
+    with _start_forgers(ends) as forgers:
+        yield dataclasses.replace(stage, forgers=forgers)
+
+
+def _find_forging_ends(fault: Fault, name: LinkName, link: Link) -> tuple[End, ...]:
+    if fault.kind == "reset":
+        return link.ends
+    directions = select_directions(fault, name) if fault.icmp == "sent" else ()
+    return tuple(order_ends(link, direction)[1] for direction in directions)
+
+
+def reset_link(link: Link, prepared: Forgers) -> int:
     """Reset each connection from the client to the server, at the client's end first; return their number.
 
     Meanwhile the data that arrive at that end are dropped: a fast connection would expect another sequence number by
@@ -51,24 +81,21 @@ def reset_link(link: Link) -> int:
     RunFailed if a connection still stands.
     """
     client, server = link.ends
-    # Both programs start before data are dropped.
-    with _start_resets(client) as client_forger, _start_resets(server) as server_forger:
+    # All programs start before data are dropped.
+    with _use_forgers(prepared, client, server) as forgers:
         with ExitStack() as stack:
             drop_packets(stack, link, ("to-client",), "data")
-            ports = _reset_end(client, client_forger, peer_ports=())
+            ports = _reset_end(client, forgers, peer_ports=())
         if ports:
             with ExitStack() as stack:
                 drop_packets(stack, link, ("to-server",), "data")
-                _reset_end(server, server_forger, peer_ports=ports)
+                _reset_end(server, forgers, peer_ports=ports)
     return len(ports)
 
 
-def _start_resets(end: End) -> AbstractContextManager[system.Child]:
-    return _start_forger(end, "reset", end.address, end.peer, str(_RESET_TIMEOUT_S))
-
-
-def _reset_end(end: End, forger: system.Child, peer_ports: Sequence[int]) -> list[int]:
-    reply = json.loads(forger.request(json.dumps([*peer_ports]), 2 * _RESET_TIMEOUT_S))
+def _reset_end(end: End, forgers: Forgers, peer_ports: Sequence[int]) -> list[int]:
+    task = {"reset": [end.device, end.address, end.peer, _RESET_TIMEOUT_S, [*peer_ports]]}
+    reply = json.loads(forgers[end.address, end.peer].request(json.dumps(task), 2 * _RESET_TIMEOUT_S))
     ports: list[int] = reply["ports"]
     if reply["left"]:
         raise RunFailed(
@@ -81,7 +108,7 @@ def _reset_end(end: End, forger: system.Child, peer_ports: Sequence[int]) -> lis
 def _begin_reset(fault: Fault, stage: Stage) -> ActiveFault:
     down = {node.number: node.name for node in stage.nodes if node.is_down}
     links = dict(select_links(fault, stage))
-    count = sum(map(reset_link, links.values()))
+    count = sum(reset_link(link, stage.forgers) for link in links.values())
     if not count and all(down.keys() & set(name.nodes) for name in links):
         return ActiveFault(f"skipped: {' and '.join(down.values())} is down")
     if not count:
@@ -89,7 +116,7 @@ def _begin_reset(fault: Fault, stage: Stage) -> ActiveFault:
     return ActiveFault(f"{count} connections")
 
 
-RESET = FaultKind(scope="link", has_duration=False, begin=_begin_reset)
+RESET = FaultKind(scope="link", has_duration=False, begin=_begin_reset, prepare=_prepare)
 
 
 def _find_mtu_error(cell: Cell, fault: Fault) -> str:
@@ -111,12 +138,16 @@ def _find_mtu_error(cell: Cell, fault: Fault) -> str:
 
 
 @contextmanager
-def _answer_by_icmp(link: Link, direction: Direction, mtu_bytes: int, effects: list[str]) -> Iterator[None]:
+def _answer_by_icmp(
+    link: Link, direction: Direction, mtu_bytes: int, effects: list[str], prepared: Forgers
+) -> Iterator[None]:
     """Let a router send ICMP to the senders of a direction for the block; then append its effect to *effects*."""
     sender, receiver = order_ends(link, direction)
     packet_filter = build_filter(receiver.address, mtu_bytes, match_result=_SNAP_BYTES, other_result=0)
     try:
-        with _start_forger(receiver, "icmp", str(mtu_bytes), packet_filter) as forger:
+        with _use_forgers(prepared, receiver) as forgers:
+            forger = forgers[receiver.address, receiver.peer]
+            forger.request(json.dumps({"icmp": [receiver.device, mtu_bytes, packet_filter]}), _TIMEOUT_S)
             yield
             count = int(forger.request("end", _TIMEOUT_S))
         # Before the flush.
@@ -134,7 +165,7 @@ def _begin_mtu_blackhole(fault: Fault, stage: Stage) -> ActiveFault:
 
     def lower_mtu(stack: ExitStack, link: Link, directions: Sequence[Direction]) -> None:
         for direction in directions if fault.icmp == "sent" else ():
-            stack.enter_context(_answer_by_icmp(link, direction, mtu_bytes, effects))
+            stack.enter_context(_answer_by_icmp(link, direction, mtu_bytes, effects, stage.forgers))
         drop_packets(stack, link, directions, mtu_bytes)
 
     return begin_on_links(
@@ -149,6 +180,7 @@ def _begin_mtu_blackhole(fault: Fault, stage: Stage) -> ActiveFault:
 MTU_BLACKHOLE = FaultKind(
     scope="link",
     begin=_begin_mtu_blackhole,
+    prepare=_prepare,
     keys=frozenset({"direction", "mtu_bytes", "icmp"}),
     find_error=_find_mtu_error,
 )

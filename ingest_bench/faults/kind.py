@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from ingest_bench import system
 from ingest_bench.errors import undo_on_error
 from ingest_bench.host.node_resources import Need, NodeResources
 from ingest_bench.model.experiment import Cell, Fault
@@ -28,6 +30,8 @@ Act = Callable[[], object]
 EndFault = Callable[[], str | None]
 """Ends a fault and may return its effect as text."""
 ChangeProfile = Callable[[Profile, Fault, Sequence[Direction]], Profile]
+Forgers = Mapping[tuple[str, str], system.Child]
+"""Programs that forge packets, by the address of the end where they run and that of its peer."""
 Effect = TypeVar("Effect", bound=Hashable)
 
 
@@ -63,6 +67,8 @@ class FaultKind:
     """The load must resolve the server's name for each new connection."""
     is_slow_to_begin: bool = False
     """Its begin may take seconds: its duration counts from the end of its begin."""
+    prepare: Callable[[Fault, Stage], AbstractContextManager[Stage]] = lambda _fault, stage: nullcontext(stage)
+    """Entered before the first begin, for all of them: yields the stage with what would make each begin late."""
     find_error: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Returns why it cannot happen in a cell; "" if it can."""
     change_profile: ChangeProfile | None = None
@@ -138,6 +144,8 @@ class Stage:
     """Everything that the faults of a run act on."""
 
     links: Links | None = None
+    forgers: Forgers = field(default_factory=dict)
+    """Those of one fault, which it has prepared."""
     nodes: tuple[Node, ...] = ()
     names: NodeNames | None = None
     """Names of the nodes, if a fault needs them."""
