@@ -173,6 +173,14 @@ def test_page_names_the_facts_that_are_known(facts: dict[str, object]) -> None:
     assert "<h1>" in page.render_results(FOUR, {}, facts=facts)
 
 
+def test_cause_of_many_failures_is_on_the_page_once_and_of_each_run_in_its_cell() -> None:
+    failed = [dataclasses.replace(run, state="failed", reason="no disk left", values={}) for run in FOUR]
+    first, *sections = page.render_results(failed, {}).split("<section")
+    assert first.count("no disk left") == 1
+    assert f"failed in {len(FOUR)} runs" in first
+    assert "".join(sections).count("no disk left") == len(FOUR)
+
+
 def test_each_head_of_a_topic_has_its_own_definition() -> None:
     for topic in cell_tables.TOPICS.values():
         assert len({column.head for column in topic.columns}) == len(topic.columns)

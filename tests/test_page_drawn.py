@@ -186,7 +186,8 @@ def test_names_of_faults_and_stalls_do_not_overlap_or_leave_the_chart(tmp_path: 
 @pytest.mark.processes
 def test_page_adapts_to_narrow_and_dark_windows(tmp_path: Path) -> None:
     runs = made.experiment(network=["loopback", "ethernet"])
-    text = page.render_results([made.with_series(run, fault=True) for run in runs], {})
+    facts = {"command": f"ingest-bench run quickstart --documents /{'long' * 40}"}
+    text = page.render_results([made.with_series(run, fault=True) for run in runs], {}, facts=facts)
     observed = observe(tmp_path, text, 400)
     assert observed["wide"] <= 0
     # No table of sentences needs scrolling to the right.

@@ -92,7 +92,7 @@ def render_results(
     parts = [
         f"<h1>{escape(headline.describe_finding(summaries))}</h1>",
         f'<p class="facts">{_describe_facts(experiment, summaries, facts or {})}</p>',
-        render_list(cell_tables.describe_left_out(summaries), "problems"),
+        render_list(digest.describe_endings(summaries), "problems"),
         _render_tiles(headline.build_tiles(summaries)),
         *(images[:1] or [page_charts.draw_read_sizes(rows)]),
         _render_cells(summaries, anchors),
