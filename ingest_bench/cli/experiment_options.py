@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from ingest_bench import targets
 from ingest_bench.cli.completion import complete_experiment, complete_setting, complete_target
 from ingest_bench.cli.options import FlowOptions
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import files, records, user_json
+from ingest_bench.inputs.names import check_name
 from ingest_bench.lab import campaign
 from ingest_bench.lab.server import reach
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import TrackOptions
 from ingest_bench.results import layout
+from ingest_bench.units import quote_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +117,26 @@ class ExperimentOptions:
 
 def build_plans(options: ExperimentOptions) -> list[Plan]:
     """Return the plan, or one for each experiment that this one includes; raise SpecError for impossible options."""
+    if options.experiment is not None:
+        _check_experiment(options.experiment)
     names = spec.expand_includes(options.experiment) if options.experiment is not None else (None,)
     return [_build_plan(name, options) for name in names]
+
+
+def _check_experiment(name: str) -> None:
+    """Raise SpecError for the name of another part or of a folder, with the option that takes it."""
+    if name.endswith(".toml") or name in files.data_files(catalog.EXPERIMENTS):
+        return
+    others: dict[str, Collection[str]] = {"--target ": targets.TARGETS}
+    others |= {"--set workload=": files.data_files(catalog.WORKLOADS)}
+    others |= {"--set network=": files.data_files(catalog.NETWORKS)}
+    for option, names in others.items():
+        if name in names:
+            raise SpecError(f'"{name}" is not an experiment. Try: ingest-bench run quickstart {option}{name}')
+    # A name that no file can have is no folder.
+    with contextlib.suppress(OSError, ValueError):
+        if Path(name).is_dir():
+            raise SpecError(f"{quote_name(name)}: is a folder. Results to resume: --resume DIR. A track: --track DIR.")
 
 
 def _build_plan(experiment: str | None, options: ExperimentOptions) -> Plan:
@@ -161,7 +185,13 @@ def _default_experiment(options: ExperimentOptions, settings: dict[str, Any], se
         return "running"
     if "file" in settings:
         return "custom-target"
-    chosen = f" --target {options.target}" if options.target is not None else ""
+    chosen = ""
+    if options.target is not None:
+        problem = f'--target: unknown target "{quote_name(options.target)}"'
+        check_name(options.target, targets.TARGETS, problem, "`ingest-bench list`")
+        chosen = f" --target {options.target}"
+    if options.documents is not None:
+        chosen += f" --documents {shlex.quote(options.documents)}"
     raise SpecError(f"no experiment given. Try: ingest-bench run quickstart{chosen} (`ingest-bench list` shows all)")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from typer.exceptions import TyperException
 
+from ingest_bench import targets
 from ingest_bench.experiment import catalog, key_paths
 from ingest_bench.inputs import files
 from ingest_bench.inputs.names import find_match, suggest
@@ -58,13 +59,17 @@ def _options(command: Any) -> list[str]:
 
 def _suggest_option(option: str, command: Any, arguments: Sequence[str]) -> str:
     """Suggest an option of the command, or a key for its `--set`."""
-    options = _options(command)
-    if match := find_match(option, options):
+    options, name = _options(command), option.strip("-").replace("-", "_")
+    keys = [*key_paths.iter_keys()] if "--set" in options else []
+    # "--mtu" is the key of that name, not the option --interface-mtu.
+    if name not in keys and (match := find_match(option, options)):
         return f"; did you mean {match}?"
-    if "--set" in options and (key := find_match(option, key_paths.iter_keys())):
+    if key := find_match(option, keys):
         words = [word for argument in arguments for word in argument.split("=", 1)]
         value = words[words.index(option) + 1 :][:1] or ["VALUE"]
         return f"; did you mean --set {key}={quote_name(value[0])}?"
+    if keys and name in key_paths.REMEDIES:
+        return f"; {key_paths.REMEDIES[name]}"
     return "; options follow the command" if hasattr(command, "commands") else ""
 
 
@@ -73,6 +78,10 @@ def _suggest_command(name: str, commands: Mapping[str, Any], path: str) -> str:
     experiments = files.data_files(catalog.EXPERIMENTS)
     if match := find_match(name, commands):
         return f"; did you mean `{path} {match}`?"
+    if "run" in commands and f"--{name}" in _options(commands["run"]):
+        return f"; did you mean `{path} run --{name}`?"
+    if "run" in commands and name in targets.TARGETS:
+        return f"; did you mean `{path} run quickstart --target {name}`?"
     if "run" in commands and (match := name if name.endswith(".toml") else find_match(name, experiments)):
         return f"; did you mean `{path} run {quote_name(match)}`?"
     return f"; known: {', '.join(commands)}"

@@ -31,10 +31,11 @@ LINKS = ("network", "peers")
 # Other keys of an experiment's file. `--set` and factors do not take them.
 HEAD = ("description", "headline", "replicates", "seed", "probes", "costly_probes")
 # What is not a key, and how it is set.
-_REMEDIES = {
+REMEDIES = {
     **dict.fromkeys(HEAD, "it is set at the top of the experiment's file"),
     "replicates": "use --replicates N, or set it at the top of the experiment's file",
     "out": "use --out DIR",
+    "java_home": "use --java-home DIR",
     "java": "use --java-home DIR, or a version that is named after its Java: version=java17",
 }
 # A quoted part of a key, as in TOML.
@@ -64,7 +65,7 @@ def resolve_key(key: str) -> tuple[str, ...]:
     for table in _BARE:
         if first in records.fields_by_key(TABLES[table]) and first != "name":
             return (table, first, *_nested_keys(first, parts))
-    remedy = _REMEDIES.get(first) or suggest(unquote_key(key), iter_keys(), "docs/keys.md")
+    remedy = REMEDIES.get(first) or suggest(unquote_key(key), iter_keys(), "docs/keys.md")
     raise SpecError(f'unknown key "{quote_name(key)}"; {remedy}')
 
 
