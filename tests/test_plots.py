@@ -17,6 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
+from ingest_bench.analysis.compare import cells
 from ingest_bench.model.results import FaultRecord, Series, Summary
 from ingest_bench.report import headline, plot_cells, plot_over_time
 
@@ -415,3 +416,12 @@ def test_values_before_the_load_do_not_scale_a_panel() -> None:
     assert drawn[0].axes[-1].get_ylim()[1] < 10 << 20
     assert drawn[1].axes[1].get_ylim()[1] < 1 << 30
     assert "none of 1 MiB or more" in words(drawn[2])
+
+
+def test_labels_differ_if_only_a_level_in_the_middle_does() -> None:
+    runs = made.experiment(1, network=["ethernet-100m"], receive_predictor=list(made.BUFFERS), workload=["nyc_taxis"])
+    keys = ["network", "receive_predictor", "workload"]
+    labels = plot_cells.row_labels(cells.group_by_cell(runs), keys)
+    assert len(set(labels)) == len(made.BUFFERS)
+    assert labels[0] == "ethernet-100m · 4KiB · nyc_taxis"
+    assert labels[-1] == "ethernet-100m · 512KiB ·\nnyc_taxis"

@@ -130,8 +130,9 @@ def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str
         f"{state}: {runs[0]}: {reason}" if len(runs) == 1 else f"{state} in {len(runs)} runs: {reason}"
         for (state, reason), runs in ended.items()
     ]
-    more = sum(len(runs) for runs in list(ended.values())[_MAX_NAMED:])
-    return lines[:_MAX_NAMED] + ([f"{more} more runs without a result: the page has their reasons"] if more else [])
+    if more := sum(len(runs) for runs in list(ended.values())[_MAX_NAMED:]):
+        lines[_MAX_NAMED:] = [f"{more} more runs without a result; the page has the reason of each in its cell"]
+    return lines
 
 
 def _join_counts(counts: Counter[str], total: int) -> str:

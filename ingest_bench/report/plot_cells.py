@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
@@ -122,12 +123,14 @@ def draw_picture(name: str, summaries: Sequence[Summary]) -> bytes | None:
 
 
 def row_labels(rows: Rows, keys: Sequence[str]) -> list[str]:
-    """Return a label for each row: its levels of the factors that vary."""
-    if keys:
-        labels = [" · ".join(row.levels.get(key, "") for key in keys) for row in rows]
-    else:
-        labels = ["" if len(rows) == 1 else row.name for row in rows]
-    return [shorten(label, _MAX_LABEL) for label in labels]
+    """Return a label for each row: its levels of the factors that vary; in several lines if shorter ones were equal."""
+    names = ["" if len(rows) == 1 else row.name for row in rows]
+    levels = [[row.levels.get(key, "") for key in keys] or [name] for row, name in zip(rows, names, strict=True)]
+    short = [shorten(" · ".join(parts), _MAX_LABEL) for parts in levels]
+    if len(set(short)) == len(short):
+        return short
+    unequal = [" · ".join(shorten(part, _MAX_LABEL) for part in parts) for parts in levels]
+    return [textwrap.fill(label, _MAX_LABEL, break_on_hyphens=False) for label in unequal]
 
 
 def _iterate_known(axes: Axes, rows: Rows, values: Iterable[_Value | None]) -> Iterator[tuple[int, CellRuns, _Value]]:
