@@ -4,7 +4,7 @@
 # Each night is kept below nights/. The first night that passes becomes the baseline of all later nights, so that a slow
 # drift is detected. To choose another baseline, write the path of that night's results into the file `baseline`.
 # `ingest-bench trend nights` prints the night of each change, and what changed with it.
-# Exit code as of `gate`: 0 pass, 1 fail, 3 no verdict.
+# Exit code as of `gate`: 0 pass, 1 fail, 3 no verdict; 4 if the baseline cannot be written.
 set -eu
 cd "$1"
 shift
