@@ -343,3 +343,25 @@ def test_unknown_line_or_impossible_number_is_reported(line: str) -> None:
     assert log.pauses == gc_log.parse_gc_log(everything).pauses
     assert log.unknown_lines == [line]
     assert list(log.problems()) == [f"1 lines of the GC log were not recognised: {line[:300]}"]
+
+
+@pytest.mark.parametrize("run", ["17-g1", "25-g1", "17-parallel"])
+def test_log_that_is_followed_has_the_pauses_and_the_heap_of_the_whole(run: str, tmp_path: Path) -> None:
+    text = read_data(f"gc/{run}.log.gz")
+    follower = gc.LogFollower(tmp_path)
+    follower.read_on()
+    assert (follower.pause_ns, follower.heap_bytes) == (0, None)
+    for end in range(1_000, len(text) + 1_000, 1_000):
+        (tmp_path / "gc.log").write_text(text[:end])
+        follower.read_on()
+    expected = gc_log.parse_gc_log(text.splitlines()).pauses
+    assert follower.pause_ns == sum(pause.duration_ns for pause in expected)
+    assert follower.heap_bytes == [pause.after_bytes for pause in expected if pause.after_bytes is not None][-1]
+
+
+def test_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text(read_data("gc/17-g1.log.gz"))
+    (tmp_path / "gc.log").symlink_to(tmp_path / "other")
+    follower = gc.LogFollower(tmp_path)
+    follower.read_on()
+    assert follower.heap_bytes is None

@@ -8,6 +8,7 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -231,10 +232,12 @@ def test_live_block_has_the_figures_of_the_present_phase(monkeypatch: pytest.Mon
     bulks = RequestFigures(outcomes={"ok": 10}, steps={60: 10})
     for phase, documents, more in (("warm-up", 100, {}), ("measure", 100, {}), ("measure", 80_100, {20: 98, 40: 2})):
         bulks += RequestFigures(outcomes={"ok": 97, "timeout": 3} if more else {}, steps=more)
-        progress.update(Progress(phase=phase, documents=documents, seconds_left=7.0, figures=LoadFigures(bulks=bulks)))
+        figures, heap_bytes = LoadFigures(bulks=bulks), documents << 14
+        shown = Progress(phase=phase, documents=documents, seconds_left=7.0, figures=figures)
+        progress.update(replace(shown, heap_bytes=heap_bytes, gc_pause_ns=documents * 10**4))
         now_s += 2
     now_s -= 2
     first, second = (str(line) for line in list(progress.__rich__().renderables)[:2])
     assert first == "run 2/4: measure 7 s, about 56 s left  ethernet"
     low, high = (f"{EDGES_NS[step - 1] / 1e6:,.1f} ms" for step in (20, 40))
-    assert second == f"40,000 docs/s   p50 {low}   p99 {high}   3 errors"
+    assert second == f"40,000 docs/s  p50 {low}  p99 {high}  3 errors  heap 1,252 MiB  GC 800 ms"

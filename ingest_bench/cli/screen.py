@@ -296,7 +296,7 @@ class RunProgress:
         return Group(*lines, ProgressBar(total=self._runs, completed=self._ended + share))
 
     def _describe_load(self) -> str:
-        """Describe documents, response times and errors since the phase began."""
+        """Describe documents, response times, errors and pauses since the phase began, and the heap."""
         if self._load is None or self._first is None:
             return ""
         (first_s, first), load = self._first, self._load
@@ -306,7 +306,10 @@ class RunProgress:
             bulks = load.figures.bulks - first.figures.bulks
             parts += [f"{name} {bulks.quantile_ns(share) / 1e6:,.1f} ms" for name, share in _QUANTILES.items()]
             parts.append(f"{bulks.requests - bulks.outcomes.get('ok', 0):,} errors")
-        return "   ".join(parts)
+        if load.heap_bytes is not None:
+            parts.append(f"heap {load.heap_bytes / 2**20:,.0f} MiB")
+            parts.append(f"GC {(load.gc_pause_ns - first.gc_pause_ns) / 1e6:,.0f} ms")
+        return "  ".join(parts)
 
 
 def is_live(output: OutputOptions) -> bool:

@@ -36,6 +36,7 @@ from ingest_bench.model.experiment import Run
 from ingest_bench.model.results import RunPhase, RunRecord
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
+from ingest_bench.probes import gc
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import RunFolder
 from ingest_bench.targets.http import Enter
@@ -253,8 +254,11 @@ class _Execution:
         if exporter is not None:
             exporter.begin_load()
 
+        nodes = self._folder.nodes(len(server.nodes)) if self._options.reports_figures else ()
+        followers = [gc.LogFollower(node.jvm if server.is_launched else node.raw) for node in nodes]
+
         def show(progress: Progress) -> None:
-            self._on_progress(progress)
+            self._on_progress(_add_heap(progress, followers))
             if exporter is not None:
                 exporter.update(progress)
 
@@ -311,6 +315,14 @@ class _Execution:
             return
         window = evaluation.measurement_fields(self._folder, self._cell, until_ns=oom.at_ns)
         self.update(state="oom", **window)
+
+
+def _add_heap(progress: Progress, followers: Sequence[gc.LogFollower]) -> Progress:
+    for follower in followers:
+        follower.read_on()
+    heaps = [follower.heap_bytes for follower in followers if follower.heap_bytes is not None]
+    pause_ns = sum(follower.pause_ns for follower in followers)
+    return dataclasses.replace(progress, heap_bytes=sum(heaps) if heaps else None, gc_pause_ns=pause_ns)
 
 
 def _make_fault_stage(server: RunningServer, folder: RunFolder, indices: Sequence[str]) -> Stage:

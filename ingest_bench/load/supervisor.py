@@ -67,6 +67,9 @@ class Progress:
     """None: unknown, the load ends when everything is sent."""
     figures: LoadFigures | None = None
     """None: they are not reported."""
+    heap_bytes: int | None = None
+    """Heap after the last collection, all nodes together; None: unknown, as are the pauses."""
+    gc_pause_ns: int = 0
 
 
 class LoadWorker:
