@@ -71,12 +71,13 @@ class Machine:
     def snapshot(self) -> dict[str, list[str]]:
         """Return all that a session may change, by part, as other programs report it."""
         parts = {
+            # First, because a busy machine takes longer for the commands below than faults last.
+            "rules": "\n".join(sorted(_rules(str(self.folder)))),
+            "cgroups": "\n".join(sorted(_cgroups())),
             "client": self.lab.snapshot() + self.lab.run(*_SYSCTLS),
             "server": self.lab.swap_ends().snapshot() + self.lab.swap_ends().run(*_SYSCTLS),
             "settings": run(("sysctl", "net.ipv4.tcp_mem", "net.ipv4.tcp_max_orphans")),
             "mounts": _ours(run((*self.mounts, "sh", "-c", _MACHINE)), str(self.folder)),
-            "cgroups": "\n".join(sorted(_cgroups())),
-            "rules": "\n".join(sorted(_rules(str(self.folder)))),
             "ledgers": "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.state.glob("*.jsonl"))),
         }
         return {name: [line for line in _pieces(text) if _UNSTABLE not in line] for name, text in parts.items()}

@@ -31,7 +31,11 @@ HYBRID = """\
 35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 """
-BUSY = "while True: pass"
+BUSY = """
+print(flush=True)
+while True:
+    pass
+"""
 READER = """
 import os, sys
 file = open(sys.argv[1], "w+b")
@@ -195,6 +199,8 @@ def test_node_uses_no_more_cpu_than_its_smallest_quota(nodes: tuple[NodeCgroups,
 
     stage = stage_of(nodes[0])
     with run_in(nodes[0], BUSY) as busy:
+        # Until then it starts, and not yet in the cgroup.
+        busy.read_line()
         large = timeline.begin_fault(make_fault("cpu", cores=0.2), stage)
         small = timeline.begin_fault(make_fault("cpu", cores=0.05), stage)
         used_before_s, start_s = cpu_s(busy.pid), time.monotonic()

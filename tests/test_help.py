@@ -98,7 +98,7 @@ def test_installed_completion_completes_commands_and_options(tmp_path: Path) -> 
         COMP_WORDS=(ingest-bench gate --ju) COMP_CWORD=2
         _ingest_bench_completion ingest-bench; echo "${COMPREPLY[@]}"
     """
-    assert run_bash(script, tmp_path).splitlines() == ["report recommend", "--junit"]
+    assert run_bash(script, tmp_path).splitlines() == ["report results recommend", "--junit"]
 
 
 @pytest.mark.processes
