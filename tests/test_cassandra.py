@@ -361,6 +361,8 @@ def test_only_0_7_4_allocates_256_mib_per_flush_and_compaction(version: str, tmp
     else:
         assert huge == []
         assert int(values["largest_allocation_bytes"] or 0) < 100 * MIB
+    # Threads without a known role allocate little.
+    assert int(values["allocated_other_bytes"] or 0) < 0.1 * int(values["allocated_bytes"] or 0)
 
 
 CLUSTER = """

@@ -30,6 +30,27 @@ def opensearch(**fields: Any) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "thread", "role"),
+    # Names in flight recordings of runs.
+    [
+        ("opensearch", "opensearch[node-1][transport_worker][T#2]", "network"),
+        ("opensearch", "opensearch[node-1][write][T#1]", "indexing"),
+        ("opensearch", "opensearch[node-1][[ingest][0]: Lucene Merge Thread #3]", "flush_merge"),
+        ("kafka", "data-plane-kafka-network-thread-1-PLAINTEXT-PLAINTEXT-0", "network"),
+        ("kafka", "data-plane-kafka-request-handler-4", "indexing"),
+        ("cassandra", "nioEventLoopGroup-5-3", "network"),
+        ("cassandra", "pool-1-thread-7", "network"),
+        ("cassandra", "MutationStage:12", "indexing"),
+        ("cassandra", "SharedPool-Worker-2", "indexing"),
+        ("cassandra", "PerDiskMemtableFlushWriter_0:1", "flush_merge"),
+        ("cassandra", "ScheduledTasks:1", "other"),
+    ],
+)
+def test_threads_have_the_role_of_what_they_do(target: str, thread: str, role: str) -> None:
+    assert find_target(target).thread_roles.find_role(thread) == role
+
+
 def test_the_command_line_has_the_chosen_options_and_folders() -> None:
     argv = opensearch(
         receive_predictor_bytes=(32768,),

@@ -60,10 +60,11 @@ class Cassandra(Target):
 
     name = "cassandra"
     is_persistent = True
-    # 0.7: "pool-1-thread-1" serves a Thrift connection. 5.0: workers take turns in the stages that store rows.
+    # 0.7: "pool-1-thread-1" serves a Thrift connection. 5.0: workers of a pool store rows. They take the names of their
+    # stages, but the flight recorder has the name that they began with.
     thread_roles = ThreadRoles(
         network=("EventLoopGroup-", "pool-1-thread-"),
-        indexing=("MutationStage", "Native-Transport-Requests"),
+        indexing=("MutationStage", "SharedPool-Worker-"),
         flush_merge=("Flush", "Compaction"),
     )
     default_version = "0.7.5"
