@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -359,9 +360,13 @@ def test_log_that_is_followed_has_the_pauses_and_the_heap_of_the_whole(run: str,
     assert follower.heap_bytes == [pause.after_bytes for pause in expected if pause.after_bytes is not None][-1]
 
 
-def test_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_link_or_pipe_in_the_place_of_a_log_is_not_followed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "other").write_text(read_data("gc/17-g1.log.gz"))
-    (tmp_path / "gc.log").symlink_to(tmp_path / "other")
+    if kind == "link":
+        (tmp_path / "gc.log").symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(tmp_path / "gc.log")
     follower = gc.LogFollower(tmp_path)
     follower.read_on()
     assert follower.heap_bytes is None
