@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,13 +62,14 @@ def _suggest_option(option: str, command: Any, arguments: Sequence[str]) -> str:
     """Suggest an option of the command, or a key for its `--set`."""
     options, name = _options(command), option.strip("-").replace("-", "_")
     keys = [*key_paths.iter_keys()] if "--set" in options else []
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    following = dict(itertools.pairwise(words)).get(option, "--")
+    value = "VALUE" if following.startswith("--") else following
     # "--mtu" is the key of that name, not the option --interface-mtu.
     if name not in keys and (match := find_match(option, options)):
         return f"; did you mean {match}?"
-    if key := find_match(option, keys):
-        words = [word for argument in arguments for word in argument.split("=", 1)]
-        value = words[words.index(option) + 1 :][:1] or ["VALUE"]
-        return f"; did you mean --set {key}={quote_name(value[0])}?"
+    if keys and (key := key_paths.find_key(option, value)):
+        return f"; did you mean --set {key}={quote_name(value)}?"
     if keys and name in key_paths.REMEDIES:
         return f"; {key_paths.REMEDIES[name]}"
     return "; options follow the command" if hasattr(command, "commands") else ""

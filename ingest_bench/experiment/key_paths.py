@@ -30,6 +30,11 @@ _BARE = ("target", "load", "network")
 LINKS = ("network", "peers")
 # Other keys of an experiment's file. `--set` and factors do not take them.
 HEAD = ("description", "headline", "replicates", "seed", "probes", "costly_probes")
+# Two keys for one value: the one that is set replaces the other.
+TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
+    ("load", "bulk"): ("load", "bulk_documents"),
+    ("load", "bulk_documents"): ("load", "bulk"),
+}
 # What is not a key, and how it is set.
 REMEDIES = {
     **dict.fromkeys(HEAD, "it is set at the top of the experiment's file"),
@@ -54,8 +59,11 @@ _NAMES = {
 }
 
 
-def resolve_key(key: str) -> tuple[str, ...]:
-    """Return the path of a key of `--set` or `[factors]`: "heap" is ("target", "heap")."""
+def resolve_key(key: str, value: str = "") -> tuple[str, ...]:
+    """Return the path of a key of `--set` or `[factors]`: "heap" is ("target", "heap").
+
+    SpecError for an unknown key says which one was meant, by its name and *value*.
+    """
     if key in _NAMES:
         return _NAMES[key]
     first, *parts = unquote_key(key).split(".")
@@ -65,8 +73,25 @@ def resolve_key(key: str) -> tuple[str, ...]:
     for table in _BARE:
         if first in records.fields_by_key(TABLES[table]) and first != "name":
             return (table, first, *_nested_keys(first, parts))
-    remedy = REMEDIES.get(first) or suggest(unquote_key(key), iter_keys(), "docs/keys.md")
+    meant = find_key(unquote_key(key), value)
+    remedy = REMEDIES.get(first) or suggest(meant or unquote_key(key), iter_keys(), "docs/keys.md")
     raise SpecError(f'unknown key "{quote_name(key)}"; {remedy}')
+
+
+def find_key(name: str, value: str) -> str | None:
+    """Return the key that was meant; of two keys for one value, the one that accepts it: "5MB" is not a count."""
+    key = find_match(name, iter_keys())
+    path = resolve_key(key) if key else ()
+    twin = TWINS.get(path)
+    return twin[-1] if twin and _accepts(twin, value) and not _accepts(path, value) else key
+
+
+def _accepts(path: Sequence[str], value: str) -> bool:
+    try:
+        check_value(path, value, "")
+    except SpecError:
+        return False
+    return True
 
 
 def iter_keys(bare: Sequence[str] = _BARE) -> Iterator[str]:

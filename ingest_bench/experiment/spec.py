@@ -36,11 +36,6 @@ _INCLUDES = "includes"
 _MAX_INCLUDES, _MAX_FAULTS = 100, 1000
 _HEAD = key_paths.HEAD
 TOP = (*_HEAD, "factors", "fault", "settings", *key_paths.TABLES)
-# Two keys for one value: the one that is set replaces the other.
-_TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
-    ("load", "bulk"): ("load", "bulk_documents"),
-    ("load", "bulk_documents"): ("load", "bulk"),
-}
 # Command-line options whose names differ from their keys.
 _OPTIONS = {"measure_documents": "--documents", "file": "--target"}
 # The name of a cell is that of a folder (NAME_MAX of Linux is 255), and a search appends its rate.
@@ -223,7 +218,7 @@ def _build_cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
                     "Remove one of them."
                 )
             tables = key_paths.set_value(tables, level_path, key_paths.convert_value(level_path, value))
-        twin = _TWINS.get(path)
+        twin = key_paths.TWINS.get(path)
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)
     name = str(tables["target"].get("name", TargetOptions().name))
@@ -302,7 +297,7 @@ def _apply_overrides(
         key, _, value = text.partition("=")
         if not key or not value:
             raise SpecError(f'--set {quote_name(text)}: write it like "heap=1g,2g"')
-        path = key_paths.resolve_key(key)
+        path = key_paths.resolve_key(key, value.partition(",")[0])
         if path in sources:
             raise SpecError(f"--set {key}: set already by {sources[path]}. Give all levels at once: {key}=A,B")
         sources[path] = f"--set {quote_name(key)}"

@@ -299,7 +299,10 @@ def _track_procedure(context: _Context, options: TrackOptions, *, may_delete: bo
     defaults = LoadOptions()
     for field in dataclasses.fields(LoadOptions):
         if field.name not in _ALLOWED_WITH_TRACK and getattr(cell.load, field.name) != getattr(defaults, field.name):
-            raise SpecError(f"load.{records.toml_key(field.name)} conflicts with a track, which sets it. Remove one.")
+            raise SpecError(
+                f"load.{records.toml_key(field.name)} conflicts with a track, which sets it. Remove it, or give no "
+                "experiment: ingest-bench run --track DIR"
+            )
     track = read_track(options)
     deletions = [step.name for step in track.steps for request in step.requests if request.method == "DELETE"]
     if deletions and not may_delete:
