@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+from typing import Any
 
 # Longer texts are rejected before they are parsed: int() fails above 4300 digits.
 _MAX_CHARACTERS = 100

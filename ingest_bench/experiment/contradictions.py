@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from ingest_bench import units
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
-from ingest_bench.model.network import Impairment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ingest_bench.model.experiment import Cell, Fault
-    from ingest_bench.model.network import Profile
+from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.network import Impairment, Profile
 
 # The maximum of veth (drivers/net/veth.c); only lo has one byte more.
 _VETH_MTU_BYTES = 65535

@@ -7,21 +7,17 @@ namespaces, and one of a node in its process: both are gone when these are, also
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from ingest_bench.faults.blackhole import BLACKHOLE, PARTITION
 from ingest_bench.faults.cpu_memory import CPU, FRAGMENTED_MEMORY, MEMORY
 from ingest_bench.faults.disk import FULL_DISK, SLOW_DISK, SLOW_FSYNC
 from ingest_bench.faults.forging import MTU_BLACKHOLE, RESET
+from ingest_bench.faults.kind import FaultKind
 from ingest_bench.faults.link_profile import PROFILE, THROTTLE, TRACE
 from ingest_bench.faults.misbehaving import MISBEHAVING_CLIENTS
 from ingest_bench.faults.new_connections import DNS_FAILURE, EXHAUSTED_PORTS
 from ingest_bench.faults.processes import FILE_DESCRIPTORS, FLUSH, GC, HEAP_DUMP, KILL, PAUSE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ingest_bench.faults.kind import FaultKind
 
 FAULTS: Mapping[str, FaultKind] = {
     "partition": PARTITION,

@@ -21,13 +21,10 @@ import socket
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Set
 
 from ingest_bench.network import classic_bpf as bpf
 from ingest_bench.network.measure import tcp_info
-
-if TYPE_CHECKING:
-    from collections.abc import Set
 
 _ETH_P_ALL, _PACKET_OUTGOING = 0x0003, 4
 _ETHERNET_BYTES = 14

@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -22,16 +21,12 @@ from ingest_bench import system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed
 from ingest_bench.host.capability_checks import run_check
 from ingest_bench.inputs import records
+from ingest_bench.ledger.namespaces import NamespaceKind
 from ingest_bench.ledger.steps import Step, make_setting_step, parse_setting
 from ingest_bench.ledger.watchdog import open_session
+from ingest_bench.model.experiment import Capability, HostSettings
 from ingest_bench.model.load import MAX_LOAD_S
 from ingest_bench.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ingest_bench.ledger.namespaces import NamespaceKind
-    from ingest_bench.model.experiment import Capability, HostSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 from ingest_bench import units
 from ingest_bench.inputs.names import suggest
-from ingest_bench.model.load import ABORT_METRICS, ERRORS, MAX_PER_S, MIN_PER_S, AbortCondition, Arrivals, Rate
+from ingest_bench.model.load import (
+    ABORT_METRICS,
+    ERRORS,
+    MAX_PER_S,
+    MIN_PER_S,
+    AbortCondition,
+    AbortMetric,
+    Arrivals,
+    ArrivalShape,
+    Rate,
+    RateUnit,
+)
 from ingest_bench.units import quote_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from ingest_bench.model.load import AbortMetric, ArrivalShape, RateUnit
 
 _RATE = re.compile(r"\s*(?P<number>[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*/\s*(?P<time>s|min|h)\s*")
 _COUNT_UNITS: Mapping[str, RateUnit] = {

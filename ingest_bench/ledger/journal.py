@@ -17,22 +17,18 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.ledger import namespaces
-from ingest_bench.ledger.namespaces import Namespace
+from ingest_bench.ledger.namespaces import Namespace, NamespaceKind
 from ingest_bench.ledger.steps import Step, Undo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ingest_bench.ledger.namespaces import NamespaceKind
-
-    OnStage = Callable[[str], None]
+OnStage = Callable[[str], None]
 
 SCHEMA = 1
 # A change is one netlink message and takes milliseconds. Only a stopped process holds the lock for longer.

@@ -11,15 +11,13 @@ import errno
 import json
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NamespaceKind = Literal["net", "mnt", "pid"]
 

@@ -6,9 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -26,11 +26,7 @@ from ingest_bench.ledger.journal import (
     try_lock,
     undo_session,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ingest_bench.ledger.namespaces import NamespaceKind
+from ingest_bench.ledger.namespaces import NamespaceKind
 
 # `net show` holds a lock for a moment, and an ending program for a little longer.
 _LOCK_TIMEOUT_S = 0.2

@@ -18,21 +18,17 @@ import subprocess
 import sys
 import syslog
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.ledger import journal as journals
 from ingest_bench.ledger import sessions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ingest_bench.ledger.journal import Header, Journal, OnStage
-    from ingest_bench.ledger.namespaces import NamespaceKind
-    from ingest_bench.ledger.steps import Step
+from ingest_bench.ledger.journal import Header, Journal, OnStage
+from ingest_bench.ledger.namespaces import NamespaceKind
+from ingest_bench.ledger.steps import Step
 
 # Tests replace it by a driver that is killed at a chosen moment.
 WATCHDOG_COMMAND: tuple[str, ...] = system.build_module_argv("ingest_bench.ledger.watchdog")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.host.capability_checks import PACKAGES, advise_install, run_check, skip_check
+from ingest_bench.model.experiment import Capability
 from ingest_bench.model.network import Profile
 from ingest_bench.network.act import sandbox as sandbox_module
 from ingest_bench.network.act.link import NETEM_CHECKS, QUEUE_CHECKS, open_link
 from ingest_bench.network.plan import link_plan, netem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ingest_bench.model.experiment import Capability
 
 _VETH = "ip link add name try0 type veth peer name try1"
 _BUCKET = "tc qdisc add dev lo root tbf rate 1gbit burst 250000b limit 1m"

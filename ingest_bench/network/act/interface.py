@@ -8,16 +8,20 @@ import os
 import secrets
 import shlex
 import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.inputs.names import suggest
 from ingest_bench.ledger import journal, sessions
-from ingest_bench.ledger.watchdog import open_session
+from ingest_bench.ledger.steps import Step
+from ingest_bench.ledger.watchdog import Session, open_session
+from ingest_bench.model.network import Profile, RealInterface
 from ingest_bench.network.plan import features, interface_plan, link_plan, netem
 from ingest_bench.network.plan.interface_rules import (
     Connection,
@@ -30,15 +34,7 @@ from ingest_bench.network.plan.interface_rules import (
     has_effect,
     route_options,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-
-    from ingest_bench.ledger.steps import Step
-    from ingest_bench.ledger.watchdog import Session
-    from ingest_bench.model.network import Profile, RealInterface
-    from ingest_bench.network.plan.link_plan import Direction
+from ingest_bench.network.plan.link_plan import Direction
 
 # Lines of `tc -batch` that try each part of a kernel in a temporary namespace.
 _CLSACT = "qdisc add dev lo ingress_block 1 egress_block 2 clsact"

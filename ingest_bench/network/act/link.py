@@ -15,27 +15,22 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.model.network import Impairment, LinkName, Profile
+from ingest_bench.ledger.steps import Step
+from ingest_bench.model.network import Impairment, LinkName, Profile, Queue
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.sandbox import Namespace, Sandbox, has_ipv6, require_process_namespaces, sandbox
 from ingest_bench.network.plan import link_plan, netem
-from ingest_bench.network.plan.link_plan import EndPlan, Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-
-    from ingest_bench.ledger.steps import Step
-    from ingest_bench.model.network import Queue
-    from ingest_bench.network.plan.link_plan import Direction, EndNames
+from ingest_bench.network.plan.link_plan import Direction, EndNames, EndPlan, Layout
 
 # These take many commands at once: one process per command would make a link slow to create.
 _BATCH_PROGRAMS = {"ip", "tc"}

@@ -14,22 +14,18 @@ import select
 import shlex
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.model.network import Queue
 from ingest_bench.network.act import sandbox as sandboxes
 from ingest_bench.network.act import uml_process
+from ingest_bench.network.act.sandbox import Namespace
 from ingest_bench.network.plan import link_plan, netem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ingest_bench.model.network import Queue
-    from ingest_bench.network.act.sandbox import Namespace
 
 REMEDY = "Install it: apt-get install user-mode-linux busybox-static"
 _BOOT_TIMEOUT_S = 60

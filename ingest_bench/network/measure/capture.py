@@ -21,19 +21,17 @@ import struct
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.network import classic_bpf as bpf
 from ingest_bench.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _KEEP_LIMIT_S, _POLL_S = 60.0, 0.05
 _SEQUENCE_NUMBERS = 1 << 32

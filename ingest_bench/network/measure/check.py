@@ -7,11 +7,12 @@ import itertools
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.model.network import LinkCheck
+from ingest_bench.model.network import Impairment, LinkCheck, Profile
+from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import expected, qdiscs
 from ingest_bench.network.measure.direction_check import (
     PATIENCE_S,
@@ -22,14 +23,7 @@ from ingest_bench.network.measure.direction_check import (
 )
 from ingest_bench.network.measure.readings import start_counting
 from ingest_bench.network.plan import netem
-from ingest_bench.network.plan.link_plan import DIRECTIONS, UNUSED_MAC, impairment_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.act.link import Link
-    from ingest_bench.network.plan.link_plan import Direction
+from ingest_bench.network.plan.link_plan import DIRECTIONS, UNUSED_MAC, Direction, impairment_of
 
 # A probe of `meter`, with its headers.
 _PING_BYTES = 16 + 28 + netem.ETHERNET_HEADER_BYTES

@@ -10,21 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import system, units
 from ingest_bench.errors import RunFailed
 from ingest_bench.host.cpu import compute_stolen_share, read_stolen_ticks
-from ingest_bench.model.network import LinkCheck
+from ingest_bench.model.network import Impairment, LinkCheck, Profile
+from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import expected
 from ingest_bench.network.measure.wire import sampling_ratio
 from ingest_bench.network.plan import netem
+from ingest_bench.network.plan.link_plan import Direction
 from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES
-
-if TYPE_CHECKING:
-    from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.act.link import Link
-    from ingest_bench.network.plan.link_plan import Direction
 
 # Waits before each attempt. A busy machine can spoil a measurement; it does not make a bad link look good.
 _NO_WAITS_S = (0, 0, 0)

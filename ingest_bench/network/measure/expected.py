@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.plan import netem
 from ingest_bench.network.plan.netem import (
     ETHERNET_HEADER_BYTES,
@@ -14,11 +15,6 @@ from ingest_bench.network.plan.netem import (
     has_netem,
     queue_frames,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ingest_bench.model.network import Impairment, Profile
 
 _MILLION = 10**6
 IP_TCP_HEADERS_BYTES = 40

@@ -13,15 +13,13 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench.network.measure import tcp_info
 from ingest_bench.network.measure.wire import FrameSampler, read_device_counters
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Run, number, send time. A run is one operation: late packets of a run are not taken for those of the next.
 _PROBE = struct.Struct("=IIq")

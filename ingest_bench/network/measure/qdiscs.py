@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import units
+from ingest_bench.model.network import Impairment
 from ingest_bench.network.plan import link_plan, netem
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ingest_bench.model.network import Impairment
 
 # tc stores times and bursts as ticks of a coarse clock, and shares as 32-bit fractions: 62500 bytes are read back as
 # 62375, and 1250 as 1237.

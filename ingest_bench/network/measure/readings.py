@@ -5,26 +5,19 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from ingest_bench.model.results import CauseIntervals, Histogram, Interval, percentile
-from ingest_bench.network.act.link import FIRST_NODE_PORT, LinkCounters
+from ingest_bench.model.network import LinkName
+from ingest_bench.model.results import CauseIntervals, ColumnValue, Histogram, Interval, ProbeOutput, percentile
+from ingest_bench.network.act.link import FIRST_NODE_PORT, Link, LinkCounters
 from ingest_bench.network.measure import qdiscs
-from ingest_bench.network.measure.wire import read_wire
+from ingest_bench.network.measure.tcp_info import Connection
+from ingest_bench.network.measure.wire import WireRecord, read_wire
 from ingest_bench.network.plan.link_plan import DIRECTIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from ingest_bench.model.network import LinkName
-    from ingest_bench.model.results import ColumnValue, ProbeOutput
-    from ingest_bench.network.act.link import Link
-    from ingest_bench.network.measure.tcp_info import Connection
-    from ingest_bench.network.measure.wire import WireRecord
-
-    # By direction; None: its watcher died.
-    WireRecords = Mapping[str, WireRecord | None]
+# By direction; None: its watcher died.
+WireRecords = Mapping[str, WireRecord | None]
 
 _MILLION = 10**6
 # Counters of TCP (include/uapi/linux/snmp.h): each column is the sum of its counters.

@@ -11,28 +11,22 @@ import itertools
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ingest_bench import system, units
-from ingest_bench.model.network import LinkCheck
+from ingest_bench.model.network import Impairment, LinkCheck, Profile, RealInterface
+from ingest_bench.model.results import ColumnValue
+from ingest_bench.model.target import Endpoint
 from ingest_bench.network.act import interface
+from ingest_bench.network.act.interface import ShapedInterface
 from ingest_bench.network.measure import expected, qdiscs, tcp_info
 from ingest_bench.network.measure.check import report_qdiscs, typical_rtt
 from ingest_bench.network.measure.direction_check import fastest_bps, judge_share
 from ingest_bench.network.measure.wire import read_device_counters
 from ingest_bench.network.plan import netem
-from ingest_bench.network.plan.link_plan import DIRECTIONS, impairment_of
+from ingest_bench.network.plan.link_plan import DIRECTIONS, Direction, impairment_of
 from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES, bucket_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ingest_bench.model.network import Impairment, Profile, RealInterface
-    from ingest_bench.model.results import ColumnValue
-    from ingest_bench.model.target import Endpoint
-    from ingest_bench.network.act.interface import ShapedInterface
-    from ingest_bench.network.plan.link_plan import Direction
 
 NOT_MEASURED = "not measured"
 _HANDSHAKES, _HANDSHAKES_S, _CONNECT_TIMEOUT_S, _PAUSE_S, _REFUSED_PAUSE_S = 20, 20.0, 10.0, 0.01, 0.5

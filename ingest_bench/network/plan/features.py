@@ -15,12 +15,10 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec, module_from_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class FeatureState(NamedTuple):

@@ -14,13 +14,16 @@ Interfaces are named by their index, which no renaming changes: `if7` is index 7
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ingest_bench.ledger.steps import Action, Step, Undo
+from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.plan import features, link_plan, netem
 from ingest_bench.network.plan.interface_rules import (
     SIDES,
+    Destination,
+    InterfaceFacts,
     Side,
     check_allowed,
     filter_matches,
@@ -28,13 +31,7 @@ from ingest_bench.network.plan.interface_rules import (
     route_options,
     tc_protocol,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.plan.interface_rules import Destination, InterfaceFacts
-    from ingest_bench.network.plan.link_plan import Direction
+from ingest_bench.network.plan.link_plan import Direction
 
 # Filters of one priority have one protocol (net/sched/cls_api.c, tcf_chain_tp_find). Those of SSH precede the others.
 _SSH_PRIORITIES = {"ip": "1", "ipv6": "2"}

@@ -6,17 +6,14 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.names import suggest
-from ingest_bench.model.network import Impairment, PortRange
+from ingest_bench.model.network import Impairment, PortRange, Profile, RealInterface
 from ingest_bench.network.plan import features
+from ingest_bench.network.plan.features import FeatureState
 from ingest_bench.network.plan.link_plan import profile_sizes, tcp_buffer_sysctls
-
-if TYPE_CHECKING:
-    from ingest_bench.model.network import Profile, RealInterface
-    from ingest_bench.network.plan.features import FeatureState
 
 Side = Literal["ingress", "egress"]
 SIDES: tuple[Side, Side] = ("ingress", "egress")

@@ -34,16 +34,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ingest_bench.model.network import Impairment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ingest_bench.model.network import Queue
+from ingest_bench.model.network import Impairment, Queue
 
 Lines = tuple[str, ...]
 
