@@ -16,7 +16,8 @@ import numpy as np
 from ingest_bench import probes, targets
 from ingest_bench.analysis import search
 from ingest_bench.analysis.compare import cells, changes, trend
-from ingest_bench.analysis.run import delivery, nodes, steady, summary
+from ingest_bench.analysis.run import clock, delivery, nodes, steady, summary
+from ingest_bench.analysis.run.sample_columns import SampleSource
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, key_paths
 from ingest_bench.inputs import escaping, files
@@ -82,7 +83,9 @@ def summarise_run(
     if cell.load.warm_up_ns == "auto" and record.measure_start_realtime_ns is not None:
         until_ns = record.out_of_memory_realtime_ns if record.state == "oom" else None
         record = dataclasses.replace(record, **measurement_fields(folder, cell, until_ns=until_ns))
-    outputs = [_read_probes(planned, node, report, record, java_home) for node in folder.nodes(cell.target.nodes)]
+    outputs = [
+        _read_node(planned, node, samples, report, record, java_home) for node in folder.nodes(cell.target.nodes)
+    ]
     merged = outputs[0]
     if len(outputs) > 1:
         merged = nodes.merge_nodes(outputs, nodes.loaded_nodes(outputs, samples, report, _loaded_node(cell)))
@@ -226,8 +229,13 @@ def write_report(
     return tuple(results.path / name for name in files if name.endswith(".png"))
 
 
-def _read_probes(
-    planned: Run, node: NodeFolder, load: WorkerReport | None, record: RunRecord, java_home: Path | None
+def _read_node(
+    planned: Run,
+    node: NodeFolder,
+    samples: SampleSource,
+    load: WorkerReport | None,
+    record: RunRecord,
+    java_home: Path | None,
 ) -> list[ProbeOutput]:
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
@@ -242,6 +250,7 @@ def _read_probes(
     selected = probes.select_probes(planned.cell.probes)
     return [
         *observer.read_outputs(planned.cell.target.observer, selected, context),
+        *clock.clock_outputs(samples, node.read_socket_reads(), load.realtime_minus_monotonic_ns),
         *waits_module.wire_outputs(wire.read_wire(node.raw / wire.WIRE_FILE), load.local_ports),
     ]
 

@@ -29,6 +29,7 @@ _RULES: Mapping[str, NodeRule] = {column.name: column.node_rule for column in CO
 _OF_THE_LOAD = {
     *("bytes_read", "reads_recorded", "reads_empty", "read_bytes", "wire_bytes"),
     *("kernel_bytes_read", "kernel_reads", "kernel_read_bytes"),
+    *("clock_offset_ms_min", "clock_offset_ms_max"),
 }
 
 

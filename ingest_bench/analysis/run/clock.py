@@ -1,0 +1,100 @@
+"""Offset of the server's clock from the load's, bounded by the bytes of each connection, without a clock protocol.
+
+A read that returns a request's first byte ends after this byte was sent. The response to a stored bulk arrives after
+the read that returned the request's last byte. Sent and read bytes are counted per connection, so the bounds do not
+depend on symmetric network delays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingest_bench.analysis.run import sample_columns as load
+from ingest_bench.analysis.run.sample_columns import Samples, SampleSource
+from ingest_bench.model.results import Note, ProbeOutput, Reading
+
+# Java 11 and 17 cut the start of each chunk of a recording to whole milliseconds: reads of Java 11.0.13 ended up to
+# 0.9 ms before their bytes were sent.
+_RECORDER_NS = 5_000_000
+_REQUEST_FIELDS = ("local_port", "sent_ns", "first_byte_ns", "done_ns", "bytes_sent", "bytes_unanswered")
+
+
+@dataclass(frozen=True, slots=True)
+class ClockBound:
+    """Limits of the server's CLOCK_REALTIME minus the load's; *low_ns* exceeds *high_ns* if a clock was stepped."""
+
+    low_ns: int
+    high_ns: int
+
+
+def bound_clock_offset(samples: SampleSource, reads: Samples, realtime_minus_monotonic_ns: int) -> ClockBound | None:
+    """Return the limits by all connections whose sent bytes equal the *reads* (`READ_FIELDS`); None without any.
+
+    They differ with TLS, behind NAT or a proxy, where the recording has holes, and after a retry on another connection.
+    Only the end of a connection's last request may be unread. A port with overlapping requests is left out: it belongs
+    to several connections, or the order of their bytes is unknown.
+    """
+    requests = _sort_requests(samples)
+    reads = reads[reads["bytes"] > 0]
+    reads = reads[np.lexsort((reads["end_ns"], reads["port"]))]
+    ports, begins = np.unique(requests["local_port"], return_index=True)
+    if not len(ports):
+        return None
+    lasts = np.append(begins[1:], len(requests["local_port"])) - 1
+    read_ports, port_of_read = np.unique(reads["port"], return_inverse=True)
+    read_bytes = dict(zip(read_ports.tolist(), np.bincount(port_of_read, reads["bytes"]), strict=True))
+    unread = np.add.reduceat(requests["bytes_sent"], begins)
+    unread -= np.array([read_bytes.get(port, 0) for port in ports.tolist()], dtype=np.int64)
+    overlaps = (requests["sent_ns"][1:] < requests["done_ns"][:-1]) & (np.diff(requests["local_port"]) == 0)
+    matching = ports[(unread >= 0) & (unread <= requests["bytes_unanswered"][lasts])]
+    matching = np.setdiff1d(matching, requests["local_port"][1:][overlaps])
+    # From here on both sides have the same bytes, in the same order.
+    requests["bytes_sent"][lasts] -= unread
+    requests = {name: field[np.isin(requests["local_port"], matching)] for name, field in requests.items()}
+    reads = reads[np.isin(reads["port"], matching)]
+    ends_ns, read_until = reads["end_ns"] - realtime_minus_monotonic_ns, np.cumsum(reads["bytes"], dtype=np.int64)
+    sent_until = np.cumsum(requests["bytes_sent"])
+    # The server has read all of these, and acknowledged them.
+    answered = requests["is_answered"]
+    if not answered.any():
+        return None
+    first = np.searchsorted(read_until, (sent_until - requests["bytes_sent"])[answered], side="right")
+    last = np.searchsorted(read_until, sent_until[answered])
+    return ClockBound(
+        low_ns=int((ends_ns[last] - requests["first_byte_ns"][answered]).max()),
+        high_ns=int((ends_ns[first] - requests["sent_ns"][answered]).min()),
+    )
+
+
+def _sort_requests(samples: SampleSource) -> dict[str, Samples]:
+    """Return fields of all sent requests, by port and time. `is_answered`: acknowledged at the first attempt."""
+    batches = [batch[batch["bytes_sent"] > 0] for batch in load.iterate_batches(samples)]
+    order = np.lexsort([np.concatenate([batch[name] for batch in batches]) for name in ("sent_ns", "local_port")])
+    requests = {name: np.concatenate([batch[name] for batch in batches])[order] for name in _REQUEST_FIELDS}
+    is_answered = [load.has_outcome(batch, "ok", "partial") & (batch["attempts"] == 1) for batch in batches]
+    return requests | {"is_answered": np.concatenate(is_answered)[order]}
+
+
+def clock_outputs(samples: SampleSource, reads: Samples, realtime_minus_monotonic_ns: int) -> Iterator[ProbeOutput]:
+    """Yield the limits of the offset, and a note that invalidates a run whose clocks differed."""
+    bound = bound_clock_offset(samples, reads, realtime_minus_monotonic_ns)
+    if bound is None:
+        return
+    yield Reading("clock_offset_ms_min", bound.low_ns / 1e6)
+    yield Reading("clock_offset_ms_max", bound.high_ns / 1e6)
+    if text := describe_clock_error(bound):
+        yield Note(source="reads", text=text, invalidates=True)
+
+
+def describe_clock_error(bound: ClockBound) -> str:
+    """Describe that the server's clock was not the load's during the whole run; "" if it may have been."""
+    low_ms, high_ms, error_ms = bound.low_ns / 1e6, bound.high_ns / 1e6, _RECORDER_NS / 1e6
+    step_ms, effect = low_ms - high_ms, "so its reads, pauses and stalls are at wrong times"
+    if step_ms > error_ms:
+        return f"clock stepped by at least {step_ms:,.1f} ms during the run, the server's or the load's, {effect}"
+    if low_ms > error_ms or high_ms < -error_ms:
+        return f"the server's clock differs from the load's by {low_ms:,.1f} to {high_ms:,.1f} ms, {effect}"
+    return ""
