@@ -36,7 +36,17 @@ def violations(path: Path) -> Iterator[str]:
 
 
 def _banned_names(tree: ast.Module) -> Iterator[str]:
+    fields = [
+        node.target
+        for part in ast.walk(tree)
+        if isinstance(part, ast.ClassDef)
+        for node in part.body
+        if isinstance(node, ast.AnnAssign)
+    ]
+    keys = {id(field) for field in fields if isinstance(field, ast.Name) and field.id in BANNED["keys"]}
     for node in ast.walk(tree):
+        if id(node) in keys:
+            continue
         name = ""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = node.name

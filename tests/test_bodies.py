@@ -92,6 +92,20 @@ def test_bulk_in_bytes_is_as_full_as_possible_for_any_action(action: BulkAction)
     assert all(smallest < len(body.data) <= 20_000 for body in bodies)
 
 
+def test_bulk_in_bytes_is_as_full_as_possible_in_an_envelope_with_escaped_documents() -> None:
+    keys = {"path": "/", "before": "x" * 1000, "each": '{"event":{document}}', "as_text": True, "sequence": "number"}
+    options = LoadOptions(bulk_bytes=20_000)
+    protocol = JsonArray.from_options(ProtocolOptions(protocol="json-array", keys=keys), "", options)
+    pooled = source.build_synthetic_pool(TAXIS, options, protocol, pool_bytes=POOL_BYTES)
+    assert all(19_000 < len(body.data) <= 20_000 for body in itertools.islice(iterate_forever(pooled), 9))
+
+
+def test_bytes_that_are_not_utf_8_stay_in_an_escaped_document() -> None:
+    options_of_protocol = ProtocolOptions(protocol="json-array", keys={"path": "/", "as_text": True})
+    body = JsonArray.from_options(options_of_protocol, "", LoadOptions()).build_body((b'\xff "\t',), 1)
+    assert bytes(body.data) == b'["\xff \\"\\t"]'
+
+
 def test_document_larger_than_the_bulk_is_sent_alone() -> None:
     assert {body.documents for body in iterate_once(pool(bulk_bytes=10, pool_bytes=5_000))} == {1}
 
@@ -235,11 +249,16 @@ def test_two_bulk_sizes_or_a_size_of_0_are_refused() -> None:
         pool(bulk_documents=0)
 
 
+# Text that looks like the gap of a number.
+ENVELOPE = {"before": "ä0000000000", "each": '["ä0000000000",{document},"0000000000"]', "after": '"0000000000'}
+
+
 @pytest.mark.parametrize("kind", ["array", "lines", "single"])
 @pytest.mark.parametrize("gzip", [False, True])
-def test_each_document_of_a_run_gets_a_unique_number(kind: str, gzip: bool) -> None:
+@pytest.mark.parametrize("envelope", [{}, ENVELOPE, {**ENVELOPE, "as_text": True}], ids=["plain", "object", "text"])
+def test_each_document_of_a_run_gets_a_unique_number(kind: str, gzip: bool, envelope: dict[str, Any]) -> None:
     options_of_protocol = ProtocolOptions(
-        protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number"}
+        protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number", **envelope}
     )
     protocol = JsonArray.from_options(options_of_protocol, "", LoadOptions(gzip=gzip))
     documents = (b'{"a": 1}', b" {}\n", b'{ "b": {"c": "number"}}')[: protocol.max_documents]
@@ -251,11 +270,15 @@ def test_each_document_of_a_run_gets_a_unique_number(kind: str, gzip: bool) -> N
         body = template.fill(ids)
         assert body.documents == len(documents)
         assert not body.is_idempotent, "a duplicate is stored twice"
-        text = bytes(body.text)
+        text = bytes(body.text).decode().removeprefix(envelope.get("before", ""))
+        text = text.removesuffix(envelope.get("after", ""))
         parsed = json.loads(text) if kind == "array" else [json.loads(line) for line in text.splitlines()]
+        if envelope:
+            parsed = [json.loads(item[1]) if "as_text" in envelope else item[1] for item in parsed]
         numbers += [int(document.pop("number")) for document in parsed]
         assert parsed == [json.loads(document) for document in documents]
-        assert len(body.select_items([0]).text) - protocol.overhead_bytes <= len(documents[0])
+        around_bytes = protocol.overhead_bytes + protocol.envelope_bytes
+        assert len(body.select_items([0]).text) - around_bytes <= protocol.measure(documents[0])
     assert numbers == [1 + 3 * place for place in range(2 * len(documents))]
 
 

@@ -30,8 +30,9 @@ from ingest_bench.documents.source import Bodies, BodyPool, BodyStream, BulkSize
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records
-from ingest_bench.model.load import BulkAction, LoadOptions, TrackFile, Workload
+from ingest_bench.model.load import BulkAction, LoadOptions, ProtocolOptions, TrackFile, Workload
 from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.json_array import JsonArray
 
 BULK = Bulk(path="/i/_bulk", action=BulkAction())
 DOCUMENTS = [json.dumps({"n": number, "text": "ü" * (number % 5 * number // 50)}) for number in range(1000)]
@@ -94,6 +95,45 @@ def test_each_document_is_sent_once_with_any_compression(tmp_path: Path, suffix:
     sent = list(iterate_once(bodies))
     assert [body.documents for body in sent] == [64] * 15 + [40]
     assert list(itertools.chain.from_iterable(numbers(bytes(body.data)) for body in sent)) == list(range(1000))
+
+
+TEXT = ["cpu,host=a usage=1.5 1465839830100400200", "id,name", '[1,"ü"', "{"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("pool_bytes", [10, 10**6])
+def test_each_line_of_text_is_a_document(tmp_path: Path, suffix: str, pool_bytes: int) -> None:
+    path = write(tmp_path / f"points.txt{suffix}", COMPRESS[suffix]("\r\n".join(TEXT).encode()))
+    corpus_file = check_corpus(path, is_text=True)
+    assert (corpus_file.is_text, corpus_file.has_action_lines, corpus_file.documents) == (True, False, 4)
+    protocol = JsonArray.from_options(
+        ProtocolOptions(protocol="json-array", keys={"path": "/", "format": "lines"}), "", LoadOptions()
+    )
+    file = TrackFile(path=str(path), index="", is_text=True)
+    bodies = source.open_corpus(file, protocol, BulkSize(documents=3), seed=1, pool_bytes=pool_bytes)
+    assert [bytes(body.data).decode().split("\r\n") for body in iterate_once(bodies)] == [
+        [*TEXT[:3], ""],
+        [f"{TEXT[3]}\n"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "points.txt: is empty. Give a file with one document per line"),
+        (b"a\n\nb\n", "line 2 is empty"),
+        (b"a\n\xff\n", "line 2 is not UTF-8"),
+        (b"\xef\xbb\xbfa\n", "line 1 begins with a byte order mark"),
+    ],
+)
+def test_invalid_text_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        check_corpus(write(tmp_path / "points.txt", text), is_text=True)
+
+
+def test_text_that_is_not_json_names_the_key_for_text(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"line 1 is not JSON .* for lines of any text use --set text_lines=true"):
+        check_corpus(write(tmp_path / "points.txt", f"{TEXT[0]}\n"))
 
 
 @pytest.mark.parametrize("read_bytes", [1, 5, 21, 42])

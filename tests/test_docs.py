@@ -228,6 +228,7 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "documents.ndjson").write_text("".join(f'{{"number": {number}}}\n' for number in range(10)))
     (folder / "my-documents.ndjson.zst").write_bytes(zstandard.compress((folder / "documents.ndjson").read_bytes()))
     shutil.copy(folder / "documents.ndjson", folder / "orders.ndjson")
+    (folder / "points.txt").write_text("weather temperature=82 1465839830100400200\n")
     for name in ("orders-mapping.json", "orders-settings.json"):
         (folder / name).write_text("{}")
     (folder / "ca.pem").write_text("")

@@ -107,6 +107,11 @@ CASES = {
         lambda _: answer(b"", "200 OK"),
         b"PUT",
     ),
+    "json-array in an envelope": ProtocolCase(
+        json_array(before='{"records":', each='{"value":{document}}', after="}", as_text=True),
+        lambda body: [json.loads(record["value"]) for record in json.loads(body)["records"]],
+        lambda _: answer(b"", "200 OK"),
+    ),
     "thrift": ProtocolCase(
         ProtocolOptions(protocol="thrift", keys={"keyspace": "k"}),
         lambda body: [json.loads(document) for _, document in parse_call(body).values()],
@@ -217,13 +222,16 @@ def test_item_offsets_enclose_each_document(case: ProtocolCase) -> None:
     starts = body.item_offsets().tolist()
     assert (starts[0], starts[-1], len(starts)) == (0, len(body.data), body.documents + 1)
     for document, start, end in zip(case.documents, starts, starts[1:], strict=False):
-        assert document in bytes(body.data)[start:end]
+        item, text = bytes(body.data)[start:end], json.dumps(document.decode()).encode()
+        assert document in item or text in item
 
 
 def test_overhead_of_items_is_never_larger_than_announced(case: ProtocolCase) -> None:
+    protocol = case.protocol
     for documents in (DOCUMENTS[:1], case.documents):
-        body = fill_body(case.protocol, documents)
-        assert len(body.data) <= sum(map(len, documents)) + len(documents) * case.protocol.overhead_bytes
+        body = fill_body(protocol, documents)
+        items_bytes = sum(map(protocol.measure, documents)) + len(documents) * protocol.overhead_bytes
+        assert len(body.data) <= items_bytes + protocol.envelope_bytes
 
 
 def test_rejected_request_is_retried_and_remains_one_arrival(case: ProtocolCase) -> None:

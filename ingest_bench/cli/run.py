@@ -405,8 +405,10 @@ def _describe_cell(cell: Cell) -> Iterator[tuple[str, str]]:
 
 def _describe_load(load: LoadOptions) -> Iterator[tuple[str, str]]:
     workload = catalog.load_workload(load.workload)
-    if load.documents is not None and not corpus.check_corpus(Path(load.documents)).has_action_lines:
-        yield "index", f"{corpus.index_name(Path(load.documents))} (mapping: {load.mapping or 'dynamic'})"
+    if load.documents is not None:
+        file = corpus.check_corpus(Path(load.documents), is_text=load.text_lines)
+        if not file.has_action_lines:
+            yield "index", f"{corpus.index_name(file.path)} (mapping: {load.mapping or 'dynamic'})"
     yield "users", f"{load.users or workload.users:,}"
     documents = f"{load.bulk_documents or workload.bulk_documents:,} documents"
     yield "bulk", f"at most {format_bytes(load.bulk_bytes)}" if load.bulk_bytes is not None else documents

@@ -1,4 +1,4 @@
-"""The user's own documents: a file of NDJSON or of bulk items, plain or compressed, checked before the start.
+"""The user's own documents: a file of NDJSON, text lines or bulk items, plain or compressed, checked before the start.
 
 A bulk item is an action line with its document, or the action line of a deletion alone.
 """
@@ -174,6 +174,8 @@ class Corpus:
     path: Path
     has_action_lines: bool
     """Bulk bodies: action lines stand between the documents and are sent unchanged."""
+    is_text: bool = False
+    """Documents are lines of any text, instead of JSON objects."""
     documents: int | None = None
     """None if the file is longer than what is checked before the start."""
     indices: tuple[str, ...] = ()
@@ -228,21 +230,27 @@ def _read_index_part(file: str, key: str, where: str) -> dict[str, Any]:
     return part
 
 
-def check_corpus(path: Path, *, has_action_lines: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
+def check_corpus(
+    path: Path, *, has_action_lines: bool | None = None, is_text: bool = False, limit_bytes: int = CHECK_BYTES
+) -> Corpus:
     """Return the corpus if it can be sent; SpecError names file, line and remedy.
 
-    The first line decides `has_action_lines` if it is None. A file that has not changed is not read again.
+    The first line decides `has_action_lines` if it is None and the file is not one of text lines. A file that has not
+    changed is not read again.
     """
     try:
         status = path.stat()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    return _check_state(path, has_action_lines, limit_bytes, (status.st_ino, status.st_size, status.st_mtime_ns))
+    state = status.st_ino, status.st_size, status.st_mtime_ns
+    return _check_state(path, False if is_text else has_action_lines, is_text, limit_bytes, state)
 
 
 @functools.cache
-def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
-    checker = _Checker(path, has_action_lines)
+def _check_state(
+    path: Path, has_action_lines: bool | None, is_text: bool, limit_bytes: int, _state: tuple[int, ...]
+) -> Corpus:
+    checker = _Checker(path, has_action_lines, is_text)
     unread = itertools.chain.from_iterable(split_lines(checker.watch(read_chunks(path)), path))
     for line in unread:
         checker.number += 1
@@ -260,7 +268,8 @@ def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _s
             raise
         checker.total_bytes += len(line) + 1
         if checker.total_bytes >= limit_bytes or checker.number >= _CHECK_LINES:
-            _check_last_line(path)
+            if not is_text:
+                _check_last_line(path)
             return checker.corpus(is_complete=False)
     return checker.finish()
 
@@ -268,8 +277,9 @@ def _check_state(path: Path, has_action_lines: bool | None, limit_bytes: int, _s
 class _Checker:
     """State of a file check, line by line."""
 
-    def __init__(self, path: Path, has_action_lines: bool | None) -> None:
+    def __init__(self, path: Path, has_action_lines: bool | None, is_text: bool) -> None:
         self._path = path
+        self._is_text = is_text
         self.number = 0
         self.total_bytes = 0
         self.ends_with_feed = True
@@ -286,7 +296,8 @@ class _Checker:
 
     def check_line(self, line: bytes) -> None:
         """Count a line as a document or as an action line."""
-        value = self._parse(line)
+        text = self._decode(line)
+        value = {} if self._is_text else self._parse(text, line)
         if self._needs_document or self._has_action_lines is False:
             self._needs_document = False
             self._documents += 1
@@ -306,7 +317,7 @@ class _Checker:
 
     def finish(self) -> Corpus:
         if not self.number:
-            raise SpecError(f"{self._path}: is empty. Give a file with one JSON document per line.")
+            raise SpecError(f"{self._path}: is empty. Give a file with one document per line.")
         if self._needs_document:
             raise self.error("is an action line and the file ends there: its document is missing; get the whole file")
         return self.corpus(is_complete=True)
@@ -315,6 +326,7 @@ class _Checker:
         return Corpus(
             path=self._path,
             has_action_lines=bool(self._has_action_lines),
+            is_text=self._is_text,
             documents=self._documents if is_complete else None,
             indices=tuple(sorted(self._indices - {""})),
             has_unnamed_index="" in self._indices,
@@ -326,23 +338,30 @@ class _Checker:
         for mark, name in _BYTE_ORDER_MARKS.items():
             if line.startswith(mark):
                 raise self.error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
-        if line.lstrip().startswith(b"["):
+        if line.lstrip().startswith(b"[") and not self._is_text:
             raise SpecError(f"{self._path}: is a JSON array. Give one document per line, such as with jq -c '.[]'.")
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
+    def _decode(self, line: bytes) -> str:
         if not line.strip():
             raise self.error("is empty; remove it")
         try:
-            value = parse_json(line.decode())
+            return line.decode()
         except UnicodeDecodeError as error:
             raise self.error(
                 f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}), maybe of mixed encodings; "
                 "convert the file, such as with iconv -f LATIN1 -t UTF-8"
             ) from None
+
+    def _parse(self, text: str, line: bytes) -> dict[str, Any]:
+        try:
+            value = parse_json(text)
         except RecursionError:
             raise self.error("is nested too deeply to be parsed; no server accepts such a document") from None
         except ValueError as error:
-            raise self.error(f"is not JSON ({error}); every line must be one complete document") from None
+            remedy = "every line must be one complete document"
+            if self.number == 1:
+                remedy += "; for lines of any text use --set text_lines=true"
+            raise self.error(f"is not JSON ({error}); {remedy}") from None
         if isinstance(value, dict):
             return value
         problem = "not a JSON object; every line must be one"

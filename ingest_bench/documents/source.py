@@ -42,8 +42,17 @@ class BodyBuilder(Protocol):
     """The part of a protocol (`protocols/`) that this package needs."""
 
     @property
+    def envelope_bytes(self) -> int:
+        """Bytes of a request in addition to its items."""
+        ...
+
+    @property
     def overhead_bytes(self) -> int:
         """Most bytes that an item has in addition to its document."""
+        ...
+
+    def measure(self, document: bytes, /) -> int:
+        """Return the bytes of a document within its item."""
         ...
 
     @property
@@ -113,15 +122,12 @@ def choose_bulk_size(workload: Workload, options: LoadOptions, protocol: BodyBui
     return BulkSize(documents=documents if limit is None else min(documents, limit))
 
 
-def group_documents(blocks: Iterable[list[bytes]], size: BulkSize, overhead_bytes: int) -> Iterator[list[bytes]]:
-    """Yield the documents of each bulk; the last bulk may be smaller.
-
-    *overhead_bytes* is the most that an item has in addition to its document.
-    """
+def group_documents(blocks: Iterable[list[bytes]], size: BulkSize, protocol: BodyBuilder) -> Iterator[list[bytes]]:
+    """Yield the documents of each bulk; the last bulk may be smaller."""
     waiting: list[bytes] = []
     for block in blocks:
         waiting += block
-        ends = _bulk_ends(waiting, size, overhead_bytes)
+        ends = _bulk_ends(waiting, size, protocol)
         for start, end in itertools.pairwise([0, *ends]):
             yield waiting[start:end]
         if ends:
@@ -130,17 +136,17 @@ def group_documents(blocks: Iterable[list[bytes]], size: BulkSize, overhead_byte
         yield waiting
 
 
-def _bulk_ends(documents: Sequence[bytes], size: BulkSize, overhead_bytes: int) -> list[int]:
+def _bulk_ends(documents: Sequence[bytes], size: BulkSize, protocol: BodyBuilder) -> list[int]:
     if size.documents is not None:
         return list(range(size.documents, len(documents) + 1, size.documents))
-    limit = size.data_bytes or 1
+    limit, overhead_bytes = (size.data_bytes or 1) - protocol.envelope_bytes, protocol.overhead_bytes
     ends, total, start = [], 0, 0
-    for number, document in enumerate(documents):
-        total += len(document) + overhead_bytes
+    for number, item_bytes in enumerate(map(protocol.measure, documents)):
+        total += item_bytes + overhead_bytes
         if total > limit and number > start:
             ends.append(number)
             start = number
-            total = len(document) + overhead_bytes
+            total = item_bytes + overhead_bytes
     return ends
 
 
@@ -152,10 +158,11 @@ def _read_groups(
     documents = lines.split_lines(lines.read_chunks(path, start, end), path)
     if file.has_action_lines:
         documents = corpora.join_items(documents, path)
-    documents = (_check_objects(block, path) for block in documents)
+    if not file.is_text:
+        documents = (_check_objects(block, path) for block in documents)
     if limit is not None:
         documents = lines.limit_documents(documents, limit)
-    return group_documents(documents, size, protocol.overhead_bytes)
+    return group_documents(documents, size, protocol)
 
 
 def _check_objects(block: list[bytes], path: Path) -> list[bytes]:
@@ -341,7 +348,7 @@ def build_synthetic_pool(
     """Generate about *pool_bytes* of documents and at least one body; workers get different documents."""
     size = choose_bulk_size(workload, options, protocol)
     blocks = DocumentGenerator(workload, options.seed).blocks(worker, workers)
-    return build_pool(group_documents(blocks, size, protocol.overhead_bytes), protocol, options.seed, pool_bytes)
+    return build_pool(group_documents(blocks, size, protocol), protocol, options.seed, pool_bytes)
 
 
 def decompress_files(files: Iterable[TrackFile], folder: Path) -> tuple[TrackFile, ...]:

@@ -215,7 +215,7 @@ def _workload_procedure(context: _Context) -> Procedure:
     indices_known = True
     pipelines = {options.action.pipeline} if options.action.pipeline else set()
     if options.documents is not None:
-        file = corpus.check_corpus(Path(options.documents))
+        file = corpus.check_corpus(Path(options.documents), is_text=options.text_lines)
         workload = _workload_of_file(workload, file, options)
         indices = options.action.index_names(workload.index)
         if file.has_action_lines:
@@ -225,8 +225,10 @@ def _workload_procedure(context: _Context) -> Procedure:
         if not indices_known:
             notes = (f"{file.path.name}: too large to read before the start; indices named later are not counted",)
         notes += _note_large_bulk(workload, options)
-    elif options.mapping or options.index_settings:
-        raise SpecError("load.mapping and load.index_settings require a file of documents: --documents FILE")
+    elif options.mapping or options.index_settings or options.text_lines:
+        raise SpecError(
+            "load.mapping, load.index_settings and load.text_lines require a file of documents: --documents FILE"
+        )
     prepared = context.target.prepare(cell.target, indices, mark_body("create-index", workload.mapping, context.mark))
     # Kafka and Cassandra have indices without mappings, and do not search.
     if (options.mapping or options.index_settings) and not prepared.search_path:

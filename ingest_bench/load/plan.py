@@ -135,16 +135,16 @@ class LoadPlan:
 
     def with_checked_files(self) -> LoadPlan:
         """Return the plan with its files checked; SpecError names the wrong line, or key of the protocol."""
-        plan = self
-        self.build_protocol()
+        plan, protocol = self, self.build_protocol()
         if self.options.arrivals.file is not None:
             path = self.options.arrivals.file
             text = files.read_user_text(Path(path), f"load.arrivals: {path}")
             plan = dataclasses.replace(plan, recorded_ns=parse_recorded(text, path))
         if self.options.documents is not None:
-            checked = corpus.check_corpus(Path(self.options.documents))
-            path = str(checked.path.absolute())
-            file = TrackFile(path=path, index="", has_action_lines=checked.has_action_lines)
+            checked = corpus.check_corpus(Path(self.options.documents), is_text=self.options.text_lines)
+            path, is_text = str(checked.path.absolute()), checked.is_text
+            file = TrackFile(path=path, index="", has_action_lines=checked.has_action_lines, is_text=is_text)
+            protocol.for_file(file)
             plan = dataclasses.replace(plan, files=(file,))
         return plan
 

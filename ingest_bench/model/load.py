@@ -247,6 +247,8 @@ class LoadOptions:
     """A workload by name, or a file."""
     documents: FilePath | None = None
     """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst .zip .tar) instead of synthetic ones."""
+    text_lines: bool = False
+    """Whether each line of `documents` is one document of any text, such as CSV, instead of a JSON object."""
     mapping: FilePath | None = None
     """A JSON file with the mapping of the index of `documents`; None: the server maps each new field."""
     index_settings: FilePath | None = None
@@ -336,6 +338,8 @@ class TrackFile:
     """Empty if the file's action lines name the index."""
     has_action_lines: bool = False
     """An action line precedes each document."""
+    is_text: bool = False
+    """Documents are lines of any text, instead of JSON objects."""
     is_data_stream: bool = False
     """`index` is a data stream, which accepts only `create`."""
     documents: int | None = None

@@ -1,8 +1,9 @@
-"""Documents over HTTP without action lines: a JSON array, a line each, or one per request. One status for all."""
+"""Documents over HTTP without action lines: an array, lines, or one per request, in an envelope. One status for all."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,11 +32,25 @@ Meaning = Literal["acknowledged", "retry", "refused"]
 # RFC 9110, 5.6.2: a token.
 HeaderName = Annotated[str, Pattern(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of a header")]
 HeaderValue = Annotated[str, Pattern(r"[ -~]{0,4000}", "the value of a header: one line of printable ASCII")]
+Text = Annotated[str, Pattern(r"[^\x00\ud800-\udfff]{0,4000}", "a text: at most 4,000 characters")]
+_DOCUMENT = "{document}"
+_OTHER = rf"(?:(?!{re.escape(_DOCUMENT)})[^\x00\ud800-\udfff]){{0,2000}}"
+Envelope = Annotated[
+    str,
+    Pattern(
+        f"{_OTHER}{re.escape(_DOCUMENT)}{_OTHER}", "a text that contains {document} once: at most 4,000 characters"
+    ),
+]
 # These delimit the request or control the connection; ingest-bench sets them.
 _RESERVED = ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "expect")
 # These would be visible in plans and results.
 _SECRET = ("authorization", "proxy-authorization", "cookie")
+# Bytes before all documents, between two of them, and after the last one.
+_LISTS = {"array": (b"[", b",", b"]"), "lines": (b"", b"\n", b"\n"), "single": (b"", b"", b"")}
 _CONTENT_TYPES = {"array": "application/json", "lines": "application/x-ndjson", "single": "application/json"}
+# Stands for a number until a user of the load writes it.
+_GAP = b"0" * DIGITS
+_quote = json.JSONEncoder(ensure_ascii=False).encode
 _ALTERNATIVES = {"content-type": "; use content_type = …", "content-encoding": "; use load.gzip = true"}
 
 
@@ -49,6 +64,14 @@ class JsonArrayKeys:
     """The HTTP method."""
     format: Literal["array", "lines", "single"] = "array"
     """`array`: `[{…},{…}]`. `lines`: a document per line. `single`: one document per request, for any bulk size."""
+    before: Text = ""
+    """Text before all documents of a request, and before the bracket of an array: '{"records":'."""
+    after: Text = ""
+    """Text after all documents of a request: '}'."""
+    each: Envelope = _DOCUMENT
+    """Text of each document, in which {document} stands for it: '{"value":{document}}'."""
+    as_text: bool = False
+    """Whether {document} is the document as a JSON string, in quotes and escaped."""
     content_type: HeaderValue | None = None
     """None: application/json, and application/x-ndjson for lines."""
     headers: Annotated[dict[HeaderName, HeaderValue], Length(0, 100)] = field(default_factory=dict)
@@ -71,6 +94,15 @@ class DocumentsOnly:
 
     protocol: ClassVar[str]
     """Key in PROTOCOLS."""
+
+    @property
+    def envelope_bytes(self) -> int:
+        """Bytes of a request in addition to its items."""
+        return 0
+
+    def measure(self, document: bytes) -> int:
+        """Return the bytes of a document within its item."""
+        return len(document)
 
     @classmethod
     def check_action(cls, options: LoadOptions) -> None:
@@ -113,59 +145,88 @@ class JsonArray(DocumentsOnly):
         cls.check_action(options)
         return cls(keys=keys, meanings=_list_meanings(keys), gzip=options.gzip)
 
+    def for_file(self, file: TrackFile) -> Self:
+        """Return this protocol; SpecError for a file of bulk bodies, and for text where JSON is required."""
+        if file.is_text and self.keys.sequence:
+            raise SpecError(f'{file.path}: lines of text have no fields, so the key "sequence" cannot be used')
+        if file.is_text and self.keys.format == "array" and not self.keys.as_text:
+            raise SpecError(
+                f'{file.path}: lines of text are not JSON. Use format = "lines", or as_text = true in the protocol.'
+            )
+        return DocumentsOnly.for_file(self, file)
+
     @property
     def max_documents(self) -> int | None:
         """Most documents in one request; None: no limit."""
         return 1 if self.keys.format == "single" else None
 
     @property
+    def envelope_bytes(self) -> int:
+        """Bytes of a request in addition to its items."""
+        start, _, end = self._list
+        return len(start) + len(end)
+
+    @property
     def overhead_bytes(self) -> int:
-        """Most bytes that an item has in addition to its document: both brackets, if it is the only one."""
-        return 2 + len(self._sequence_field)
+        """Most bytes that an item has in addition to its document: the text around it, its number and a comma."""
+        return len(self.keys.each.encode()) - len(_DOCUMENT) + len(self._encode(self._sequence_field)) + 1
+
+    def measure(self, document: bytes) -> int:
+        """Return the bytes of a document within its item."""
+        return len(self._encode(document))
 
     @property
     def _sequence_field(self) -> bytes:
         """The first field of each document, with a gap for the number."""
-        return b'"%s":"%s",' % (self.keys.sequence.encode(), b"0" * DIGITS) if self.keys.sequence else b""
+        return b'"%s":"%s",' % (self.keys.sequence.encode(), _GAP) if self.keys.sequence else b""
+
+    @property
+    def _list(self) -> tuple[bytes, bytes, bytes]:
+        """Bytes before all items, between two of them, and after the last one."""
+        start, separator, end = _LISTS[self.keys.format]
+        return self.keys.before.encode() + start, separator, end + self.keys.after.encode()
+
+    def _encode(self, document: bytes) -> bytes:
+        """Return what stands for {document}."""
+        if not self.keys.as_text:
+            return document
+        # A byte that is not UTF-8 stays as it is.
+        return _quote(document.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def build_body(self, documents: Sequence[bytes], seed: int) -> Body | BodyTemplate:
         """Build a body; a template with gaps for the numbers if documents have a `sequence`."""
         del seed
+        before, after = self.keys.each.encode().split(_DOCUMENT.encode())
+        if self.keys.sequence:
+            documents = [*map(self._number, documents)]
+        items = [before + self._encode(document) + after for document in documents]
+        start, separator, end = self._list
+        data = b"".join((start, separator.join(items), end))
+        sizes = item_sizes(items) + len(separator)
+        sizes[-1] += len(end) - len(separator)
+        offsets = len(start) + np.cumsum(sizes) - sizes
+        # Items cover the whole request.
+        sizes[0] += len(start)
         if not self.keys.sequence:
-            body = self._join(documents)
+            body = Body(data, len(items), sizes=sizes)
             return body.compress() if self.gzip else body
-        name, inserted, numbered = self.keys.sequence, self._sequence_field, []
-        quoted = b'"%s"' % name.encode()
-        for document in documents:
-            # Of duplicate fields a reader takes the last one: the number would be lost, and with it the document.
-            if quoted in document and _has_field(document, name):
-                raise SpecError(f'documents already have a field "{name}". Use another one for `sequence`.')
-            fields = document.strip()[1:].lstrip()
-            numbered.append(b"{" + (inserted if fields != b"}" else inserted[:-1]) + fields)
-        body = self._join(numbered)
-        # In an array each item has a bracket or a comma before it; otherwise only the number's own field is there.
-        before = (self.keys.format == "array") + 1 + len(inserted) - len('",') - DIGITS
         return BodyTemplate(
-            bytearray(body.data),
-            body.item_offsets()[:-1] + before,
-            np.zeros(len(documents), dtype=np.bool_),
-            sizes=body.sizes,
+            bytearray(data),
+            offsets + (before + self._encode(b"{" + self._sequence_field)).rindex(_GAP),
+            np.zeros(len(items), dtype=np.bool_),
+            sizes=sizes,
             compress=self.gzip,
             is_idempotent=False,
         )
 
-    def _join(self, documents: Sequence[bytes]) -> Body:
-        sizes = item_sizes(documents)
-        if self.keys.format == "array":
-            data = b"[" + b",".join(documents) + b"]"
-            sizes += 1
-            sizes[-1] += 1
-        elif self.keys.format == "lines":
-            data = b"\n".join((*documents, b""))
-            sizes += 1
-        else:
-            (data,) = documents
-        return Body(data, len(documents), sizes=sizes)
+    def _number(self, document: bytes) -> bytes:
+        """Insert the first field; SpecError if the document already has it."""
+        name, inserted = self.keys.sequence, self._sequence_field
+        # Of duplicate fields a reader takes the last one: the number would be lost, and with it the document.
+        if b'"%s"' % name.encode() in document and _has_field(document, name):
+            raise SpecError(f'documents already have a field "{name}". Use another one for `sequence`.')
+        fields = document.strip()[1:].lstrip()
+        return b"{" + (inserted if fields != b"}" else inserted[:-1]) + fields
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that sends such bodies."""
