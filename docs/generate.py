@@ -45,6 +45,7 @@ from ingest_bench.model.values import Between, Length, Pattern
 from ingest_bench.probes import PROBES
 from ingest_bench.protocols.bulk import BulkKeys
 from ingest_bench.protocols.cassandra import RowKeys
+from ingest_bench.protocols.frames import FramesKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
 from ingest_bench.protocols.kafka import KafkaKeys
 from ingest_bench.report.gate import Threshold
@@ -84,6 +85,7 @@ TABLES: Sequence[tuple[str, str, type]] = (
     ("thread-roles", "`[thread_roles]`", ThreadRoles),
     ("bulk", '`[protocol]` with `name = "bulk"`', BulkKeys),
     ("json-array", '`[protocol]` with `name = "json-array"`', JsonArrayKeys),
+    ("frames", '`[protocol]` with `name = "frames"`', FramesKeys),
     ("kafka", '`[protocol]` with `name = "kafka"`', KafkaKeys),
     ("rows", '`[protocol]` with `name = "thrift"` or `"cql"`', RowKeys),
     ("threshold", "`[[threshold]]` of a gate", Threshold),

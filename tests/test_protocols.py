@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import BulkServer, Reply, answer, bulk_answer, bulk_server
 from cql_server import cql_server, encode_error, encode_success, parse_batch
+from frames_server import frames_server, parse_frames
 from running import free_port
 from test_users import PLANNED_NS, started
 from thrift_server import THRIFT, encode_result, parse_call, thrift_server
@@ -47,9 +49,13 @@ class ProtocolCase:
     """Response that acknowledges that many documents."""
     method: bytes = b"POST"
     """Empty: not HTTP."""
-    reject: bytes = answer(b"", "429 Too Many Requests")
-    """Response that means that nothing was stored."""
-    refuse: bytes = answer(b"no", "400 Bad Request")
+    reject: bytes | None = answer(b"", "429 Too Many Requests")
+    """Response that means that nothing was stored; None: the protocol has none."""
+    refuse: bytes | None = answer(b"no", "400 Bad Request")
+    """Response that means that nothing will be stored; None: the protocol has none."""
+    fail: bytes | None = answer(b"busy", "503 Service Unavailable")
+    """Response after which it is unknown if documents are stored, with the text "busy".
+    None: the protocol has none, or its documents cannot be stored twice."""
     server: Callable[[Reply], AbstractContextManager[BulkServer]] = bulk_server
     key: str = "path"
     """A valid key."""
@@ -112,6 +118,18 @@ CASES = {
         lambda body: [json.loads(record["value"]) for record in json.loads(body)["records"]],
         lambda _: answer(b"", "200 OK"),
     ),
+    "frames": ProtocolCase(
+        ProtocolOptions(protocol="frames", keys={"acknowledgement_size": 2}),
+        lambda body: [json.loads(document) for document in parse_frames(body)],
+        lambda documents: b"ok" * documents,
+        b"",
+        None,
+        None,
+        None,
+        partial(frames_server, frames=len(DOCUMENTS)),
+        "acknowledgement_size",
+        compresses=False,
+    ),
     "thrift": ProtocolCase(
         ProtocolOptions(protocol="thrift", keys={"keyspace": "k"}),
         lambda body: [json.loads(document) for _, document in parse_call(body).values()],
@@ -119,6 +137,7 @@ CASES = {
         b"",
         encode_result(ue=THRIFT.UnavailableException()),
         encode_result(ire=THRIFT.InvalidRequestException(why="no")),
+        None,
         thrift_server,
         "keyspace",
         is_idempotent=True,
@@ -131,6 +150,7 @@ CASES = {
         b"",
         encode_error(0x1001, "Request breached global limit"),
         encode_error(0x2200, "no"),
+        None,
         cql_server,
         "keyspace",
         is_idempotent=True,
@@ -200,6 +220,13 @@ def replies(*answers: bytes | None) -> Reply:
     return lambda _body, _number: next(remaining)
 
 
+def available(response: bytes | None) -> bytes:
+    """Return a response of the protocol; the test is skipped if the protocol has no such response."""
+    if response is None:
+        pytest.skip("the protocol has no such response")
+    return response
+
+
 def test_every_protocol_has_a_case() -> None:
     assert {case.wire.protocol for case in CASES.values()} == set(PROTOCOLS)
 
@@ -236,7 +263,7 @@ def test_overhead_of_items_is_never_larger_than_announced(case: ProtocolCase) ->
 
 def test_rejected_request_is_retried_and_remains_one_arrival(case: ProtocolCase) -> None:
     count = len(case.documents)
-    result = send_to(case, replies(case.reject, case.acknowledge(count)))
+    result = send_to(case, replies(available(case.reject), case.acknowledge(count)))
     assert (result.outcome, result.documents, result.sample.attempts) == ("ok", (count, count, 0), 2)
     assert (result.state.acknowledged, result.state.documents_resent) == (count, count)
     first, second = result.server.bodies
@@ -244,25 +271,26 @@ def test_rejected_request_is_retried_and_remains_one_arrival(case: ProtocolCase)
 
 
 def test_request_that_is_always_rejected_is_a_rejection(case: ProtocolCase) -> None:
-    result = send_to(case, lambda _body, _number: case.reject, retries=2)
+    rejection = available(case.reject)
+    result = send_to(case, lambda _body, _number: rejection, retries=2)
     count = len(case.documents)
     assert (result.outcome, result.documents, result.sample.attempts) == ("rejected", (count, 0, count), 3)
     assert sum(result.state.item_failures.values()) == count
 
 
-def test_503_is_not_retried_if_documents_could_be_stored_twice(case: ProtocolCase) -> None:
-    if case.is_idempotent:
-        pytest.skip("its documents cannot be stored twice")
-    result = send_to(case, lambda _body, _number: answer(b"busy", "503 Service Unavailable"))
+def test_failed_request_is_not_retried_if_documents_could_be_stored_twice(case: ProtocolCase) -> None:
+    failure = available(case.fail)
+    result = send_to(case, lambda _body, _number: failure)
     count = len(case.documents)
     assert (result.outcome, result.documents, result.sample.attempts) == ("http-error", (count, 0, 0), 1)
     assert sum(result.state.item_failures.values()) == count
     assert result.sample.bytes_unanswered == result.sample.bytes_sent
-    assert "503: busy" in result.state.errors()[0]
+    assert "busy" in result.state.errors()[0]
 
 
 def test_refused_request_is_not_retried(case: ProtocolCase) -> None:
-    result = send_to(case, lambda _body, _number: case.refuse)
+    refusal = available(case.refuse)
+    result = send_to(case, lambda _body, _number: refusal)
     count = len(case.documents)
     assert (result.outcome, result.documents, result.sample.status) == ("http-error", (count, 0, count), 400)
     assert result.sample.bytes_unanswered == 0

@@ -47,6 +47,7 @@ from ingest_bench.model.target import (
 )
 from ingest_bench.model.values import CONTROL, Between
 from ingest_bench.protocols.bulk import BulkKeys
+from ingest_bench.protocols.frames import FramesKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
 from ingest_bench.report import gate
 from ingest_bench.results import layout
@@ -86,6 +87,7 @@ TABLES: dict[type, dict[str, Any]] = {
     DocumentCount: {"path": "/"},
     BulkKeys: {"path": "/"},
     JsonArrayKeys: {"path": "/"},
+    FramesKeys: {},
 }
 KINDS: dict[str, dict[str, Any]] = {
     "constant": {"value": 1},

@@ -59,6 +59,10 @@ def parse_call(call: bytes) -> dict[bytes, tuple[str, bytes]]:
 class FramedServer(BulkServer):
     """Server of binary requests: the reply function gets each one with its head."""
 
+    def _frame(self, connection: socket.socket) -> bytes:
+        head = self._exactly(connection, thrift_wire.LENGTH.size)
+        return head + self._exactly(connection, thrift_wire.LENGTH.unpack(head)[0]) if head else b""
+
     def _respond(self, connection: socket.socket, request: bytes) -> bool:
         with self.lock:
             self.requests += 1
@@ -84,10 +88,6 @@ class ThriftServer(FramedServer):
             connection.sendall(self.greeting)
             return True
         return self._respond(connection, call)
-
-    def _frame(self, connection: socket.socket) -> bytes:
-        head = self._exactly(connection, thrift_wire.LENGTH.size)
-        return head + self._exactly(connection, thrift_wire.LENGTH.unpack(head)[0]) if head else b""
 
 
 @contextmanager

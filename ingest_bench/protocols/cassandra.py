@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ingest_bench.documents.body import Body
     from ingest_bench.model.load import LoadOptions, ProtocolOptions
     from ingest_bench.protocols.response import Response
-    from ingest_bench.protocols.users import FramedUser
+    from ingest_bench.protocols.users import HandshakeUser
 
 # DatabaseDescriptor of Cassandra 0.7 and SchemaConstants of 4 and 5: \w+, at most 48 characters.
 Keyspace = Annotated[str, Pattern(r"[A-Za-z0-9_]{1,48}", "a keyspace's name: A-Z, a-z, 0-9 and underscore")]
@@ -101,13 +101,13 @@ class RowProtocol(DocumentsOnly):
         """Requests that open a connection, each with the frames of its successful response."""
         raise NotImplementedError
 
-    def user_class(self) -> type[FramedUser]:
+    def user_class(self) -> type[HandshakeUser]:
         """Return a Locust user class that sends rows. The handshake is part of a connection's first request."""
         # Locust must not be loaded in a process that only builds bodies.
-        from ingest_bench.protocols.users import FramedUser  # noqa: PLC0415
+        from ingest_bench.protocols.users import HandshakeUser  # noqa: PLC0415
 
         fields = {name: getattr(self, name) for name in ("protocol", "reader_class", "handshake", "expected")}
-        return type("RowUser", (FramedUser,), {"abstract": True, **fields})
+        return type("RowUser", (HandshakeUser,), {"abstract": True, **fields})
 
     def build_template(
         self, before: bytes, rows: list[bytes], after: bytes, key_offset: int, seed: int

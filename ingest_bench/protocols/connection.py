@@ -205,6 +205,10 @@ class Connection(UserConnection):
                 self._sock = self._connect()
                 timeout_ns -= time.monotonic_ns() - before_ns
             if self._send_at_once(head, body, timeout_ns):
+                if self._reader.is_silent:
+                    # Other users send meanwhile, however fast the kernel accepts.
+                    self._wait(self._writable)
+                    return self._complete(head, body)
                 # Wait before the first read: a response is never there at once, and EAGAIN costs an exception.
                 self._wait(self._readable)
                 response = self._read_usual()

@@ -2,6 +2,7 @@
 
     bulk.py        action lines and documents, a result for each (Elasticsearch, OpenSearch, sink); queries
     json_array.py  documents over HTTP, one status for all: an array, lines, or one per request
+    frames.py      documents over TCP, each behind its length
     kafka.py       records for a topic, sent by librdkafka (kafka_user.py), a result for each
     cql.py         Cassandra's native protocol         thrift.py     Thrift as Cassandra 0.7 speaks it
     cassandra.py   the common part of both             *_wire.py     their encoding
@@ -22,6 +23,7 @@ from ingest_bench.documents.source import BodyBuilder
 from ingest_bench.inputs.names import check_name
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.cql import Cql
+from ingest_bench.protocols.frames import Frames
 from ingest_bench.protocols.json_array import JsonArray
 from ingest_bench.protocols.kafka import Kafka
 from ingest_bench.protocols.thrift import Thrift
@@ -56,6 +58,7 @@ class Protocol(BodyBuilder, typing.Protocol):
 PROTOCOLS: Mapping[str, Callable[[ProtocolOptions, str, LoadOptions], Protocol]] = {
     "bulk": Bulk.from_options,
     "json-array": JsonArray.from_options,
+    "frames": Frames.from_options,
     "cql": Cql.from_options,
     "thrift": Thrift.from_options,
     "kafka": Kafka.from_options,

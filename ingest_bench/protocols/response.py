@@ -101,6 +101,11 @@ class ResponseReader(ABC):
         self.view = memoryview(self.buffer)
         self.reset()
 
+    @property
+    def is_silent(self) -> bool:
+        """True if the next request has no response: the reader is complete once it is reset."""
+        return False
+
     def reset(self) -> None:
         """Start with the next response."""
         self.head: ResponseHead | None = None

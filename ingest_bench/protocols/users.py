@@ -11,6 +11,7 @@ from locust import User
 from ingest_bench.errors import RunFailed
 from ingest_bench.protocols import tls
 from ingest_bench.protocols.connection import Connection
+from ingest_bench.protocols.frames import AcknowledgementReader
 from ingest_bench.protocols.http1 import HttpResponseReader, build_request_head
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.protocols.cassandra import FrameReader
-    from ingest_bench.protocols.response import Response
+    from ingest_bench.protocols.response import Response, ResponseReader
     from ingest_bench.protocols.upstream import Address, Upstream, UserConnection
 
     Request = tuple[bytes, bytes | bytearray]
@@ -112,17 +113,14 @@ class Http1User(ConnectionUser):
         return self._heads[size_bytes]
 
 
-class FramedUser(ConnectionUser):
-    """Sends binary frames. The first exchange opens the connection, with the protocol's handshake."""
+class BinaryUser(ConnectionUser):
+    """Sends binary frames over TCP."""
 
     abstract = True
     protocol = ""
     """Key in PROTOCOLS."""
-    reader_class: type[FrameReader]
-    handshake: tuple[tuple[bytes, Sequence[Any]], ...] = ()
-    """Requests that open a connection, each with the frames of its successful response (`FrameReader.expected`)."""
-    expected: Sequence[Any] = ()
-    """The frames of a successful response to a body."""
+    reader_class: type[Any]
+    _reader: ResponseReader
 
     def on_start(self) -> None:
         """Create the connection."""
@@ -131,6 +129,36 @@ class FramedUser(ConnectionUser):
         self._reader = self.reader_class()
         self.connection = Connection(self.upstream, self._reader)
         self.upstream.deadlines.watch(self.connection)
+
+
+class FramesUser(BinaryUser):
+    """Sends documents as frames (`protocols.frames`)."""
+
+    abstract = True
+    # The length of a response depends on its request, and there may be none.
+    pumps = False
+    reader_class = AcknowledgementReader
+    _reader: AcknowledgementReader
+    acknowledgement_bytes = 0
+    """Bytes of the response to each document."""
+
+    def exchange(self, body: Body) -> Response:
+        """Return the response to one request; ConnectionBrokenError without one."""
+        self.connection.close_if_ended()
+        self._reader.expected_bytes = body.documents * self.acknowledgement_bytes
+        return self.connection.exchange(b"", body.data, self.timeout_ns)
+
+
+class HandshakeUser(BinaryUser):
+    """Sends frames of a protocol with a handshake, by which the first exchange opens the connection."""
+
+    abstract = True
+    reader_class: type[FrameReader]
+    _reader: FrameReader
+    handshake: tuple[tuple[bytes, Sequence[Any]], ...] = ()
+    """Requests that open a connection, each with the frames of its successful response (`FrameReader.expected`)."""
+    expected: Sequence[Any] = ()
+    """The frames of a successful response to a body."""
 
     def exchange(self, body: Body) -> Response:
         """Return the response to one request; ConnectionBrokenError without one."""
