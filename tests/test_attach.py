@@ -67,16 +67,13 @@ def test_facts_are_parsed_from_responses_of_the_jvm(flags: str, collector: str) 
 
 
 @pytest.mark.ordinary
-@pytest.mark.netns
-@pytest.mark.parametrize(("option", "namespace"), [("--mount", "mount"), ("--pid", "process")])
-def test_a_process_in_a_container_is_refused(option: str, namespace: str) -> None:
-    fork = ["--fork", "--kill-child"] if option == "--pid" else []
-    user = [] if system.is_root() else ["--user", "--map-root-user"]
-    argv = ["unshare", *user, option, *fork, "sh", "-c", "echo ready; exec sleep 600"]
-    with ready(argv) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
-        with pytest.raises(MissingCapability, match=f"is in another {namespace} namespace"):
-            attach(int(children[0]) if children else process.pid)
+@pytest.mark.processes
+def test_a_process_with_a_closed_root_folder_is_refused_to_its_user() -> None:
+    # PR_SET_DUMPABLE: the kernel treats it like a process with more rights.
+    script = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print('ready', flush=True); time.sleep(600)"
+    refusal = (SpecError, "is not a JVM") if system.is_root() else (MissingCapability, r"cannot be opened \(Permission")
+    with ready([sys.executable, "-c", script]) as process, pytest.raises(refusal[0], match=refusal[1]):
+        attach(process.pid)
 
 
 @pytest.mark.ordinary

@@ -131,7 +131,7 @@ OPENSEARCH = {"/": (200, b'{"version": {"distribution": "opensearch", "number": 
 
 @pytest.mark.processes
 def test_exactly_one_port_must_respond_like_a_known_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    us = AttachedJvm(pid=os.getpid(), uid=os.geteuid(), jcmd=Path("jcmd"), version="17", start_id="now")
+    us = AttachedJvm(pid=os.getpid(), uid=os.geteuid(), gid=0, jcmd=Path("jcmd"), version="17", start_id="now")
     with canned_server({"/": (200, b"hello")}) as other, canned_server(OPENSEARCH) as node:
         assert reach.find_url(us, tuple, TargetOptions()) == Url(scheme="http", host="127.0.0.1", port=node.port)
         with canned_server(OPENSEARCH) as second, pytest.raises(SpecError, match="Give --url too") as refused:

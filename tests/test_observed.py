@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 from fault_lab import wait_until
 from probe_lab import make_context, notes, readings
@@ -21,7 +22,7 @@ from servers import BULK, Served, list_outputs, served, visible
 from ingest_bench import probes, system
 from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import java
-from ingest_bench.jvm.attach import AttachedJvm, attach
+from ingest_bench.jvm.attach import AttachedJvm, attach, read_start_id
 from ingest_bench.jvm.observe import observe
 from ingest_bench.ledger import sessions
 from ingest_bench.model.results import ProbeOutput
@@ -208,7 +209,7 @@ def test_a_jvm_may_end_during_an_observation(tmp_path: Path, raw: Path, end: sig
 
 def scratch() -> list[Path]:
     """Return the folders of all observations on this machine."""
-    return [path for path in Path("/var/tmp").glob("ingest-bench-?*") if (path / "jvm" / "gc.log").exists()]  # noqa: S108
+    return [path for path in Path("/var/tmp").glob("ingest-bench-?*") if (path / "gc.log").exists()]  # noqa: S108
 
 
 def check_folders_are_removed() -> None:
@@ -217,58 +218,45 @@ def check_folders_are_removed() -> None:
     wait_until(lambda: not folders & set(scratch()))
 
 
-@pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")
-def test_the_user_of_the_jvm_cannot_replace_its_folder(
-    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = tmp_path / "settings.jfc"
-    secret.write_text("of root")
-    settings = tmp_path / "recording.jfc"
-    settings.write_text("<configuration/>")
-    theirs = AttachedJvm(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", start_id="")
-    chown = os.chown
-    as_user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
-    moves: list[int] = []
-
-    def chown_and_swap(folder: Path, uid: int, group: int) -> None:
-        chown(folder, uid, group)
-        swap = f'mv "{folder}" "{folder}-aside" && ln -s "{tmp_path}" "{folder}"'
-        moves.append(subprocess.run((*as_user, "sh", "-c", swap), check=False, capture_output=True).returncode)
-        subprocess.run((*as_user, "ln", "-sf", str(secret), str(folder / "settings.jfc")), check=False)
-
-    monkeypatch.setattr(os, "chown", chown_and_swap)
-    with pytest.raises(RunFailed, match=r"JFR\.start"), observe(theirs, raw, settings=settings, logs=(), limit_s=60):
-        pass
-    assert moves == [1]
-    assert secret.read_text() == "of root"
-
-
-@pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")
-def test_only_plain_files_of_another_user_are_kept(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not system.is_root(), reason="needs root")
+def test_the_user_of_the_jvm_cannot_make_root_touch_other_files(tmp_path: Path, raw: Path) -> None:
+    (raw / "host.jsonl").write_text("measured")
     secret = tmp_path / "secret"
     secret.write_text("of root")
-    (raw / "host.jsonl").write_text("measured")
-    theirs = AttachedJvm(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", start_id="")
-    folders: list[Path] = []
-    chown = os.chown
+    user = 65534
+    with subprocess.Popen(
+        ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "sleep", "60")
+    ) as sleeper:
+        wait_until(lambda: psutil.Process(sleeper.pid).name() == "sleep")
+        start_id = read_start_id(sleeper.pid) or ""
+        jvm = AttachedJvm(pid=sleeper.pid, uid=user, gid=user, jcmd=Path("/bin/true"), version="17", start_id=start_id)
+        before = {*Path("/var/tmp").glob("ingest-bench-*")}  # noqa: S108
 
-    def record_chown(folder: Path, uid: int, group: int, **how: Any) -> None:
-        folders.append(folder)
-        chown(folder, uid, group, **how)
+        def observe_once() -> None:
+            with observe(jvm, raw, settings=None, logs=(), limit_s=60):
+                (folder,) = {*Path("/var/tmp").glob("ingest-bench-????????????????")} - before  # noqa: S108
+                assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (user, 0o700)
+                for name in ("gc.log", "host.jsonl"):
+                    (folder / name).write_text("of the user")
+                    os.chown(folder / name, user, user)
+                (folder / "exceptions.log").symlink_to(secret)
+                aside = folder.with_name(f"{folder.name}-aside")
+                folder.rename(aside)
+                folder.symlink_to(tmp_path)
+                os.lchown(folder, user, user)
+                folders.extend((folder, aside))
 
-    monkeypatch.setattr(os, "chown", record_chown)
-
-    def observe_once() -> None:
-        with observe(theirs, raw, settings=None, logs=(), limit_s=60):
-            (folders[0] / "gc.log").write_text("[0.1s] a line")
-            folders[0].chmod(0o777)
-            (folders[0] / "exceptions.log").symlink_to(secret)
-            (folders[0] / "host.jsonl").write_text("another measurement")
-
-    with pytest.raises(RunFailed, match="is not a plain file of a probe"):
-        observe_once()
-    assert (raw / "gc.log").read_text() == "[0.1s] a line"
+        folders: list[Path] = []
+        try:
+            with pytest.raises(RunFailed, match=r"'exceptions\.log' is not a plain file of a probe"):
+                observe_once()
+        finally:
+            sleeper.kill()
+            shutil.rmtree(folders[1])
+    assert not folders[0].is_symlink()
+    assert {path.name: path.read_text() for path in raw.iterdir()} == {
+        "gc.log": "of the user",
+        "host.jsonl": "measured",
+    }
     assert (raw / "gc.log").stat().st_uid == 0
-    assert (raw / "host.jsonl").read_text() == "measured"
-    assert {path.name for path in raw.iterdir()} == {"gc.log", "host.jsonl"}
     assert secret.read_text() == "of root"

@@ -136,6 +136,33 @@ def test_only_regular_files_are_moved(theirs: Path, secret: Path, plant: Callabl
     assert (secret.read_text(), after.st_mode, after.st_uid) == ("of root", before.st_mode, before.st_uid)
 
 
+@each_kind
+def test_only_regular_files_of_their_owner_are_copied(
+    theirs: Path, secret: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    ours = secret.with_name("ours")
+    ours.mkdir()
+    (ours / "host.jsonl").write_text("measured")
+    for name in ("gc.log", "host.jsonl", os.fsdecode(b"\xff\n")):
+        (theirs / name).write_text("of the server")
+    (theirs / "empty").touch()
+    (theirs / "folder").mkdir()
+    plant(theirs / "exceptions.log", secret)
+    folder = os.open(theirs, os.O_RDONLY)
+    try:
+        owner = os.geteuid()
+        refused = untrusted.copy_files(folder, ours, owner)
+        refused_of_another = untrusted.copy_files(folder, ours, owner + 1)
+    finally:
+        os.close(folder)
+    assert refused == ["exceptions.log", "folder", "host.jsonl", os.fsdecode(b"\xff\n")]
+    assert refused_of_another == sorted(path.name for path in theirs.iterdir())
+    assert {path.name: path.read_text() for path in ours.iterdir()} == {
+        "gc.log": "of the server",
+        "host.jsonl": "measured",
+    }
+
+
 @needs_root
 @pytest.mark.processes
 def test_link_races_cannot_read_or_change_other_files(theirs: Path, tmp_path: Path) -> None:

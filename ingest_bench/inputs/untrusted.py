@@ -152,6 +152,34 @@ def move_files(folder: Path, into: Path, *, depth: int = 1) -> list[Path]:
     return refused
 
 
+def copy_files(folder: int, into: Path, owner: int) -> list[str]:
+    """Copy the files in the open *folder* into *into*; return the names of the entries that were not copied.
+
+    Not copied are: anything but a plain file of the user *owner*, who can mount other files there in a user namespace;
+    sparse files; names that no JVM gives; names that exist in *into*. Empty files are skipped without being returned.
+    """
+    refused = []
+    for name in sorted(os.listdir(folder)):
+        try:
+            file = os.open(name, _FILE, dir_fd=folder)
+        except OSError:
+            refused.append(name)
+            continue
+        try:
+            state, destination = os.fstat(file), into / name
+            is_file = _is_plain(state) and state.st_uid == owner and not _is_sparse(state)
+            if not is_file or not _NAME.fullmatch(name) or os.path.lexists(destination):
+                refused.append(name)
+            elif left_bytes := state.st_size:
+                with destination.open("xb") as output:
+                    os.fchmod(output.fileno(), state.st_mode & 0o755 | 0o600)
+                    while copied := os.sendfile(output.fileno(), file, None, left_bytes):
+                        left_bytes -= copied
+        finally:
+            os.close(file)
+    return refused
+
+
 def give_ownership(folder: Path, uid: int) -> None:
     """Give *folder*, which only this process's user can write, and its content to *uid*.
 

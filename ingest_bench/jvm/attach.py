@@ -16,7 +16,7 @@ import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.jvm import java
+from ingest_bench.jvm import java, scratch
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.options import COLLECTORS
 from ingest_bench.ledger.journal import read_boot_id
@@ -26,6 +26,10 @@ from ingest_bench.model.target import Endpoint
 _OLDEST_JAVA = 11
 _JCMD_LIMIT_S = 60
 _TCP_LISTEN = "0A"  # include/net/tcp_states.h
+# jcmd with these rights works in each user namespace: to reach the root folder of the JVM, and a Java below /root.
+_RIGHTS = "+sys_ptrace,+dac_read_search"
+# Its user could attach to our jcmd too, which has more rights: a JVM accepts each process of its user.
+_UNATTACHABLE = ("-J-XX:+DisableAttachMechanism", "-J-XX:-UsePerfData")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - found, not chosen
 
 
@@ -35,11 +39,19 @@ class AttachedJvm:
 
     pid: int
     uid: int
+    gid: int
     jcmd: Path
     version: str
     """The version of its JDK, such as "17.0.15"."""
     start_id: str
     """Identifies the process, as `read_start_id` returns it."""
+    as_user: tuple[str, ...] = ()
+    """Start of the argv of jcmd, if a JVM refuses our own user."""
+
+    @property
+    def root(self) -> Path:
+        """Return the link to its root folder, which may be that of a container."""
+        return Path(f"/proc/{self.pid}/root")
 
     @property
     def java_version(self) -> int:
@@ -56,7 +68,7 @@ class AttachedJvm:
 
     def jcmd_argv(self, *command: str) -> tuple[str, ...]:
         """Return the argv that sends a jcmd command to the JVM."""
-        return (str(self.jcmd), str(self.pid), *command)
+        return (*self.as_user, str(self.jcmd), *(_UNATTACHABLE if self.as_user else ()), str(self.pid), *command)
 
     def is_alive(self) -> bool:
         """Return True if this process still runs, not a later one with its pid."""
@@ -80,8 +92,9 @@ class JvmFacts:
 def attach(pid: int, java_home: Path | None = None) -> AttachedJvm:
     """Return the JVM of that pid; SpecError if there is none, MissingCapability if we may not attach to it."""
     process = Path(f"/proc/{pid}")
-    uid = _check_owner(pid)
-    _check_namespaces(process, pid)
+    start_id = read_start_id(pid)
+    uid, gid = _check_owner(pid)
+    _check_root_folder(process, pid)
     try:
         maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -89,17 +102,21 @@ def attach(pid: int, java_home: Path | None = None) -> AttachedJvm:
     if "/libjvm.so" not in maps:
         name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
         raise SpecError(f"--attach {pid}: this process ({name}) is not a JVM. `jcmd -l` lists the JVMs of this user.")
-    start_id = read_start_id(pid)
-    if start_id is None:
-        raise SpecError(f"--attach {pid}: the process has just exited.")
-    jvm = AttachedJvm(pid=pid, uid=uid, jcmd=_find_jcmd(process, uid, java_home), version="", start_id=start_id)
+    jvm = AttachedJvm(
+        pid=pid,
+        uid=uid,
+        gid=gid,
+        jcmd=_find_jcmd(process, uid, java_home),
+        version="",
+        start_id=start_id or "",
+        as_user=_switch_user(process, uid, gid),
+    )
     try:
         response = jvm.run_jcmd("VM.version")
     except RunFailed as error:
-        raise MissingCapability(
-            f"attach: pid {pid} is a JVM that refuses to be attached to (it was started with "
-            f"-XX:+DisableAttachMechanism, or it hangs). {error}"
-        ) from None
+        raise MissingCapability(_explain_refusal(jvm, error)) from None
+    if not jvm.is_alive():
+        raise SpecError(f"--attach {pid}: the process has just exited.")
     version = re.search(r"^JDK (\S+)", response, re.MULTILINE)
     if version is None or int(version[1].split(".")[0]) < _OLDEST_JAVA:
         raise MissingCapability(
@@ -110,8 +127,8 @@ def attach(pid: int, java_home: Path | None = None) -> AttachedJvm:
 
 def launched(pid: int, java: Java) -> AttachedJvm:
     """Return a JVM that we launched on that Java."""
-    jcmd, start_id = java.home / "bin" / "jcmd", read_start_id(pid) or ""
-    return AttachedJvm(pid=pid, uid=os.geteuid(), jcmd=jcmd, version=str(java.version), start_id=start_id)
+    jcmd, start_id, version = java.home / "bin" / "jcmd", read_start_id(pid) or "", str(java.version)
+    return AttachedJvm(pid=pid, uid=os.geteuid(), gid=os.getegid(), jcmd=jcmd, version=version, start_id=start_id)
 
 
 def read_facts(jvm: AttachedJvm) -> JvmFacts:
@@ -158,10 +175,11 @@ def find_reader(jvm: AttachedJvm, java_home: Path | None = None) -> Java:
     return java.fetch_wheel(min(newer, default=minimum))
 
 
-def _check_owner(pid: int) -> int:
-    """Return the effective uid of a process; MissingCapability if we may not attach to it."""
+def _check_owner(pid: int) -> tuple[int, int]:
+    """Return the effective uid and gid of a process; MissingCapability if we may not attach to it."""
     try:
-        uid: int = psutil.Process(pid).uids().effective
+        process = psutil.Process(pid)
+        uid, gid = process.uids().effective, process.gids().effective
     except psutil.NoSuchProcess:
         raise SpecError(f"--attach {pid}: no such process. `jcmd -l` lists the JVMs of this user.") from None
     if uid != os.geteuid() and not system.is_root():
@@ -169,35 +187,64 @@ def _check_owner(pid: int) -> int:
             f"attach: pid {pid} belongs to {_user_name(uid)}, we are {_user_name(os.geteuid())}. Only root and the "
             "user of a JVM may attach: run as one of them."
         )
-    return uid
+    return uid, gid
 
 
-def _check_namespaces(process: Path, pid: int) -> None:
-    """Raise MissingCapability for a JVM in a container, whose paths and pid differ from ours."""
-    for kind, description in (("pid", "process"), ("mnt", "mount")):
-        try:
-            namespace = (process / "ns" / kind).readlink()
-        except OSError as error:
-            remedy = "It has more rights on this machine than we have" if system.is_root() else "Run as root"
-            raise MissingCapability(
-                f"attach: pid {pid}: its {description} namespace cannot be read ({error.strerror}). {remedy}."
-            ) from None
-        if namespace != Path(f"/proc/self/ns/{kind}").readlink():
-            raise MissingCapability(
-                f"attach: pid {pid} is in another {description} namespace (a container). Run ingest-bench inside it, "
-                "or use --url alone."
-            )
+def _check_root_folder(process: Path, pid: int) -> None:
+    """Raise MissingCapability if the root folder of a JVM cannot be opened, such as that of a container."""
+    try:
+        os.close(os.open(process / "root", os.O_PATH | os.O_CLOEXEC))
+    except OSError as error:
+        remedy = "It has more rights on this machine than we have: add the capability SYS_PTRACE"
+        if not system.is_root():
+            remedy = "Only root can attach to a JVM in such a container or with more rights: run as root"
+        raise MissingCapability(
+            f"attach: pid {pid}: its file system cannot be opened ({error.strerror}). {remedy}."
+        ) from None
+
+
+def _switch_user(process: Path, uid: int, gid: int) -> tuple[str, ...]:
+    """Return the start of an argv that runs as the user of a JVM in another user namespace; empty for other JVMs.
+
+    A JVM accepts only root and its own user, and the namespace need not map our root.
+    """
+    if not system.is_root() or _is_same_namespace(process, "user"):
+        return ()
+    identity = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs")
+    return ("setpriv", *identity, f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}", "--")
+
+
+def _explain_refusal(jvm: AttachedJvm, error: RunFailed) -> str:
+    """Return the message of a JVM that did not answer its first command."""
+    reason = "it was started with -XX:+DisableAttachMechanism, or it hangs"
+    try:
+        folder = scratch.open_folder(jvm.root, Path("/tmp"))  # noqa: S108 - where HotSpot opens its socket
+    except OSError:
+        pass
+    else:
+        if refusal := scratch.explain_refusal(folder, jvm):
+            reason = f"it cannot open its attach socket in /tmp: {refusal}. Mount a tmpfs there"
+        os.close(folder)
+    return f"attach: pid {jvm.pid} is a JVM that refuses to be attached to ({reason}). {error}"
+
+
+def _is_same_namespace(process: Path, kind: str) -> bool:
+    return (process / "ns" / kind).readlink() == Path(f"/proc/self/ns/{kind}").readlink()
 
 
 def _find_jcmd(process: Path, uid: int, java_home: Path | None) -> Path:
-    """Return the jcmd of --java-home, of the JVM itself if it is ours, of an installed Java, or of the wheel."""
+    """Return the jcmd of --java-home, of the JVM itself if it is ours, of an installed Java, or of the wheel.
+
+    For a JVM with other mounts that of the wheel: some releases look for its socket in our /tmp (JDK-8327114).
+    """
     if java_home is not None:
         jcmd = java_home.absolute() / "bin" / "jcmd"
         if not os.access(jcmd, os.X_OK):
             raise SpecError(f"--java-home {java_home}: it has no bin/jcmd")
         return jcmd
-    homes = [installed.home for installed in java.find_installed()]
-    if uid == os.geteuid():
+    has_our_mounts = _is_same_namespace(process, "mnt")
+    homes = [installed.home for installed in java.find_installed()] if has_our_mounts else []
+    if has_our_mounts and uid == os.geteuid():
         # Never as root for another user's JVM: that user chose the programs in its home.
         homes.insert(0, (process / "exe").readlink().parent.parent)
     for home in homes:

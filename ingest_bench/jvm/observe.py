@@ -7,9 +7,9 @@ recording ends by itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import untrusted
+from ingest_bench.jvm import scratch
 from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.options import Log
 from ingest_bench.ledger import watchdog
@@ -37,48 +38,47 @@ def observe(
     """Observe a JVM for the block's time: afterwards `into` has `recording.jfr`, with these settings (.jfc), and logs.
 
     The recording may begin before the block: a JVM gives whole chunks. The JVM writes with its own rights, into a
-    folder of its own below one that only this process can write, so that its user cannot rename it. The recording of a
-    killed JVM is lost. InvalidRun if the block took longer than `limit_s`: everything was switched off then. RunFailed
-    if another run of this program observes this JVM.
+    scratch folder of its user. The recording of a killed JVM is lost. InvalidRun if the block took longer than
+    `limit_s`: everything was switched off then. RunFailed if another run of this program observes this JVM.
     """
-    # Not TMPDIR: the JVM's user must get there too. The name cannot be guessed.
-    top = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108
-    name, folder = top.name, top / "jvm"
+    # The name cannot be guessed.
+    name = f"ingest-bench-{secrets.token_hex(8)}"
     title = f"probes in the JVM with pid {jvm.pid}"
-    with watchdog.open_session(
-        f"jvm-{jvm.pid}", title, time_limit_s=limit_s, namespace_kinds=("mnt", "pid")
-    ) as session:
-        # mkdir fails if another user has taken the name.
-        remove = Action(argv=("rm", "-r", "--", str(top)))
-        make = Action(argv=("mkdir", "-m", "711", str(top)))
-        session.apply((Step(name=str(top), action=make, undo=(Undo(action=remove, existing_path=str(top)),)),))
-        own_settings = top / "settings.jfc"
-        if settings is not None:
-            shutil.copyfile(settings, own_settings)
-            own_settings.chmod(0o644)
-        folder.mkdir(mode=0o700)
-        # From here on the JVM's user may put links there: we write nothing there.
-        if system.is_root():
-            os.chown(folder, jvm.uid, -1)
-        if settings is not None:
-            duration_s = limit_s + _EXTRA_DURATION_S
-            session.apply((_start_recording(jvm, name, own_settings, folder / RECORDING, duration_s),))
-        session.apply([_enable_log(jvm, log, folder) for log in logs])
+    with (
+        scratch.choose(jvm, name) as chosen,
+        watchdog.open_session(f"jvm-{jvm.pid}", title, time_limit_s=limit_s, namespace_kinds=("mnt", "pid")) as session,
+    ):
+        path = chosen.path
+        session.apply((chosen.make_step(settings),))
+        folder = chosen.open()
         try:
-            yield
+            if settings is not None:
+                duration_s = limit_s + _EXTRA_DURATION_S
+                session.apply((_start_recording(jvm, path, duration_s),))
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(scratch.SETTINGS, dir_fd=folder)
+            session.apply([_enable_log(jvm, log, path) for log in logs])
+            try:
+                yield
+            finally:
+                # If the session is over, the watchdog has switched off and deleted all; the session reports that.
+                if not session.is_expired():
+                    if settings is not None:
+                        _stop_recording(jvm, path, folder)
+                    for log in logs:
+                        # If this fails, the watchdog does it.
+                        if jvm.is_alive():
+                            system.run(jvm.jcmd_argv(*log.disable_command(path)), check=False)
+                    _keep_files(jvm, folder, into)
         finally:
-            # If the session is over, the watchdog has switched off and deleted all; the session reports that.
-            if not session.is_expired():
-                if settings is not None:
-                    _stop_recording(jvm, name, folder / RECORDING)
-                for log in logs:
-                    # If this fails, the watchdog does it.
-                    if jvm.is_alive():
-                        system.run(jvm.jcmd_argv(*log.disable_command(folder)), check=False)
-                _keep_files(folder, into)
+            os.close(folder)
+            if not jvm.is_alive():
+                # With the JVM, the way of the undo into its container may be gone.
+                chosen.remove()
 
 
-def _start_recording(jvm: AttachedJvm, name: str, settings: Path, file: Path, duration_s: int) -> Step:
+def _start_recording(jvm: AttachedJvm, folder: Path, duration_s: int) -> Step:
+    name, settings, file = folder.name, folder / scratch.SETTINGS, folder / RECORDING
     # maxsize=0: the default drops the oldest chunks beyond 250 MB.
     options = (f"name={name}", f"settings={settings}", f"filename={file}", "maxsize=0", f"duration={duration_s}s")
     start = Action(argv=jvm.jcmd_argv("JFR.start", *options), expected_output="Started recording")
@@ -95,25 +95,25 @@ def _enable_log(jvm: AttachedJvm, log: Log, folder: Path) -> Step:
     return Step(name=f"{log.name} of pid {jvm.pid}", action=enable, undo=(undo,))
 
 
-def _stop_recording(jvm: AttachedJvm, name: str, file: Path) -> None:
+def _stop_recording(jvm: AttachedJvm, path: Path, folder: int) -> None:
     """Let the JVM complete the file of its recording. A JVM that exited in good order has done so itself."""
     if not jvm.is_alive():
         return
     try:
-        response = jvm.run_jcmd("JFR.stop", f"name={name}", timeout_s=_STOP_LIMIT_S)
+        response = jvm.run_jcmd("JFR.stop", f"name={path.name}", timeout_s=_STOP_LIMIT_S)
     except RunFailed:
         if not jvm.is_alive():
             return
         raise
-    if "Stopped recording" not in response and not file.is_file():
+    if "Stopped recording" not in response and RECORDING not in os.listdir(folder):
         raise RunFailed(f"attach: pid {jvm.pid} refused JFR.stop and said: {response.strip()}")
 
 
-def _keep_files(folder: Path, into: Path) -> None:
-    """Move the files of the JVM's user into ours. A link that leads elsewhere is not followed."""
+def _keep_files(jvm: AttachedJvm, folder: int, into: Path) -> None:
+    """Copy the files of the JVM's user into ours. A link that leads elsewhere is not followed."""
     try:
-        refused = untrusted.move_files(folder, into)
+        refused = untrusted.copy_files(folder, into, jvm.uid)
     except OSError as error:
-        raise RunFailed(f"attach: the files of the JVM in {folder} cannot be moved to {into}: {error}") from None
+        raise RunFailed(f"attach: the files of pid {jvm.pid} cannot be copied to {into}: {error}") from None
     if refused:
-        raise RunFailed(f"attach: {str(refused[0])!a} is not a plain file of a probe; the JVM's user put it there.")
+        raise RunFailed(f"attach: {refused[0]!a} is not a plain file of a probe; the JVM's user put it there.")
