@@ -336,7 +336,7 @@ every = "1500ms"
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
-@pytest.mark.parametrize("version", ["0.7.4", "0.7.5", "5.0.9"])
+@pytest.mark.parametrize("version", ["0.7.4", "0.7.5", "5.0.9", "6.0-alpha2"])
 def test_only_0_7_4_allocates_256_mib_per_flush_and_compaction(version: str, tmp_path: Path) -> None:
     results, (summary,) = carried_out(tmp_path, EXPERIMENT.replace("VERSION", version))
     folder = results.run_folder(results.plan.runs[0])
@@ -368,7 +368,7 @@ def test_only_0_7_4_allocates_256_mib_per_flush_and_compaction(version: str, tmp
 CLUSTER = """
 probes = ["reads"]
 network.profile = "unshaped"
-target = { name = "cassandra", heap = "256m", version = "5.0.9", nodes = 2 }
+target = { name = "cassandra", heap = "256m", version = "VERSION", nodes = 2 }
 [load]
 workload = "nyc_taxis"
 users = 2
@@ -387,8 +387,9 @@ for = "1s"
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
-def test_both_nodes_have_acknowledged_rows_after_a_pause_of_one(tmp_path: Path) -> None:
-    _, (summary,) = carried_out(tmp_path, CLUSTER)
+@pytest.mark.parametrize("version", ["5.0.9", "6.0-alpha2"])
+def test_both_nodes_have_acknowledged_rows_after_a_pause_of_one(version: str, tmp_path: Path) -> None:
+    _, (summary,) = carried_out(tmp_path, CLUSTER.replace("VERSION", version))
     assert summary.state == "measured", summary.reason
     values = summary.values
     assert values["documents_counted"] == values["documents_acked"] > 0  # type: ignore[operator]

@@ -43,9 +43,9 @@ class Kafka(Target):
         indexing=("-kafka-request-handler-",),
         flush_merge=("kafka-log-cleaner-thread-", "kafka-scheduler-"),
     )
-    default_version = "4.1.0"
+    default_version = "4.4.0"
     versions: Mapping[str, Requirements] = {
-        "4.1.0": Requirements(artifacts=pinned_jars("kafka-4.1.0"), java_version=17)
+        "4.4.0": Requirements(artifacts=pinned_jars("kafka-4.4.0"), java_version=17)
     }
 
     refused: ClassVar = {"kafka has no Netty and no such setting": ("receive_predictor_bytes", "allocator")}

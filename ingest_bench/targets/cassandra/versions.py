@@ -1,6 +1,7 @@
 """Versions of Cassandra, their configuration and JVM options. Pure.
 
-0.7.4 and 0.7.5 on Java 11 speak Thrift (CASSANDRA-2463 was fixed between the two); 5.0.9 on Java 17 speaks CQL.
+0.7.4 and 0.7.5 on Java 11 speak Thrift (CASSANDRA-2463 was fixed between the two); 5.0.9 and 6.0-alpha2 on
+Java 17 speak CQL.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ CQL = Generation(
     port=9042,
     main="org.apache.cassandra.service.CassandraDaemon",
     java_version=17,
-    versions={"5.0.9": pinned_jars("cassandra-5.0.9")},
+    versions={version: pinned_jars(f"cassandra-{version}", "cassandra-5") for version in ("5.0.9", "6.0-alpha2")},
     default_gc="g1",
     # Keys of cassandra.yaml that are not about addresses or permissions (org.apache.cassandra.config.Config of 5.0.9,
     # which has 400).
