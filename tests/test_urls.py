@@ -12,7 +12,7 @@ from example_tracks import write_track
 from running import canned_http
 
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.experiment import spec
+from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import credentials, records, urls
 from ingest_bench.lab import campaign, planning
 from ingest_bench.lab.planning import Procedure, Requests
@@ -22,6 +22,7 @@ from ingest_bench.lab.server.borrowed import ServerObject
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.targets import detect
+from ingest_bench.targets.elastic.node import ElasticTarget
 from ingest_bench.targets.elastic.versions import ELASTICSEARCH as ELASTICSEARCH_NODE
 from ingest_bench.targets.http import Http, Response
 
@@ -148,22 +149,25 @@ def recognised(root: Any, status: int = 200) -> detect.Detected:
         (OPENSEARCH, "opensearch", "2.19.6"),
         ({"version": {"distribution": "opensearch", "number": "3.0.0-beta1"}}, "opensearch", "3.8.0"),
         (ELASTICSEARCH, "elasticsearch", "7.17.29"),
-        ({"version": {"number": "8.19.21"}}, "elasticsearch", "8.19.21"),
+        ({"version": {"distribution": "opensearch", "number": "1.3.20"}}, "opensearch", "2.19.6"),
+        ({"version": {"distribution": "opensearch", "number": "4.0.0"}}, "opensearch", "3.8.0"),
         ({"version": {"number": "5.6.16"}}, "elasticsearch", "5.6.16"),
+        ({"version": {"number": "6.8.23"}}, "elasticsearch", "5.6.16"),
+        ({"version": {"number": "8.19.21"}}, "elasticsearch", "8.19.21"),
+        ({"version": {"number": "9.1.0"}}, "elasticsearch", "8.19.21"),
         ({"name": "sink", "version": {"number": "4.1.115.Final"}, "receive": "65536"}, "sink", "java17"),
     ],
 )
 def test_server_is_identified_by_its_response(root: Any, name: str, version: str) -> None:
     result = recognised(root)
     assert (result.name, result.version) == (name, version)
-    assert bool(result.notes) == (result.number != version and name != "sink")
+    untried = f"{name} {result.number} was not tried; it is treated as {version}"
+    assert result.notes == (() if result.number == version or name == "sink" else (untried,))
 
 
 @pytest.mark.parametrize(
     ("status", "root", "response"),
     [
-        (200, {"version": {"number": "6.8.0"}}, "elasticsearch 6.8.0 is unknown; supported are opensearch 2.19.6"),
-        (200, {"version": {"distribution": "opensearch", "number": "1.3.0"}}, "opensearch 1.3.0 is unknown"),
         (200, b"<html>Squid</html>", "neither Elasticsearch nor OpenSearch .* <html>Squid"),
         (200, [1], "neither"),
         (200, {"version": "9"}, "neither"),
@@ -190,7 +194,7 @@ def test_unsupported_server_is_named(status: int, root: Any, response: str) -> N
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"<html>", b"[" * 100_000, b'{"nodes": {"a": []}}'])
 def test_response_that_only_claims_a_server_is_refused(body: bytes) -> None:
     server = recognised(ELASTICSEARCH)
-    http = canned_http({"/_nodes/plugins": (200, body), "/_nodes/jvm": (200, body)})
+    http = canned_http({**API, "/_nodes/plugins": (200, body), "/_nodes/jvm": (200, body)})
     for ask in (
         lambda: detect.adapt_target(http, server),
         lambda: detect.describe(http, server),
@@ -210,10 +214,48 @@ def test_invalid_heap_of_a_server_is_named(heap: bytes) -> None:
         detect.describe(http, recognised(ELASTICSEARCH))
 
 
+INVALID = b"Validation Failed: 1: id is missing;"
+# The responses to the checks of the API.
+API = {
+    "/ingest-bench-check/_refresh?ignore_unavailable=true": (200, b"{}"),
+    "/ingest-bench-check/_count?ignore_unavailable=true": (200, b'{"count": 0}'),
+    "/ingest-bench-check/_bulk": (400, INVALID),
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "bulk", "path"),
+    [
+        ("6.8.23", (400, b"Validation Failed: 1: type is missing;2: id is missing;"), "/nyc_taxis/doc/_bulk"),
+        ("6.8.23", (400, INVALID), "/nyc_taxis/_bulk"),
+        ("9.1.0", (400, INVALID), "/nyc_taxis/_bulk"),
+        # Without permission for that index: as in the nearest version.
+        ("6.8.23", (403, b""), "/nyc_taxis/doc/_bulk"),
+        ("9.1.0", (403, b""), "/nyc_taxis/_bulk"),
+    ],
+)
+def test_api_of_the_server_decides_about_document_types(number: str, bulk: tuple[int, bytes], path: str) -> None:
+    http = canned_http({**API, "/ingest-bench-check/_bulk": bulk})
+    server = recognised({"version": {"number": number}})
+    target = detect.adapt_target(http, server)
+    assert isinstance(target, ElasticTarget)
+    options = TargetOptions(name=server.name, version=server.version)
+    assert target.wire(options, catalog.load_workload("nyc_taxis")).keys["path"] == path
+    body = target.index_body(options, {"mappings": {"properties": {}}})
+    assert ("doc" in body["mappings"]) == ("doc" in path)
+
+
+@pytest.mark.parametrize(("path", "status"), [(path, status) for path in API for status in (404, 405, 500)])
+def test_server_without_the_api_of_a_run_is_refused(path: str, status: int) -> None:
+    http = canned_http({**API, path: (status, b"<html>")})
+    with pytest.raises(SpecError, match=rf"opensearch 2\.11\.0 does not have the API .* got status {status} .* <html>"):
+        detect.adapt_target(http, recognised(OPENSEARCH))
+
+
 def server_answering(**answers: Any) -> Http:
     """Return a server that gives these answers, by the last part of the path."""
     nodes = {"root": "/", "local": "/_nodes/_local", "jvm": "/_nodes/jvm", "plugins": "/_nodes/plugins"}
-    return canned_http({nodes[name]: (200, json.dumps(answer).encode()) for name, answer in answers.items()})
+    return canned_http(API | {nodes[name]: (200, json.dumps(answer).encode()) for name, answer in answers.items()})
 
 
 COMPATIBLE = {"version": {"number": "7.10.2"}, "tagline": "The OpenSearch Project: https://opensearch.org/"}
@@ -259,17 +301,18 @@ def test_invalid_count_is_named(body: bytes, response: str) -> None:
         ELASTICSEARCH_NODE.count([http], ["i"])
 
 
-def test_nearest_version_has_the_same_major() -> None:
+def test_nearest_version_is_compared_number_by_number() -> None:
     versions = ["2.19.6", "2.3.0", "3.8.0"]
     assert detect.nearest_version("2.4.1", versions) == "2.3.0"
     assert detect.nearest_version("2.18.0", versions) == "2.19.6"
-    assert detect.nearest_version("4.0.0", versions) is None
+    assert detect.nearest_version("4.0.0", versions) == "3.8.0"
+    assert detect.nearest_version("1.0.0", versions) == "2.3.0"
 
 
 def test_mapping_is_unchanged_if_the_server_has_the_module() -> None:
     requests = TargetOptions(name="elasticsearch", version="8.19.21")
     assert "english by standard" in ELASTICSEARCH_NODE.describe_replacements(requests)
-    complete = ELASTICSEARCH_NODE.with_modules("8.19.21", {"analysis-common", "mapper-extras", "percolator"})
+    complete = ELASTICSEARCH_NODE.adapt("8.19.21", {"analysis-common", "mapper-extras", "percolator"}, has_types=False)
     assert complete.describe_replacements(requests) == ""
     mapping = {"mappings": {"properties": {"query": {"type": "percolator"}}}}
     assert complete.index_body(requests, mapping)["mappings"] == mapping["mappings"]

@@ -1,4 +1,7 @@
-"""Detect which server runs at a URL, and which version of our tables its requests and responses match."""
+"""Detect which server runs at a URL, and whether its API responds as a run needs.
+
+Its requests are those of the nearest version of our tables, and its API decides where versions differ.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,14 @@ from ingest_bench.targets.http import Http, NoResponse, Response
 
 T = TypeVar("T")
 _CREDENTIALS = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"
+# Requests of a run, for an index that does not exist: method, path, body and the status of a server that has the API.
+_CHECKED_INDEX = "ingest-bench-check"
+_API_CHECKS = (
+    ("POST", "_refresh?ignore_unavailable=true", None, 200),
+    ("GET", "_count?ignore_unavailable=true", None, 200),
+    # Without an id.
+    ("POST", "_bulk", b'{"delete":{}}\n', 400),
+)
 _OPENSEARCH_TAGLINE = "The OpenSearch Project"
 # Versions and names have a hundredth of it.
 _MAX_TEXT_CHARACTERS = 10_000
@@ -48,7 +59,7 @@ class Detected:
         """Return notes for the user."""
         if self.name == "sink" or self.number == self.version:
             return ()
-        return (f"{self.name} {self.number} is not in the table; it is treated as {self.version}",)
+        return (f"{self.name} {self.number} was not tried; it is treated as {self.version}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +197,6 @@ def recognize(response: Response, origin: str, read_hidden_version: Callable[[],
     if name == "sink":
         return Detected(name=name, number=number, version=TARGETS[name].default_version, root=root)
     version = nearest_version(number, TARGETS[name].versions)
-    if version is None:
-        elastic = (target for target in TARGETS.values() if isinstance(target, ElasticTarget))
-        supported = ", ".join(f"{target.name} {version}" for target in elastic for version in target.versions)
-        raise SpecError(
-            f"{origin}: {name} {number} is unknown; supported are {supported}, and others with the same first number"
-        )
     return Detected(name=name, number=number, version=version, root=root)
 
 
@@ -203,16 +208,14 @@ def _recognize_name(root: Mapping[str, Any]) -> str:
     return "opensearch" if root["version"].get("distribution") == "opensearch" else "elasticsearch"
 
 
-def nearest_version(number: str, versions: Iterable[str]) -> str | None:
-    """Return the nearest version with the same first number; None if there is none. Pure."""
+def nearest_version(number: str, versions: Iterable[str]) -> str:
+    """Return the version that is nearest to *number*, compared number by number. Pure."""
     wanted = _split_version(number)
 
     def distance(version: str) -> tuple[int, ...]:
         return tuple(abs(ours - theirs) for ours, theirs in zip(_split_version(version), wanted, strict=False))
 
-    return min(
-        (version for version in versions if _split_version(version)[:1] == wanted[:1]), key=distance, default=None
-    )
+    return min(versions, key=distance)
 
 
 def _split_version(version: str) -> tuple[int, ...]:
@@ -220,7 +223,10 @@ def _split_version(version: str) -> tuple[int, ...]:
 
 
 def adapt_target(http: Http, server: Detected) -> Target:
-    """Return the target for the server, without replacements for modules that the server has."""
+    """Return the target for the server, adapted to its modules and to its form of a bulk request.
+
+    SpecError if its API does not respond as a run needs.
+    """
     target = TARGETS[server.name]
     if not isinstance(target, ElasticTarget):
         return target
@@ -228,10 +234,30 @@ def adapt_target(http: Http, server: Detected) -> Target:
     def read_modules(nodes: list[Any]) -> list[set[str]]:
         return [{module["name"] for module in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes]
 
+    has_types = _check_api(http, server)
     modules = _read_nodes(http, server, "/_nodes/plugins", read_modules)
-    if modules is None:
-        return target
-    return target.with_modules(server.version, set.intersection(*modules) if modules else ())
+    available = set.intersection(*modules) if modules else set[str]()
+    return target.adapt(server.version, available, has_types=has_types)
+
+
+def _check_api(http: Http, server: Detected) -> bool | None:
+    """Return True if a bulk request must name the type of its documents; None if the user may not send one there.
+
+    No index needs to exist and nothing is written: the one action of the bulk request is invalid in every version.
+    SpecError if a response is not that of the API.
+    """
+    status = 0
+    for method, api, body, expected in _API_CHECKS:
+        path = f"/{_CHECKED_INDEX}/{api}"
+        response = http.request(method, path, body)
+        status = response.status
+        # A user may have permission for other indices only.
+        if status not in (expected, 403):
+            raise SpecError(
+                f"{http.origin}: {server.name} {server.number} does not have the API that a run needs: {method} {path} "
+                f"got status {status} instead of {expected}: {response.excerpt()}"
+            )
+    return None if status == 403 else b"type is missing" in response.body
 
 
 def describe(http: Http, server: Detected) -> dict[str, ColumnValue]:

@@ -56,11 +56,15 @@ class ElasticTarget(Target):
         """Return the chosen version."""
         return self.table[self.choose_version(options)]
 
-    def with_modules(self, version: str, available: Collection[str]) -> ElasticTarget:
-        """Return this target without replacements for what the available modules provide."""
+    def adapt(self, version: str, modules: Collection[str], *, has_types: bool | None) -> ElasticTarget:
+        """Return this target for a server like that version, with these modules, whose documents have types or not.
+
+        What its modules provide is not replaced. None for types: as in that version.
+        """
         row = self.table[version]
-        replaced = {old: new for old, new in row.replaced.items() if _MODULES.get(old) not in available}
-        return replace(self, table={**self.table, version: replace(row, replaced=replaced)})
+        replaced = {old: new for old, new in row.replaced.items() if _MODULES.get(old) not in modules}
+        before_7 = row.before_7 if has_types is None else has_types
+        return replace(self, table={**self.table, version: replace(row, replaced=replaced, before_7=before_7)})
 
     def describe_replacements(self, options: TargetOptions) -> str:
         """Return which field types and analyzers of a mapping are replaced."""
