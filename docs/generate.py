@@ -158,7 +158,7 @@ _HEAD = ("key", "values", "default", "meaning")
 _PROFILE = "The profile that the link has; the other keys change it. Only in `[network]` and `[peers]`."
 _INTRODUCTIONS = {
     "target": "`url` and `attach` name a running server, and can be combined only with `more_urls`, `ca_file`, "
-    "`client_cert`, `client_key` and `interface`. `attached_process_start` is written by the plan.",
+    "`client_cert`, `client_key` and `interface`. `attached_process_starts` is written by the plan.",
     "host": "Each key is the kernel's own name. `--set` takes them as `host.KEY`. Without a key "
     "the setting is not changed. `somaxconn`, `tcp_max_syn_backlog` and `tcp_slow_start_after_idle` are set in the "
     "namespaces of the run.",

@@ -9,7 +9,7 @@ from ingest_bench.jvm.attach import attach
 from ingest_bench.probes import observer
 
 jvm = attach(int(sys.argv[1]))
-with observer.watch_attached(jvm, probes.select_probes(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
+with observer.watch_attached((jvm,), probes.select_probes(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
     sys.stdout.write("attached\n")
     sys.stdout.flush()
     time.sleep(300)

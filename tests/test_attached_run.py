@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from ingest_bench.jvm.attach import AttachedJvm, attach, find_endpoints, read_st
 from ingest_bench.lab import evaluation
 from ingest_bench.lab.server import reach, running_server
 from ingest_bench.model.experiment import Plan
-from ingest_bench.model.target import TargetOptions, Url
+from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions, Url
 from ingest_bench.results.layout import open_results
 
+PIDS = (os.getpid(), os.getppid())
 SHORT = ("--warm-up", "1s", "--measure", "2s", "--out", "out")
 
 
@@ -34,28 +36,33 @@ def sink(java: int = 17) -> TargetOptions:
     return TargetOptions(name="sink", version=f"java{java}", heap_bytes=64 << 20, receive_predictor_bytes=(512 << 10,))
 
 
-def plan_for(pid: int, *sets: str) -> Plan:
-    return reach.pin_processes(spec.build_plan(spec.load_experiment("attached", sets, running={"attach": pid})))
+def plan_for(*pids: int) -> Plan:
+    return reach.pin_processes(spec.build_plan(spec.load_experiment("attached", running={"attach": list(pids)})))
 
 
 def test_a_plan_keeps_the_start_of_the_process() -> None:
-    (run,) = plan_for(1).runs
-    assert run.cell.target.attach == 1
-    assert run.cell.target.attached_process_start == read_start_id(1)
+    pids = (os.getpid(), 1)
+    (run,) = plan_for(*pids).runs
+    assert run.cell.target.attach == pids
+    assert run.cell.target.attached_process_starts == tuple(map(read_start_id, pids))
     assert run.cell.network is None
-    stored = records.from_json(Plan, json.loads(json.dumps(records.to_json(plan_for(1)))))
-    assert reach.pin_processes(stored) == stored == plan_for(1)
+    stored = records.from_json(Plan, json.loads(json.dumps(records.to_json(plan_for(*pids)))))
+    assert reach.pin_processes(stored) == stored == plan_for(*pids)
 
 
 def test_another_process_with_the_same_pid_is_refused() -> None:
-    options = dataclasses.replace(plan_for(1).runs[0].cell.target, attached_process_start="another boot 17")
+    starts = (str(read_start_id(os.getpid())), "another boot 17")
+    options = TargetOptions(attach=(os.getpid(), 1), attached_process_starts=starts)
     with pytest.raises(SpecError, match="--attach 1: this pid now belongs to another process"):
-        reach.attach_jvm(options, None)
+        reach.attach_jvms(options, None)
 
 
-def test_two_pids_are_refused() -> None:
-    with pytest.raises(SpecError, match="--attach 1, 2: only one JVM can be attached; give one pid"):
-        build_plans(ExperimentOptions(attach=[1, 2]))
+def test_a_pid_or_url_given_twice_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"--attach: \[1, 1\] has a value twice"):
+        build_plans(ExperimentOptions(attach=[1, 1]))
+    url = Url(scheme="http", host="127.0.0.1", port=9200)
+    with pytest.raises(SpecError, match="an address is given twice"):
+        reach.resolve_address(TargetOptions(url=url, more_urls=(url,)), tuple)
 
 
 def test_a_missing_process_is_refused_before_the_start() -> None:
@@ -133,16 +140,31 @@ OPENSEARCH = {"/": (200, b'{"version": {"distribution": "opensearch", "number": 
 def test_exactly_one_port_must_respond_like_a_known_server(monkeypatch: pytest.MonkeyPatch) -> None:
     us = AttachedJvm(pid=os.getpid(), uid=os.geteuid(), gid=0, jcmd=Path("jcmd"), version="17", start_id="now")
     with canned_server({"/": (200, b"hello")}) as other, canned_server(OPENSEARCH) as node:
-        assert reach.find_url(us, tuple, TargetOptions()) == Url(scheme="http", host="127.0.0.1", port=node.port)
+        reached = reach.find_origin(TargetOptions(), (us,))
+        assert reached.options.url == Url(scheme="http", host="127.0.0.1", port=node.port)
+        assert reached.describe_path() == "the load is sent from this machine to 127.0.0.1 over loopback"
         with canned_server(OPENSEARCH) as second, pytest.raises(SpecError, match="Give --url too") as refused:
-            reach.find_url(us, tuple, TargetOptions())
+            reach.find_origin(TargetOptions(), (us,))
         message = str(refused.value)
         assert message.count("opensearch 2.19.6") == 2
         assert all(f"http://{address}: " in message for address in (other, node, second))
     # pytest's own plug-ins may listen in this process.
     monkeypatch.setattr(reach, "find_endpoints", lambda _: ())
     with pytest.raises(SpecError, match=r"it listens on no TCP port"):
-        reach.find_url(us, tuple, TargetOptions())
+        reach.find_origin(TargetOptions(), (us,))
+
+
+def test_addresses_are_those_of_the_process_that_listens_there() -> None:
+    us, parent = (AttachedJvm(pid=pid, uid=0, gid=0, jcmd=Path("jcmd"), version="17", start_id="") for pid in PIDS)
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("", 0)) as wildcard:
+        ports = [listening.getsockname()[1] for listening in (first, wildcard)]
+        address, other = (ServerAddress(endpoint=Endpoint("localhost", port)) for port in ports)
+        both = dataclasses.replace(address, other_addresses=(other,))
+        assert reach.find_address_nodes(both, (parent, us)) == (2, 2)
+        # A process that is not attached to may listen there, or a proxy.
+        assert reach.find_address_nodes(both, (parent,)) == ()
+        unknown = ServerAddress(endpoint=Endpoint("name.invalid", ports[0]))
+        assert reach.find_address_nodes(dataclasses.replace(both, other_addresses=(unknown,)), (us,)) == ()
 
 
 @pytest.mark.nightly
@@ -154,7 +176,7 @@ def test_the_port_is_found_in_another_network_namespace(tmp_path: Path) -> None:
         options = plan_for(server.process.jvm_pid).runs[0].cell.target
         if not system.is_root():
             with pytest.raises(MissingCapability, match="another network namespace"):
-                reach.enter_namespace_of(reach.attach_jvm(options, None))
+                reach.enter_namespace_of(reach.attach_jvms(options, None)[0])
             return
         with running_server.reach_server(options) as reached:
             assert reached.target.name == "sink"

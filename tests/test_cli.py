@@ -75,6 +75,18 @@ def test_impossible_path_gets_one_message_and_starts_nothing(typed: Typed, line:
     assert not Path("results").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("run quickstart --warm-up 1s --target sink --warm-up=2s", "--warm-up"),
+        ("compare a b --csv a --csv b", "--csv"),
+        ("net apply lan --interface eth0 --interface eth1", "--interface"),
+    ],
+)
+def test_a_repeated_option_is_refused_and_replaces_nothing(typed: Typed, line: str, option: str) -> None:
+    assert typed(line) == (2, f"error: {option}: given 2 times, and it has one value. Give it once.")
+
+
 @pytest.mark.parametrize("is_attached", [False, True])
 def test_java_without_profiling_settings_is_refused_before_the_first_run(
     is_attached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,7 +94,7 @@ def test_java_without_profiling_settings_is_refused_before_the_first_run(
     jdk = Java(home=tmp_path / "java", version=17, source="--java-home")
     jvm = SimpleNamespace(jcmd=jdk.home / "bin" / "jcmd")
     monkeypatch.setattr(targets, "fetch", lambda *_: jdk)
-    monkeypatch.setattr(reach, "attach_jvm", lambda *_: jvm)
+    monkeypatch.setattr(reach, "attach_jvms", lambda *_: (jvm,))
     monkeypatch.setattr(campaign, "find_reader", lambda *_: jdk)
     monkeypatch.setattr(recording, "reader_command", lambda _: ())
     ordered = spec.build_plan(

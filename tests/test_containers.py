@@ -54,7 +54,7 @@ def check_files(raw: Path) -> None:
 def test_a_jvm_in_a_container_is_observed_without_a_trace(kind: str, java: int, folder: Path, raw: Path) -> None:
     with contained(kind, folder, java) as container:
         jvm = attach(container.pid)
-        with observer.watch_attached(jvm, probes.select_probes(["reads", "gc", "host"]), [raw], 300):
+        with observer.watch_attached((jvm,), probes.select_probes(["reads", "gc", "host"]), [raw], 300):
             (scratch,) = container.scratch()
             assert scratch.parent.name == "tmp"
             jvm.run_jcmd("GC.run")
@@ -81,7 +81,7 @@ def test_a_killed_observer_leaves_no_folder_in_a_container(folder: Path, raw: Pa
 def test_a_private_tmp_is_clean_after_the_end_of_its_jvm(end: signal.Signals, folder: Path, raw: Path) -> None:
     with contained("private-tmp", folder) as container:
         jvm = attach(container.pid)
-        with observer.watch_attached(jvm, probes.select_probes(["reads", "gc"]), [raw], 300):
+        with observer.watch_attached((jvm,), probes.select_probes(["reads", "gc"]), [raw], 300):
             assert {path.parent.name for path in container.scratch()} == {"tmp", "var"}
             jvm.run_jcmd("GC.run")
             process = psutil.Process(container.pid)
@@ -100,7 +100,7 @@ def test_links_and_mounts_in_a_container_lead_to_no_other_files(folder: Path, ra
         jvm = attach(container.pid)
 
         def observe_once() -> None:
-            with observer.watch_attached(jvm, probes.select_probes(["gc"]), [raw], 300):
+            with observer.watch_attached((jvm,), probes.select_probes(["gc"]), [raw], 300):
                 (scratch,) = container.scratch()
                 assert scratch.parent == Path(f"/proc/{container.pid}/root/tmp")
                 plant(container, scratch.name)

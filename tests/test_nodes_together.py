@@ -76,17 +76,17 @@ def test_histogram_unknown_for_one_node_is_unknown_for_all() -> None:
     # A node that the load does not use has no reads of it.
     idle: list[ProbeOutput] = [Reading("bytes_read", None), Reading("gc_pause_ms_max", 3.0)]
     outputs = [saw(10, 1, "g1", {100: 2}), idle]
-    merged = nodes.merge_nodes(outputs, nodes.loaded_nodes(outputs, made.steady(), TWO, None))
+    merged = nodes.merge_nodes(outputs, nodes.loaded_nodes(outputs, made.steady(), (1, 2)))
     assert Histogram("read_bytes", {100: 2}) in merged
     assert {Reading("bytes_read", 10), Reading("gc_pause_ms_max", 3.0)} <= {i for i in merged if isinstance(i, Reading)}
-    assert nodes.loaded_nodes(outputs, made.steady(), TWO, 2) == {2}
+    assert nodes.loaded_nodes(outputs, made.steady(), (2,)) == {2}
     both = made.steady()
     both["address"][:3] = 1
     both["address"][3:5] = -1
-    assert nodes.loaded_nodes(outputs, both, TWO, None) == {1, 2}
+    assert nodes.loaded_nodes(outputs, both, (2, 1)) == {1, 2}
     # If a library chose the nodes, those that read bytes were chosen.
     both["address"] = -1
-    assert nodes.loaded_nodes(outputs, both, made.report(), None) == {1}
+    assert nodes.loaded_nodes(outputs, both, ()) == {1}
 
 
 def test_single_node_is_unchanged() -> None:
@@ -97,21 +97,22 @@ def test_each_node_has_its_own_requests() -> None:
     samples = made.steady()
     samples["address"][: len(samples) // 4] = 1
     outputs = [saw(10, 1, "g1", {100: 2}), saw(20, 1, "g1", {})]
-    first, second = nodes.node_columns(outputs, ({"mss": 1448}, {"mss": 536}), samples, TWO, None)
+    first, second = nodes.node_columns(outputs, ({"mss": 1448}, {"mss": 536}), samples, TWO, (1, 2))
     assert (first["bytes_read"], first["mss"], first["read_bytes_mean"]) == (10, 1448, 100.0)
     assert (second["bytes_read"], second["mss"], second["read_bytes_mean"]) == (20, 536, None)
     acked = [row["documents_acked"] for row in (first, second)]
     assert sum(int(str(number)) for number in acked) == samples["documents_acked"].sum()
     assert acked[1] == samples["documents_acked"][: len(samples) // 4].sum()
-    first, other = nodes.node_columns(outputs, ({}, {}), made.steady(), made.report(addresses=("two:9200",)), 2)
+    # The load's addresses may have another order than the nodes.
+    second, first = nodes.node_columns(outputs, ({}, {}), samples, TWO, (2, 1))
+    assert [row["documents_acked"] for row in (first, second)] == acked
+    first, other = nodes.node_columns(outputs, ({}, {}), made.steady(), made.report(addresses=("two:9200",)), (2,))
     assert "requests" not in first
     assert other["documents_acked"] == made.steady()["documents_acked"].sum()
 
 
 def test_requests_by_node_are_unknown_if_a_library_chose_the_node() -> None:
-    rows = nodes.node_columns(
-        [saw(10, 1, "g1", {}), saw(20, 1, "g1", {})], ({}, {}), made.steady(), made.report(), None
-    )
+    rows = nodes.node_columns([saw(10, 1, "g1", {}), saw(20, 1, "g1", {})], ({}, {}), made.steady(), made.report(), ())
     assert [(row["bytes_read"], "requests" in row, "documents_acked" in row) for row in rows] == [
         (10, False, False),
         (20, False, False),

@@ -66,7 +66,7 @@ def send_bulks(server: Served, count: int) -> None:
 
 
 def watch(names: list[str], jvm: AttachedJvm, raw: Path) -> AbstractContextManager[None]:
-    return observer.watch_attached(jvm, probes.select_probes(names), [raw], 300)
+    return observer.watch_attached((jvm,), probes.select_probes(names), [raw], 300)
 
 
 def read(names: list[str], context: ReadContext) -> list[ProbeOutput]:
@@ -124,7 +124,7 @@ def test_probes_read_exactly_what_the_sink_counts(server: Served, jvm: AttachedJ
 @pytest.mark.nightly
 def test_a_running_jvm_is_profiled_without_probes(server: Served, jvm: AttachedJvm, raw: Path) -> None:
     own = list_outputs(jvm)
-    with observer.watch_attached(jvm, {}, [raw], 300, is_profiling=True):
+    with observer.watch_attached((jvm,), {}, [raw], 300, is_profiling=True):
         send_bulks(server, 40)
     assert list_outputs(jvm) == own
     types = recording.load_recording(context(jvm, raw, set())).content["types"]

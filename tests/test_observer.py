@@ -45,9 +45,9 @@ def make_probe(name: str, watching: Watched, **options: Any) -> Probe:
     ("options", "name"),
     [
         (TargetOptions(), "launched"),
-        (TargetOptions(attach=7), "attached"),
+        (TargetOptions(attach=(7,)), "attached"),
         (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200")), "external"),
-        (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200"), attach=7), "attached"),
+        (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200"), attach=(7, 8)), "attached"),
     ],
 )
 def test_observer_follows_from_pid_and_url(options: TargetOptions, name: str) -> None:
@@ -90,15 +90,22 @@ def test_attached_jvm_gets_a_recording_and_the_logs_of_the_probes(
     log = probes.PROBES["gc"].logs[0]
     watching: Watched = []
     probe = make_probe("one", watching, events=events, logs=(log,))
-    with observer.watch_attached(cast("AttachedJvm", SimpleNamespace(pid=7)), {"one": probe}, [tmp_path], 5):
-        assert watching == [(7, tmp_path)]
-    settings = recording.settings_path(tmp_path)
+    nodes = [(7, tmp_path / "1"), (8, tmp_path / "2")]
+    jvms = [cast("AttachedJvm", SimpleNamespace(pid=pid)) for pid, _ in nodes]
+    for _, raw in nodes:
+        raw.mkdir()
+    with observer.watch_attached(jvms, {"one": probe}, [raw for _, raw in nodes], 5):
+        assert watching == nodes
+    assert watching == []
     logs = [log, oom.EXCEPTIONS]
-    expected = {"pid": 7, "raw": tmp_path, "settings": settings if events else None, "logs": logs, "limit_s": 5}
-    assert calls == [expected]
-    assert settings.exists() == bool(events)
-    assert make_context(tmp_path, 10 * S, 12 * S).attachment.stack_depth == 64
-    assert json.loads((tmp_path / ATTACHMENT_FILE).read_text())["since_ns"] > 0
+    for call, (pid, raw) in zip(calls, nodes, strict=True):
+        settings = recording.settings_path(raw)
+        expected = {"pid": pid, "raw": raw, "settings": settings if events else None, "logs": logs, "limit_s": 5}
+        assert call == expected
+        assert settings.exists() == bool(events)
+        assert make_context(raw, 10 * S, 12 * S).attachment.stack_depth == 64
+        assert json.loads((raw / ATTACHMENT_FILE).read_text())["since_ns"] > 0
+        assert {(raw / name).read_bytes() for name in ("gc.log", "exceptions.log")} == {b""}
 
 
 @pytest.mark.parametrize("names", [("gc", "host"), ("reads", "host")])
@@ -149,7 +156,7 @@ def test_unknown_probe_is_refused_with_a_suggestion() -> None:
     ("target", "message"),
     [
         ("", "there is no flight recording in "),
-        ('target.attach = 7\ntarget.url = "http://127.0.0.1:9200"\n', "there is no flight recording in "),
+        ('target.attach = [7]\ntarget.url = "http://127.0.0.1:9200"\n', "there is no flight recording in "),
         ('target.url = "http://127.0.0.1:9200"\n', "only its URL is known"),
     ],
     ids=["launched", "attached", "external"],

@@ -10,14 +10,14 @@ import typer
 
 from ingest_bench.analysis.compare import changes, comparison, trend
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import Columns, ResultsFolder, check_columns, grouped, take_results
+from ingest_bench.cli.options import App, Columns, ResultsFolder, check_columns, grouped, take_results
 from ingest_bench.experiment import catalog
 from ingest_bench.lab import evaluation
 from ingest_bench.report import change_tables, gate, page
 from ingest_bench.report.summary_files import to_csv
 from ingest_bench.results import layout
 
-app = typer.Typer()
+app = App()
 
 _NO_VERDICT = 3
 

@@ -162,12 +162,10 @@ def _build_plan(experiment: str | None, options: ExperimentOptions) -> Plan:
 def _server_settings(options: ExperimentOptions) -> dict[str, Any]:
     """Return the settings of a server that runs already; empty for one that ingest-bench starts."""
     first, *more = options.url or (None,)
-    if len(options.attach) > 1:
-        raise SpecError(f"--attach {', '.join(map(str, options.attach))}: only one JVM can be attached; give one pid")
     table: dict[str, Any] = {
         "url": first,
         "more_urls": more or None,
-        "attach": options.attach[0] if options.attach else None,
+        "attach": options.attach or None,
         "interface": options.flows.to_table(options.interface) or None,
     }
     if table["interface"] and not (options.url or options.attach):

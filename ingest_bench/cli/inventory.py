@@ -12,6 +12,7 @@ import typer
 
 from ingest_bench import probes, targets
 from ingest_bench.cli import screen
+from ingest_bench.cli.options import App
 from ingest_bench.documents import synthetic
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, spec
@@ -28,8 +29,8 @@ from ingest_bench.results import facts, safe_files
 from ingest_bench.targets.base import check_targets
 from ingest_bench.units import format_count, quote_name
 
-app = typer.Typer()
-workload_app = typer.Typer(help="Write the documents of a workload to a file.")
+app = App()
+workload_app = App(help="Write the documents of a workload to a file.")
 app.add_typer(workload_app, name="workload")
 
 

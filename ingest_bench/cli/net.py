@@ -12,7 +12,7 @@ import typer
 
 from ingest_bench import units
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import FlowOptions, grouped
+from ingest_bench.cli.options import App, FlowOptions, grouped
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
@@ -30,7 +30,7 @@ from ingest_bench.network.plan import link_plan
 
 _CAPTURE_BYTES = 64 * 10**6
 
-app = typer.Typer(help="Shape a separate link, or some flows of a real interface, for a limited time.")
+app = App(help="Shape a separate link, or some flows of a real interface, for a limited time.")
 
 ProfileName = Annotated[str, typer.Argument(help="A network profile by name (see `list`), or your own TOML file.")]
 Backend = Annotated[

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
@@ -24,6 +25,32 @@ from ingest_bench.model.network import RealInterface
 from ingest_bench.results import layout
 
 _Result = TypeVar("_Result")
+
+
+class _Command(TyperCommand):
+    """A command that refuses a repeated option: the parser would take its last value and ignore the others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; SpecError for an option with one value that is given twice."""
+        _, _, options = self.make_parser(ctx).parse_args(args=list(args))
+        for option in options if not ctx.resilient_parsing else ():
+            if (
+                isinstance(option, TyperOption)
+                and not (option.multiple or option.is_flag)
+                and options.count(option) > 1
+            ):
+                times = options.count(option)
+                raise SpecError(f"{option.opts[0]}: given {times} times, and it has one value. Give it once.")
+        return super().parse_args(ctx, args)
+
+
+class App(typer.Typer):
+    """The commands of a module."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
+        """Register a command that refuses repeated options."""
+        return super().command(name, cls=_Command, **options)
+
 
 ResultsFolder = Annotated[
     Path,

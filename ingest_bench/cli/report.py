@@ -12,7 +12,7 @@ import typer
 from ingest_bench.analysis import search
 from ingest_bench.analysis.receive_buffers import Limits
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import OutputOptions, ResultsFolder, grouped, take_results
+from ingest_bench.cli.options import App, OutputOptions, ResultsFolder, grouped, take_results
 from ingest_bench.errors import SpecError
 from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.model.experiment import Plan
@@ -22,7 +22,7 @@ from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes
 
-app = typer.Typer()
+app = App()
 
 _INVALID = 3
 _JSON_FIELDS = ("run", "cell", "replicate", "instrumented", "levels", "state", "reason", "values")

@@ -19,7 +19,7 @@ from ingest_bench.analysis.run import summary
 from ingest_bench.cli import screen, worker
 from ingest_bench.cli.completion import complete_results
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
-from ingest_bench.cli.options import OutputOptions, grouped, take_results
+from ingest_bench.cli.options import App, OutputOptions, grouped, take_results
 from ingest_bench.cli.report import print_results
 from ingest_bench.documents import corpus
 from ingest_bench.errors import Interrupted, RunFailed, SpecError
@@ -39,7 +39,7 @@ from ingest_bench.results.facts import collect_facts
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes, format_count, format_time
 
-app = typer.Typer()
+app = App()
 
 # Boot and other time of a run outside warm-up and measurement (measured on 2 cores; `run` prints it).
 _OVERHEAD_S = 15
@@ -390,7 +390,7 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
 def _describe_cell(cell: Cell) -> Iterator[tuple[str, str]]:
     target, load = cell.target, cell.load
     if target.is_already_running:
-        yield "server", str(target.url or f"pid {target.attach}")
+        yield "server", target.location
     else:
         version = target.version or targets.resolve(target).default_version
         nodes = f", {target.nodes} nodes" if target.nodes > 1 else ""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ingest_bench.cli import screen
-from ingest_bench.cli.options import grouped
+from ingest_bench.cli.options import App, grouped
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import credentials, records
 from ingest_bench.lab import planning
@@ -20,7 +20,7 @@ from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, TargetOptions, Url
 
-app = typer.Typer()
+app = App()
 
 KEYS_VARIABLE = "INGEST_BENCH_KEYS"
 

@@ -51,7 +51,7 @@ def check_profile(profile: Profile, where: str) -> Profile:
 
 # Keys of a target that runs already; the first ones require its URL.
 _URL_KEYS = ("more_urls", "interface", "ca_file", "client_cert", "client_key")
-_RUNNING_KEYS = (*_URL_KEYS, "file", "custom", "url", "attach", "attached_process_start")
+_RUNNING_KEYS = (*_URL_KEYS, "file", "custom", "url", "attach", "attached_process_starts")
 _REMEDY = "Remove it, or give no experiment: there is one for servers that run already."
 
 

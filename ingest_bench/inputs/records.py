@@ -458,6 +458,8 @@ def find_violation(rule: Any, value: Any, suffix: str) -> str:
     if isinstance(rule, Length):
         if not rule.minimum <= len(value) <= rule.maximum:
             return f"has {len(value)} values, not {describe_rule(rule, suffix)}"
+        if rule.distinct and len(set(value)) < len(value):
+            return "has a value twice"
         return "is not in rising order" if rule.rising and list(value) != sorted(value) else ""
     if isinstance(rule, Json) and (problem := _why_not_json(value, rule.max_depth)):
         return f"is not JSON: {problem}"

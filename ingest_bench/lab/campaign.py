@@ -64,7 +64,7 @@ def check_machine(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     links: list[Mapping[LinkName, tuple[Profile, ...]]] = []
     for cell in unique_cells(plan):
         if cell.target.is_already_running:
-            if cell.target.attach is not None:
+            if cell.target.attach:
                 probes.require_probes(cell.probes)
             elif options.is_profiling:
                 raise SpecError(
@@ -186,17 +186,17 @@ def fetch_servers(plan: Plan, options: runner.RunOptions, show: DownloadProgress
     MissingCapability if a JDK lacks the profiling settings that *options* require.
     """
     for cell in unique_cells(plan):
-        if cell.target.attach is not None:
-            jvm = reach.attach_jvm(cell.target, options.java_home)
-            recording.reader_command(find_reader(jvm, options.java_home))
-            home = jvm.jcmd.parent.parent
+        if cell.target.attach:
+            jvms = reach.attach_jvms(cell.target, options.java_home)
+            recording.reader_command(find_reader(jvms, options.java_home))
+            homes = [jvm.jcmd.parent.parent for jvm in jvms]
         elif cell.target.is_already_running:
             continue
         else:
             jdk = targets.fetch(targets.resolve(cell.target).requirements(cell.target), options.java_home, show)
             recording.reader_command(jdk)
-            home = jdk.home
-        if options.is_profiling:
+            homes = [jdk.home]
+        for home in homes if options.is_profiling else ():
             recording.format_settings({}, recording.profile_path(home))
 
 
@@ -254,7 +254,7 @@ def run_once(results: Results, planned: Run, options: runner.RunOptions, listene
     record = runner.run(planned, folder, options, on_phase=listener.begin_phase, on_progress=listener.update)
     listener.begin_phase("analysis")
     summary = evaluation.summarise_run(results.plan, planned, folder, record, options.java_home)
-    link_watch.drop_last_frames(folder, planned.cell.target.nodes, summary.state)
+    link_watch.drop_last_frames(folder, planned.cell.target.node_count, summary.state)
     listener.end_run(_describe_result(record, summary))
     return summary
 

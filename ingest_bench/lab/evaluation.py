@@ -83,12 +83,11 @@ def summarise_run(
     if cell.load.warm_up_ns == "auto" and record.measure_start_realtime_ns is not None:
         until_ns = record.out_of_memory_realtime_ns if record.state == "oom" else None
         record = dataclasses.replace(record, **measurement_fields(folder, cell, until_ns=until_ns))
-    outputs = [
-        _read_node(planned, node, samples, report, record, java_home) for node in folder.nodes(cell.target.nodes)
-    ]
+    node_count = cell.target.node_count
+    outputs = [_read_node(planned, node, samples, report, record, java_home) for node in folder.nodes(node_count)]
     merged = outputs[0]
     if len(outputs) > 1:
-        merged = nodes.merge_nodes(outputs, nodes.loaded_nodes(outputs, samples, report, _loaded_node(cell)))
+        merged = nodes.merge_nodes(outputs, nodes.loaded_nodes(outputs, samples, _address_nodes(cell, record, report)))
     inputs = summary.RunInputs(
         record=record,
         cell=cell,
@@ -100,13 +99,13 @@ def summarise_run(
         changed_files=folder.describe_changes(record.files),
         cpu=folder.read_load_records("cpu"),
         loop_stalls=folder.read_load_records("loop_stalls"),
-        reads=np.concatenate([node.read_socket_reads() for node in folder.nodes(cell.target.nodes)]),
+        reads=np.concatenate([node.read_socket_reads() for node in folder.nodes(node_count)]),
         nodes=_node_columns(cell, folder, record, report, outputs),
         delivered=_delivered_columns(cell, folder) if record.state == "measured" and report is not None else None,
     )
     row = summary.summarise(inputs)
     run_notes = (Note(source="load", text=text) for text in record.notes)
-    frame_notes = link_watch.last_frames_notes(folder, cell.target.nodes, row.state)
+    frame_notes = link_watch.last_frames_notes(folder, node_count, row.state)
     notes = (*row.notes, *run_notes, *frame_notes)
     return escaping.escape_summary(dataclasses.replace(row, notes=notes, headline=plan.headline))
 
@@ -266,20 +265,25 @@ def _node_columns(
     start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
     if not record.node_links or start_ns is None or end_ns is None:
         return ()
-    count = cell.target.nodes
+    count = cell.target.node_count
     if len(record.node_links) != count:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: node_links: there are {count} nodes")
     pairs = (LinkName(pair) for pair in itertools.combinations(range(1, count + 1), 2))
     waits = waits_module.node_wait_columns(
         {name: wire.read_wire(folder.wire_file(name)) for name in pairs}, count, start_ns, end_ns
     )
-    columns = nodes.node_columns(outputs, record.node_links, folder.samples(), report, _loaded_node(cell))
+    address_nodes = _address_nodes(cell, record, report)
+    columns = nodes.node_columns(outputs, record.node_links, folder.samples(), report, address_nodes)
     return tuple(column | wait for column, wait in zip(columns, waits, strict=True))
 
 
-def _loaded_node(cell: Cell) -> int | None:
-    """Return the node that the load goes to; None for all."""
-    return None if cell.load.nodes == "all" else cell.load.nodes
+def _address_nodes(cell: Cell, record: RunRecord, report: WorkerReport | None) -> tuple[int, ...]:
+    """Return the number of the node at each address of the load; empty if unknown, or if a library chose the nodes."""
+    if report is None or not report.addresses:
+        return ()
+    if cell.target.is_already_running:
+        return record.address_nodes
+    return tuple(range(1, cell.target.nodes + 1)) if cell.load.nodes == "all" else (cell.load.nodes,)
 
 
 def _delivered_columns(cell: Cell, folder: RunFolder) -> Mapping[str, ColumnValue] | None:

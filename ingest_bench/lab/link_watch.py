@@ -56,11 +56,13 @@ def _capture_last_frames(link: Link, node: NodeFolder) -> Iterator[None]:
 
 def link_counts(server: RunningServer, folder: RunFolder) -> dict[str, Any]:
     """Return record fields with the counters of the clients' links: all together, and for several nodes each link."""
-    if server.real_path is not None:
-        path = server.real_path
-        return {"link": path.columns(), "link_checks": (*server.link_checks, *path.check_load())}
     if server.links is None:
-        return {}
+        # Nodes that the run attached to have no links of their own.
+        node_count = server.options.node_count
+        fields: dict[str, Any] = {"node_links": ({},) * node_count if node_count > 1 else ()}
+        if (path := server.real_path) is not None:
+            fields |= {"link": path.columns(), "link_checks": (*server.link_checks, *path.check_load())}
+        return fields
     links = server.links.clients
     wires = [node.raw / wire_module.WIRE_FILE for node in folder.nodes(len(links))]
     columns = [

@@ -212,15 +212,20 @@ class _Execution:
             mark=self._mark,
             target=server.target,
         )
+        path = (server.path,) if server.path and self._options.fleet is None else ()
         self.update(
             link_checks=server.link_checks,
             netem_backend=server.links.backend if server.links else "",
             server=server.description,
             host=server.host,
+            address_nodes=server.address_nodes,
             skipped=steps.skipped,
-            notes=(*server.notes, *steps.notes),
+            notes=(*path, *server.notes, *steps.notes),
         )
-        raws = [node.raw for node in self._folder.nodes(len(server.nodes))]
+        nodes = self._folder.nodes(server.options.node_count)
+        for node in nodes:
+            node.create_folders()
+        raws = [node.raw for node in nodes]
         with borrowed.clean_up_after(server, steps, self._mark) as documents_before:
             preloading.check_documents(cell, steps, documents_before)
             stage = _make_fault_stage(server, self._folder, steps.indices)
@@ -254,7 +259,7 @@ class _Execution:
         if exporter is not None:
             exporter.begin_load()
 
-        nodes = self._folder.nodes(len(server.nodes)) if self._options.reports_figures else ()
+        nodes = self._folder.nodes(server.options.node_count) if self._options.reports_figures else ()
         followers = [gc.LogFollower(node.jvm if server.is_launched else node.raw) for node in nodes]
 
         def show(progress: Progress) -> None:

@@ -250,6 +250,8 @@ class RunRecord:
     """Readings of the clients' links (sum or median of all nodes): retransmits, mss, drops …"""
     node_links: tuple[dict[str, ColumnValue], ...] = ()
     """The same for the link to each node; empty for a single node."""
+    address_nodes: tuple[int, ...] = ()
+    """Number of the attached node at each address of the load; empty: unknown."""
     out_of_memory: str = ""
     """The exhausted memory: heap, direct, metaspace …"""
     out_of_memory_realtime_ns: int | None = None

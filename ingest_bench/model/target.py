@@ -34,6 +34,7 @@ Allocator = Literal["default", "pooled", "unpooled"]
 Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
 ObserverName = Literal["launched", "attached", "external"]
 Scheme = Literal["http", "https"]
+Pid = Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")]
 Heap = Annotated[int, Between(16 * MIB, 16 * TIB, "no server starts with less; the most that ZGC takes")]
 # AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
 ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]
@@ -272,10 +273,11 @@ class TargetOptions:
     """Additional server settings, as `-Ename=value`."""
     url: Url | None = None
     """A server that is already running; few other keys apply to it."""
-    attach: Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")] | None = None
-    """PID of its JVM, so that all probes can watch it. Without a URL: the address that this process listens on."""
-    attached_process_start: Label | None = None
-    """Start time of that process, set in the plan: a process that reuses the PID is refused."""
+    attach: Annotated[tuple[Pid, ...], Length(0, 256, distinct=True)] = ()
+    """PIDs of the JVMs of its nodes, so that all probes can watch them. Without a URL: the addresses that these
+    processes listen on."""
+    attached_process_starts: Annotated[tuple[Label, ...], Length(0, 256)] = ()
+    """Start times of these processes, set in the plan: a process that reuses a PID is refused."""
     interface: RealInterface | None = None
     """The real interface that leads to it, shaped with the cell's network; None: not shaped."""
     more_urls: Annotated[tuple[Url, ...], Length(0, 255)] = ()
@@ -290,9 +292,19 @@ class TargetOptions:
     @property
     def observer(self) -> ObserverName:
         """Return how its JVM is watched."""
-        if self.attach is not None:
+        if self.attach:
             return "attached"
         return "launched" if self.url is None else "external"
+
+    @property
+    def location(self) -> str:
+        """Return the URL of a server that is already running, or the PIDs of its JVMs."""
+        return f"pid {', '.join(map(str, self.attach))}" if self.url is None else str(self.url)
+
+    @property
+    def node_count(self) -> int:
+        """Return the number of nodes whose files a run keeps: launched ones, or the JVMs that it attaches to."""
+        return len(self.attach) or self.nodes
 
     @property
     def is_already_running(self) -> bool:

@@ -44,6 +44,8 @@ class Length:
     """Separates the values where all are written as one text; None: white space."""
     rising: bool = False
     """No value is less than its predecessor."""
+    distinct: bool = False
+    """No value occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,28 @@ def watch_launched(
 
 @contextmanager
 def watch_attached(
-    jvm: AttachedJvm, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int, *, is_profiling: bool = False
+    jvms: Sequence[AttachedJvm],
+    probes: Mapping[str, Probe],
+    raws: Sequence[Path],
+    limit_s: int,
+    *,
+    is_profiling: bool = False,
 ) -> Iterator[None]:
-    """Watch a JVM that ran before. The probes write the same files as for a launched JVM.
+    """Watch JVMs that ran before, one per node. The probes write the same files as for launched JVMs.
 
-    Afterwards everything is removed from the JVM, even if this process is killed. *is_profiling*: record the JDK's
-    profiling events too. InvalidRun if the block takes longer than *limit_s*.
+    Afterwards everything is removed from each JVM, even if this process is killed or one of them cannot be watched.
+    *is_profiling*: record the JDK's profiling events too. InvalidRun if the block takes longer than *limit_s*.
     """
-    (raw,) = raws
+    with ExitStack() as stack:
+        for jvm, raw in zip(jvms, raws, strict=True):
+            stack.enter_context(_watch_attached(jvm, probes, raw, limit_s, is_profiling=is_profiling))
+        yield
+
+
+@contextmanager
+def _watch_attached(
+    jvm: AttachedJvm, probes: Mapping[str, Probe], raw: Path, limit_s: int, *, is_profiling: bool
+) -> Iterator[None]:
     events = recording.merge_events(probe.events for probe in probes.values())
     # Of the JDK that has jcmd, which may differ from the JVM's; a JVM ignores settings that it does not know.
     profile = recording.profile_path(jvm.jcmd.parent.parent) if is_profiling else None
@@ -74,8 +88,11 @@ def watch_attached(
             g1_region_bytes=facts.g1_region_bytes,
         )
         (raw / ATTACHMENT_FILE).write_text(json.dumps(records.to_json(attachment)), encoding="utf-8")
-        with watch_launched((jvm.pid,), probes, raws):
+        with watch_launched((jvm.pid,), probes, (raw,)):
             yield
+    for log in logs:
+        # `observe` leaves out a log without a line: there was no collection, which is known.
+        (raw / log.name).touch()
 
 
 @contextmanager

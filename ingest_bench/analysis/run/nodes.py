@@ -34,14 +34,14 @@ _OF_THE_LOAD = {
 
 
 def loaded_nodes(
-    nodes: Sequence[Sequence[ProbeOutput]], samples: SampleSource, report: WorkerReport | None, only: int | None
+    nodes: Sequence[Sequence[ProbeOutput]], samples: SampleSource, address_nodes: Sequence[int]
 ) -> frozenset[int]:
-    """Return the numbers of the nodes that received requests. *only* as in `node_columns`.
+    """Return the numbers of the nodes that received requests. *address_nodes* as in `node_columns`.
 
-    If a library chose the nodes, these are the nodes that read bytes; the comparison of all bytes shows that no other
-    node did.
+    If it is unknown which node has which address, these are the nodes that read bytes; the comparison of all bytes
+    shows that no other node did.
     """
-    if report is not None and not report.addresses:
+    if not address_nodes:
         readings = ((number, item) for number, outputs in enumerate(nodes, 1) for item in outputs)
         return frozenset(
             number
@@ -49,7 +49,7 @@ def loaded_nodes(
             if isinstance(item, Reading) and item.name == "bytes_read" and item.value
         )
     addresses = {int(address) for batch in load.iterate_batches(samples) for address in np.unique(batch["address"])}
-    return frozenset(only or address + 1 for address in addresses if address >= 0)
+    return frozenset(address_nodes[address] for address in addresses if address >= 0)
 
 
 def merge_nodes(nodes: Sequence[Sequence[ProbeOutput]], to: Collection[int] = ()) -> list[ProbeOutput]:
@@ -120,20 +120,20 @@ def node_columns(
     links: Sequence[Mapping[str, ColumnValue]],
     samples: SampleSource,
     report: WorkerReport | None,
-    only: int | None,
+    address_nodes: Sequence[int],
 ) -> tuple[dict[str, ColumnValue], ...]:
     """Return the columns of each node: from its probes, its link, and the requests that went to it.
 
-    *only* is the node of the load's only address; None: addresses are those of the nodes in their order. Without
-    addresses it is unknown which requests went to which node.
+    *address_nodes* has the number of the node at each address of the load. Empty: it is unknown which requests went to
+    which node.
     """
     rows = []
     for number, (outputs, link) in enumerate(zip(nodes, links, strict=True), 1):
         row: dict[str, ColumnValue] = dict(link)
         row |= quantiles.size_columns({item.name: item.counts for item in outputs if isinstance(item, Histogram)})
         row |= {item.name: item.value for item in outputs if isinstance(item, Reading)}
-        if report is not None and report.addresses and only in (None, number):
-            sent = load.AtAddress(samples, 0 if only else number - 1)
+        if report is not None and number in address_nodes:
+            sent = load.AtAddress(samples, address_nodes.index(number))
             row |= {**load.document_totals(sent), **load.load_columns(sent, load.measurement_window(report))}
         rows.append(row)
     return tuple(rows)

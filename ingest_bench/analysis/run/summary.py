@@ -226,7 +226,7 @@ def _server_name(record: RunRecord, options: TargetOptions) -> str:
     """Return the kind of server; a server that was already running reports its own."""
     if not options.is_already_running:
         return options.name
-    return str(record.server.get("name", options.url or f"pid {options.attach}"))
+    return str(record.server.get("name", options.location))
 
 
 def workload_name(cell: Cell) -> str:

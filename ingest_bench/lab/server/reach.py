@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,29 @@ CONNECT_LIMIT_S = 10
 _MAX_LOAD_S, _OVERHEAD_S = 24 * 3600.0, 1800.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A server that accepts connections, and where the load is sent from."""
+
+    options: TargetOptions
+    """With the URLs of the server."""
+    address: ServerAddress
+    enter: Enter
+    """Returns the argv that runs a command where the load is sent from."""
+    place: str
+    """The same in words."""
+
+    def describe_path(self) -> str:
+        """Return where the load is sent from, and over which devices to which addresses."""
+        paths = []
+        for server in (self.address, *self.address.other_addresses):
+            host = min((endpoint.host for endpoint in _resolve(server.endpoint)), default=server.endpoint.host)
+            route = re.search(r" dev (\S+)", system.run(self.enter(("ip", "-o", "route", "get", host)), check=False))
+            device = route[1] if route else "an unknown device"
+            paths.append(f"{host} over {'loopback' if device == 'lo' else device}")
+        return f"the load is sent from {self.place} to {', '.join(dict.fromkeys(paths))}"
+
+
 # --- URLs
 
 
@@ -39,9 +64,14 @@ def urls_of(options: TargetOptions) -> tuple[Url, ...]:
 
 
 def resolve_address(options: TargetOptions, enter: Enter) -> ServerAddress:
-    """Return the address of the server by its URLs and certificates; SpecError if these contradict each other."""
+    """Return the address of the server by its URLs and certificates; RunFailed if none accepts a connection.
+
+    SpecError if these contradict each other.
+    """
     urls = urls_of(options)
     first = urls[0]
+    if len(set(urls)) < len(urls):
+        raise SpecError(f"--url: {', '.join(map(str, urls))}: an address is given twice. Remove one of them.")
     if len({url.scheme for url in urls}) > 1:
         raise SpecError(f"--url: {', '.join(map(str, urls))}: the addresses of a cluster must all be https://, or none")
     cert, key = credentials.read_client_certificate(os.environ)
@@ -65,29 +95,33 @@ def resolve_address(options: TargetOptions, enter: Enter) -> ServerAddress:
         )
 
     # Our requests use the first URL that accepts a connection; load workers resolve the others themselves.
-    is_elsewhere = is_other_namespace(enter)
-    reachable, endpoint = (first, _literal_endpoint(first)) if is_elsewhere else _first_reachable(urls)
+    reachable, endpoint = _first_reachable(urls, enter)
     others = [
-        address(url, _literal_endpoint(url) if is_elsewhere else Endpoint(url.host, url.port))
+        address(url, _literal_endpoint(url) if is_other_namespace(enter) else Endpoint(url.host, url.port))
         for url in urls
         if url is not reachable
     ]
     return dataclasses.replace(address(reachable, endpoint), other_addresses=tuple(others))
 
 
-def _first_reachable(urls: Sequence[Url]) -> tuple[Url, Endpoint]:
+def _first_reachable(urls: Sequence[Url], enter: Enter) -> tuple[Url, Endpoint]:
     """Return the first URL that accepts a connection, and its address; RunFailed if none does."""
     failures = []
     for url in urls:
         try:
-            return url, _reachable_endpoint(url)
+            return url, _reachable_endpoint(url, enter)
         except RunFailed as error:
             failures.append(str(error))
     raise RunFailed("\n".join(failures))
 
 
-def _reachable_endpoint(url: Url) -> Endpoint:
+def _reachable_endpoint(url: Url, enter: Enter) -> Endpoint:
     """Return the first address of the host that accepts a connection: the complete run uses it."""
+    if is_other_namespace(enter):
+        endpoint = _literal_endpoint(url)
+        with open_http(ServerAddress(endpoint=endpoint), enter) as http:
+            http.connect(CONNECT_LIMIT_S)
+        return endpoint
     try:
         addresses = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -109,8 +143,8 @@ def _literal_endpoint(url: Url) -> Endpoint:
         return Endpoint(str(ipaddress.ip_address(url.host)), url.port)
     except ValueError:
         raise SpecError(
-            f"--url {url}: the JVM is in another network namespace, where this name may be another host. Give the "
-            "address as a number."
+            f"--url {url}: it is not reachable from here, and in the network namespace of the JVM this name may be "
+            "another host. Give the address as a number."
         ) from None
 
 
@@ -129,21 +163,21 @@ def pin_processes(plan: Plan) -> Plan:
     runs = []
     for run in plan.runs:
         options = run.cell.target
-        if options.attach is not None and options.attached_process_start is None:
-            options = dataclasses.replace(options, attached_process_start=_process_start(options.attach))
+        if options.attach and not options.attached_process_starts:
+            options = dataclasses.replace(options, attached_process_starts=tuple(map(_process_start, options.attach)))
         runs.append(dataclasses.replace(run, cell=dataclasses.replace(run.cell, target=options)))
     return dataclasses.replace(plan, runs=tuple(runs))
 
 
-def attach_jvm(options: TargetOptions, java_home: Path | None) -> AttachedJvm:
-    """Return the JVM of `options.attach`; SpecError if it is not a JVM, or not the process of the plan."""
-    assert options.attach is not None  # noqa: S101 - callers have a pid
-    if options.attached_process_start not in (None, _process_start(options.attach)):
-        raise SpecError(
-            f"--attach {options.attach}: this pid now belongs to another process than when the plan was made. "
-            "Its runs cannot be continued: start a new experiment with the pid of the server."
-        )
-    return attach(options.attach, java_home)
+def attach_jvms(options: TargetOptions, java_home: Path | None) -> tuple[AttachedJvm, ...]:
+    """Return the JVMs of `options.attach`; SpecError if one is not a JVM, or not the process of the plan."""
+    for pid, start in zip(options.attach, options.attached_process_starts, strict=False):
+        if start != _process_start(pid):
+            raise SpecError(
+                f"--attach {pid}: this pid now belongs to another process than when the plan was made. Its runs cannot "
+                "be continued: start a new experiment with the pid of the server."
+            )
+    return tuple(attach(pid, java_home) for pid in options.attach)
 
 
 def _process_start(pid: int) -> str:
@@ -154,16 +188,13 @@ def _process_start(pid: int) -> str:
 
 
 def enter_namespace_of(jvm: AttachedJvm) -> Enter:
-    """Return how to run a command in the JVM's network namespace; MissingCapability without the privilege."""
-    namespace = Path(f"/proc/{jvm.pid}/ns/net")
-    if namespace.readlink() == Path("/proc/self/ns/net").readlink():
-        return tuple
+    """Return how to run a command in the JVM's network namespace, which is not ours; MissingCapability unless root."""
     if not system.is_root():
         raise MissingCapability(
-            f"attach: pid {jvm.pid} is in another network namespace (a container). Only root can send from there: run "
-            "as root, or run ingest-bench inside it."
+            f"attach: pid {jvm.pid} is in another network namespace (a container), and only root can send from there. "
+            "Give a --url that is reachable from here, or run as root."
         )
-    return lambda argv: ("nsenter", f"--net={namespace}", "--", *argv)
+    return lambda argv: ("nsenter", f"--net=/proc/{jvm.pid}/ns/net", "--", *argv)
 
 
 def is_other_namespace(enter: Enter) -> bool:
@@ -171,13 +202,57 @@ def is_other_namespace(enter: Enter) -> bool:
     return enter is not tuple
 
 
-def find_url(jvm: AttachedJvm, enter: Enter, options: TargetOptions) -> Url:
-    """Return the only URL at which the JVM is a known server; SpecError if there is none or more than one."""
+def find_origin(options: TargetOptions, jvms: Sequence[AttachedJvm]) -> Reached:
+    """Return how the server is reached: from here, as its other clients do, or from a JVM's network namespace.
+
+    RunFailed if it accepts no connection from either; SpecError if its URLs are unknown or contradict each other.
+    """
+    failures: list[str] = []
+    for origin in (None, *_other_namespaces(jvms)):
+        enter = tuple if origin is None else enter_namespace_of(origin)
+        place = "this machine" if origin is None else f"the network namespace of the JVM with pid {origin.pid}"
+        located = options
+        if options.url is None:
+            urls = [_find_urls(jvm, enter, origin, options, failures) for jvm in jvms]
+            if any(len(choices) != 1 for choices in urls):
+                continue
+            located = dataclasses.replace(options, url=urls[0][0], more_urls=tuple(url for (url,) in urls[1:]))
+        try:
+            return Reached(options=located, address=resolve_address(located, enter), enter=enter, place=place)
+        except RunFailed as error:
+            failures.append(str(error))
+    if options.url is not None:
+        raise RunFailed("\n".join(dict.fromkeys(failures)))
+    results = "".join(f"\n  {line}" for line in dict.fromkeys(failures)) or " it listens on no TCP port"
+    pids = ", ".join(str(jvm.pid) for jvm in jvms)
+    raise SpecError(f"--attach {pids}: the URL is ambiguous or unknown. Give --url too. Found:{results}")
+
+
+def _other_namespaces(jvms: Sequence[AttachedJvm]) -> Iterator[AttachedJvm]:
+    """Yield one JVM of each network namespace other than ours."""
+    namespaces = {_network_namespace("self")}
+    for jvm in jvms:
+        if (namespace := _network_namespace(jvm.pid)) not in namespaces:
+            namespaces.add(namespace)
+            yield jvm
+
+
+def _network_namespace(pid: int | str) -> Path:
+    return Path(f"/proc/{pid}/ns/net").readlink()
+
+
+def _find_urls(
+    jvm: AttachedJvm, enter: Enter, origin: AttachedJvm | None, options: TargetOptions, attempts: list[str]
+) -> list[Url]:
+    """Return the URLs at which the JVM is a known server, seen from the namespace of *origin*; add to *attempts*."""
     has_credentials = bool(credentials.read_authorization(os.environ))
-    attempts: list[str] = []
+    is_elsewhere = _network_namespace(jvm.pid) != _network_namespace("self" if origin is None else origin.pid)
     urls: list[Url] = []
     for endpoint in find_endpoints(jvm.pid):
         url = Url(scheme="http", host=endpoint.host, port=endpoint.port)
+        if is_elsewhere and ipaddress.ip_address(endpoint.host).is_loopback:
+            # Another server may have this address here.
+            continue
         try:
             with open_http(ServerAddress(endpoint=endpoint, has_credentials=has_credentials), enter) as http:
                 name = detect.identify_name(http, options)
@@ -186,14 +261,53 @@ def find_url(jvm: AttachedJvm, enter: Enter, options: TargetOptions) -> Url:
         else:
             urls.append(url)
             attempts.append(f"{url}: {name}")
-    if len(urls) == 1:
-        return urls[0]
-    results = "".join(f"\n  {line}" for line in attempts) or " it listens on no TCP port"
-    raise SpecError(f"--attach {jvm.pid}: the URL is ambiguous or unknown. Give --url too. Found:{results}")
+    return urls
 
 
-def describe_jvm(jvm: AttachedJvm) -> dict[str, Any]:
-    """Return facts about the JVM in addition to the server's own description."""
+def find_address_nodes(address: ServerAddress, jvms: Sequence[AttachedJvm]) -> tuple[int, ...]:
+    """Return the number of the JVM that listens at each address; empty if that is unknown for one of them.
+
+    It is unknown behind a proxy, and behind a published port of a container.
+    """
+    listening = [set(_reachable_endpoints(jvm.pid)) for jvm in jvms]
+    numbers_by_address = [
+        [number for number, endpoints in enumerate(listening, 1) if endpoints & _resolve(server.endpoint)]
+        for server in (address, *address.other_addresses)
+    ]
+    is_known = all(len(numbers) == 1 for numbers in numbers_by_address)
+    return tuple(numbers[0] for numbers in numbers_by_address) if is_known else ()
+
+
+def _reachable_endpoints(pid: int) -> Iterator[Endpoint]:
+    """Yield the addresses at which clients may reach a process: for a wildcard all addresses of its namespace."""
+    network = Path(f"/proc/{pid}/net")
+    hosts = re.findall(r"\|-- ([0-9.]+)\n +/32 host LOCAL", (network / "fib_trie").read_text(encoding="ascii"))
+    if (inet6 := system.read_text(network / "if_inet6")) is not None:
+        hosts += [str(ipaddress.ip_address(bytes.fromhex(line.split()[0]))) for line in inet6.splitlines()]
+    for endpoint in find_endpoints(pid):
+        yield endpoint
+        # `find_endpoints` returns this for a wildcard, too.
+        if endpoint.host == "127.0.0.1":
+            yield from (Endpoint(host, endpoint.port) for host in hosts)
+
+
+def _resolve(endpoint: Endpoint) -> set[Endpoint]:
+    """Return the numeric addresses of an endpoint; empty for an unknown host."""
+    try:
+        addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {Endpoint(str(address[0]), endpoint.port) for *_, address in addresses}
+
+
+def describe_jvms(jvms: Sequence[AttachedJvm]) -> dict[str, Any]:
+    """Return facts about the JVMs in addition to the server's own description: what they share, and each of several."""
+    facts = [_describe_jvm(jvm) for jvm in jvms]
+    common = {key: value for key, value in facts[0].items() if all(other.get(key) == value for other in facts)}
+    return common | ({"jvms": facts} if len(facts) > 1 else {})
+
+
+def _describe_jvm(jvm: AttachedJvm) -> dict[str, Any]:
     facts = read_facts(jvm)
     heap = {} if facts.heap_bytes is None else {"heap_bytes": facts.heap_bytes}
     return {"pid": jvm.pid, "began": read_start_id(jvm.pid), "java": jvm.version, "collector": facts.collector, **heap}
@@ -228,14 +342,14 @@ def shape_interface(
 def interface_of(cell: Cell, address: ServerAddress, enter: Enter) -> RealInterface:
     """Return the cell's interface with the traffic to shape: all addresses of the server, and others that it names.
 
-    SpecError if the server is in another network namespace.
+    SpecError if the load is sent from another network namespace.
     """
     link = cell.target.interface
     assert link is not None  # noqa: S101 - a cell with a network and a running server has one
     if is_other_namespace(enter):
         raise SpecError(
-            f"--interface {link.name}: the server is in another network namespace of this machine, so the load uses no "
-            "interface. Remove --interface."
+            f"--interface {link.name}: {address} is not reachable from here, so the load is sent from the network "
+            "namespace of the JVM and uses no interface of this machine. Give a --url that is reachable from here."
         )
     if link.port:
         return link

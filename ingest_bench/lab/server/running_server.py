@@ -75,6 +75,8 @@ class RunningServer:
     enter: Enter
     nodes: tuple[Http, ...]
     """A connection to each node; to a server that was already running, only to the first one."""
+    address_nodes: tuple[int, ...] = ()
+    """Number of the attached node at each address of the load; empty: unknown, or launched."""
     others: tuple[Http, ...] = ()
     """Connections to its other addresses if each counts only its own documents, unlike nodes of a cluster."""
     description: dict[str, Any]
@@ -93,6 +95,8 @@ class RunningServer:
     real_path: ShapedPath | None = None
     """The shaped real path to a server that was already running."""
     link_checks: tuple[LinkCheck, ...] = ()
+    path: str = ""
+    """Where local processes send the load from, and over which devices; empty: over the links of the run."""
     notes: tuple[str, ...] = ()
     ended_nodes: Callable[[], tuple[int, ...]] = tuple
     """Returns the indices of the nodes that have ended."""
@@ -293,29 +297,34 @@ def _open_running(cell: Cell, setup: ServerSetup) -> Iterator[RunningServer]:
 def reach_server(
     options: TargetOptions, java_home: Path | None = None, *, is_profiling: bool = False
 ) -> Iterator[RunningServer]:
-    """Connect to the server at `options.url`, or that of the JVM `options.attach`, or one that is both.
+    """Connect to the server at `options.url`, or that of the JVMs `options.attach`, or one that is both.
 
     SpecError if it cannot be measured, MissingCapability if we may not attach to it, RunFailed if it does not respond.
     """
-    jvm = None if options.attach is None else reach.attach_jvm(options, java_home)
-    enter = tuple if jvm is None else reach.enter_namespace_of(jvm)
-    if jvm is not None and options.url is None:
-        options = dataclasses.replace(options, url=reach.find_url(jvm, enter, options))
-    address = reach.resolve_address(options, enter)
+    jvms = reach.attach_jvms(options, java_home)
+    reached = reach.find_origin(options, jvms)
+    options, address, enter = reached.options, reached.address, reached.enter
     connect = functools.partial(open_http, address, enter)
     with ExitStack() as stack:
         http = stack.enter_context(connect())
         server = detect.identify(http, options)
         reachable, notes = _check_other_addresses(address, server, enter)
+        address_nodes: tuple[int, ...] = ()
         others = () if server.counts_for_all else tuple(stack.enter_context(open_http(a, enter)) for a in reachable)
         description: dict[str, Any] = server.description | {"url": str(options.url)}
         if address.other_addresses:
             description["urls"] = [str(url) for url in reach.urls_of(options)]
-        if jvm is not None:
-            description |= reach.describe_jvm(jvm) | {"runtime": records.to_json(find_reader(jvm, java_home))}
         watch = functools.partial(observer.watch_external, connect, server.target.jvm_stats)
-        if jvm is not None:
-            watch = functools.partial(observer.watch_attached, jvm, is_profiling=is_profiling)
+        if jvms:
+            description |= reach.describe_jvms(jvms) | {"runtime": records.to_json(find_reader(jvms, java_home))}
+            watch = functools.partial(observer.watch_attached, jvms, is_profiling=is_profiling)
+            address_nodes = reach.find_address_nodes(address, jvms)
+            notes += [
+                f"the JVM with pid {jvm.pid} listens at no address of the load: it was not checked that it belongs to "
+                "this cluster"
+                for number, jvm in enumerate(jvms, 1)
+                if len(jvms) > 1 and number not in address_nodes
+            ]
         yield RunningServer(
             target=server.target,
             options=server.options,
@@ -323,11 +332,13 @@ def reach_server(
             enter=enter,
             nodes=(http,),
             others=others,
+            address_nodes=address_nodes,
             description=description,
             watch=watch,
-            host={} if jvm is None else settings_module.read_settings(),
+            host=settings_module.read_settings() if jvms else {},
+            path=reached.describe_path(),
             notes=(*server.notes, *reach.unencrypted_notes(address), *notes),
-            ended_nodes=tuple if jvm is None else lambda: () if jvm.is_alive() else (0,),
+            ended_nodes=lambda: tuple(index for index, jvm in enumerate(jvms) if not jvm.is_alive()),
         )
 
 
@@ -355,7 +366,7 @@ def _check_other_addresses(
 def find_out_of_memory(folder: RunFolder, server: RunningServer, *, is_alive: bool) -> OutOfMemory | None:
     """Return the first OutOfMemoryError of any node; None without one."""
     errors = []
-    for node in folder.nodes(len(server.nodes)):
+    for node in folder.nodes(server.options.node_count):
         # The files of a launched JVM move to the raw files after the run.
         jvm_folder = node.jvm if server.is_launched else node.raw
         # The server's own log may quote text of a document. It is read only if the exceptions log may lack an
@@ -367,7 +378,7 @@ def find_out_of_memory(folder: RunFolder, server: RunningServer, *, is_alive: bo
 
 def describe_failure(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:
     """Return the failure, after the end of the log of each node that has ended."""
-    nodes = folder.nodes(len(server.nodes))
+    nodes = folder.nodes(server.options.node_count)
     reason = str(error)
     for index in server.ended_nodes():
         name = "the server" if len(nodes) == 1 else f"node {index + 1}"
