@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import inside_uml
 import pytest
@@ -20,8 +21,9 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.faults import timeline
 from ingest_bench.faults.kind import Stage
-from ingest_bench.host import cgroups
-from ingest_bench.host.cgroups import Cgroup, Controller, NodeCgroups
+from ingest_bench.host import cgroup_files, cgroups
+from ingest_bench.host.cgroup_files import Cgroup
+from ingest_bench.host.cgroups import Controller, NodeCgroups
 from ingest_bench.host.node_resources import NodeResources
 
 pytestmark = pytest.mark.machine
@@ -57,9 +59,9 @@ print("grown", flush=True)
 sys.stdin.readline()
 """
 FIND_OWN = """
-from ingest_bench.host import cgroups
+from ingest_bench.host import cgroup_files, cgroups
 for controller in ("cpu", "memory"):
-    print(cgroups.find_own_cgroup(*cgroups._read_own_cgroups(), controller).folder)
+    print(cgroup_files.find_process_cgroup("self", controller).folder)
 print(cgroups.require_cgroups())
 """
 # This machine may have version 1; User-Mode Linux has both.
@@ -81,13 +83,61 @@ exec "$@"
 def test_own_cgroup_is_found_in_both_versions(
     memberships: str, controller: Controller, folder: str, version: int
 ) -> None:
-    own = cgroups.find_own_cgroup(HYBRID, memberships, controller)
+    own = cgroup_files.find_cgroup(HYBRID, memberships, controller)
     assert (str(own.folder), own.version) == (folder, version)
 
 
 def test_unmounted_controller_is_named() -> None:
     with pytest.raises(MissingCapability, match="the controller memory is not mounted here"):
-        cgroups.find_own_cgroup(HYBRID.splitlines()[0], "1:memory:/\n", "memory")
+        cgroup_files.find_cgroup(HYBRID.splitlines()[0], "1:memory:/\n", "memory")
+
+
+def write_files(folder: Path, **contents: object) -> Path:
+    """Write files of a cgroup; "__" in a name stands for a dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "sock_bytes"),
+    [
+        (2, {"memory__current": 9, "memory__stat": "anon 4\nsock 4096"}, 4096),
+        # The root of version 2 has no usage, and its sockets are not charged.
+        (2, {"memory__stat": "anon 4\nsock 4096"}, None),
+        (1, {"memory__kmem__tcp__usage_in_bytes": 0, "memory__kmem__tcp__max_usage_in_bytes": 8192}, 0),
+        # Nothing was ever charged: there was no limit.
+        (1, {"memory__kmem__tcp__usage_in_bytes": 0, "memory__kmem__tcp__max_usage_in_bytes": 0}, None),
+        (1, {}, None),
+    ],
+)
+def test_memory_of_sockets_is_unknown_where_the_kernel_does_not_count_it(
+    version: Literal[1, 2], files: dict[str, Any], sock_bytes: int | None, tmp_path: Path
+) -> None:
+    folder = write_files(tmp_path, **files)
+    assert cgroup_files.read_sock_bytes(Cgroup(folder, version, folder)) == sock_bytes
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_headroom_is_below_the_nearest_limit_without_page_cache(version: Literal[1, 2], tmp_path: Path) -> None:
+    usage, limit, prefix = ("usage_in_bytes", "limit_in_bytes", "total_") if version == 1 else ("current", "max", "")
+
+    def write_group(folder: Path, used_mib: int, limit_mib: int | None) -> Path:
+        none = 2**63 - 4096 if version == 1 else "max"
+        stat = f"{prefix}inactive_file {20 << 20}\n{prefix}active_file {10 << 20}"
+        limit_bytes = none if limit_mib is None else limit_mib << 20
+        return write_files(
+            folder, **{f"memory__{usage}": used_mib << 20, f"memory__{limit}": limit_bytes, "memory__stat": stat}
+        )
+
+    pod = write_group(tmp_path / "pod", 900, 1000)
+    container = write_group(pod / "container", 500, 800)
+    assert cgroup_files.read_headroom(Cgroup(container, version, container)) == (1000 - 900 + 30) << 20
+    write_group(pod, 900, None)
+    assert cgroup_files.read_headroom(Cgroup(container, version, container)) == (800 - 500 + 30) << 20
+    write_group(container, 500, None)
+    assert cgroup_files.read_headroom(Cgroup(container, version, container)) is None
 
 
 @pytest.fixture
@@ -115,7 +165,8 @@ def test_node_in_version_2_has_one_cgroup_for_all_controllers(
     mounts = f"29 1 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     memberships = f"0::/{session_folder.relative_to(tmp_path)}\n"
     monkeypatch.setattr(system, "is_root", lambda: True)
-    monkeypatch.setattr(cgroups, "_read_own_cgroups", lambda: (mounts, memberships))
+    own = cgroup_files.find_cgroup(mounts, memberships, "cpu")
+    monkeypatch.setattr(cgroups, "find_process_cgroup", lambda *_: own)
     monkeypatch.setattr(cgroups, "open_session", lambda *_, **__: nullcontext(SimpleNamespace(apply=list)))
     with cgroups.create_node_cgroups(frozenset({"cpu", "memory"}), 1) as (node,):
         folders = {cgroup.folder for cgroup in node.by_controller.values()}

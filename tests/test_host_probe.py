@@ -95,7 +95,7 @@ def test_a_sample_has_a_value_for_each_field_also_if_the_process_name_is_not_tex
         assert child.stdout is not None
         child.stdout.readline()
         assert b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes()
-        values = proc.sample(child.pid, ThreadSampler(child.pid))
+        values = proc.sample(child.pid, ThreadSampler(child.pid), proc.find_cgroups(child.pid))
         child.communicate()
     assert len(values) == len(proc.FIELDS)
     assert all(isinstance(value, int) or value is None for value in values)
@@ -110,12 +110,15 @@ def test_readings_are_increases_within_the_measurement(tmp_path: Path) -> None:
         {"server_context_switches_voluntary": 170, "run_queue": 2, "cpu_busy_ticks": 60, **later},
     ]
     within[2] |= {"server_system_ns": SECOND, "cpu_steal_ticks": 20}
+    for values, sock_bytes in zip(within, (100, 300, 200), strict=True):
+        values["cgroup_sock_bytes"] = sock_bytes
     lines = [line(10 + at, server_user_ns=(2 + at) * SECOND, **values) for at, values in enumerate(within)]
     outputs = read_host(tmp_path, [line(9), *lines, line(13, server_user_ns=99 * SECOND), line(14)[:7]])
     values = readings(outputs)
     assert (values["server_cpu_s"], values["server_cpu_user_s"], values["server_cpu_system_s"]) == (3, 2, 1)
     assert values["server_context_switches_voluntary"] == 70
     assert (values["run_queue_mean"], values["run_queue_max"]) == (2, 3)
+    assert (values["cgroup_sock_mean_bytes"], values["cgroup_sock_max_bytes"]) == (200, 300)
     # What was stolen is neither busy nor idle: 60 and 20 of 80 ticks.
     assert (values["cpu_busy_share"], values["cpu_steal_share"]) == (0.75, 0.25)
     over_time = series(outputs)
@@ -141,11 +144,12 @@ def test_cpu_ticks_that_decrease_count_as_zero(tmp_path: Path) -> None:
 
 
 def test_missing_counter_is_unavailable(tmp_path: Path) -> None:
-    lacks: dict[str, None] = dict.fromkeys(("compact_stall", "numa_pages_migrated", "allocstall"))
+    lacks: dict[str, None] = dict.fromkeys(("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_bytes"))
     lines = [line(10, **lacks, thp_fault_alloc=4, pgmajfault=7), line(11, **lacks, thp_fault_alloc=9, pgmajfault=7)]
     outputs = read_host(tmp_path, lines)
     values = readings(outputs)
-    assert {values[name] for name in lacks} == {None}
+    missing = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_mean_bytes", "cgroup_sock_max_bytes")
+    assert {values[name] for name in missing} == {None}
     over_time = series(outputs).keys()
     assert over_time.isdisjoint({"compact_stall_per_s", "numa_pages_migrated_per_s"})
     assert "server_page_faults_per_s" in over_time

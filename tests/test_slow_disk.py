@@ -21,7 +21,8 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.faults import timeline
 from ingest_bench.host import cgroups, node_resources, volume
-from ingest_bench.host.cgroups import Cgroup, IoThrottle
+from ingest_bench.host.cgroup_files import Cgroup
+from ingest_bench.host.cgroups import IoThrottle
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.host.volume import Volume
 from ingest_bench.ledger.watchdog import open_session
@@ -132,7 +133,7 @@ def test_cgroup_that_only_looks_like_the_root_of_blkio_is_refused(
     monkeypatch.setattr(system, "is_root", lambda: True)
     monkeypatch.setattr(cgroups, "_is_blkio_version_1", lambda: True)
     monkeypatch.setattr(volume, "require_volume", lambda: None)
-    monkeypatch.setattr(cgroups, "find_own_cgroup", lambda *_: Cgroup(tmp_path, 1, tmp_path))
+    monkeypatch.setattr(cgroups, "find_cgroup", lambda *_: Cgroup(tmp_path, 1, tmp_path))
     with pytest.raises(MissingCapability, match="is not the root of the controller blkio, as in a container"):
         cgroups.require_io_throttle()
 

@@ -27,7 +27,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults.apply import begin_on_nodes
 from ingest_bench.faults.kind import ActiveFault, FaultKind, Node, Stage
-from ingest_bench.host import cgroups, cpu, fragments
+from ingest_bench.host import cgroup_files, cgroups, cpu, fragments
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.units import format_bytes
 
@@ -52,12 +52,12 @@ def _limit_cores(fault: Fault, node: Node) -> ActiveFault:
     assert cores is not None  # noqa: S101 - `_find_cpu_error` refused it
     assert node.resources.cgroups is not None, node.name  # noqa: S101 - see `needs` below
     stat = node.resources.cgroups.by_controller["cpu"].folder / "cpu.stat"
-    before, start_s = cgroups.read_counters(stat), time.monotonic()
+    before, start_s = cgroup_files.read_counters(stat), time.monotonic()
     end_limit = node.resources.cgroups.limit("cpu", cores, _write_quota)
 
     def end() -> str:
         end_limit()
-        after = cgroups.read_counters(stat)
+        after = cgroup_files.read_counters(stat)
         throttled_periods = after["nr_throttled"] - before["nr_throttled"]
         if not throttled_periods:
             raise RunFailed(
@@ -73,7 +73,7 @@ def _limit_cores(fault: Fault, node: Node) -> ActiveFault:
     return ActiveFault(end_fault=end)
 
 
-def _write_quota(cgroup: cgroups.Cgroup, cores: float | None) -> None:
+def _write_quota(cgroup: cgroup_files.Cgroup, cores: float | None) -> None:
     quota_us = None if cores is None else round(cores * _PERIOD_US)
     if cgroup.version == 1:
         if quota_us is not None:
@@ -132,15 +132,16 @@ def _limit_memory(fault: Fault, node: Node) -> ActiveFault:
     headroom_bytes = _DEFAULT_HEADROOM_BYTES if fault.headroom_bytes is None else fault.headroom_bytes
     assert node.resources.cgroups is not None, node.name  # noqa: S101 - see `needs` below
     cgroup = node.resources.cgroups.by_controller["memory"]
-    used_bytes, cache_bytes = _read_usage(cgroup)
+    used_bytes, cache_bytes = cgroup_files.read_usage(cgroup)
     reclaims_before = _count_reclaims(cgroup)
     end_limit = node.resources.cgroups.limit("memory", used_bytes + headroom_bytes, _write_limit)
 
     def end() -> str:
-        is_stopped = cgroup.version == 1 and cgroups.read_counters(cgroup.folder / "memory.oom_control")["under_oom"]
+        control = cgroup.folder / "memory.oom_control"
+        is_stopped = cgroup.version == 1 and cgroup_files.read_counters(control)["under_oom"]
         limit = cgroup.folder / ("memory.limit_in_bytes" if cgroup.version == 1 else "memory.high")
         limit_mb = int(limit.read_text(encoding="ascii")) / 1e6
-        _, cache_left_bytes = _read_usage(cgroup)
+        _, cache_left_bytes = cgroup_files.read_usage(cgroup)
         end_limit()
         reclaims = _count_reclaims(cgroup) - reclaims_before
         if not reclaims:
@@ -155,23 +156,14 @@ def _limit_memory(fault: Fault, node: Node) -> ActiveFault:
     return ActiveFault(end_fault=end)
 
 
-def _read_usage(cgroup: cgroups.Cgroup) -> tuple[int, int]:
-    """Return the bytes that cannot be reclaimed, and those of the page cache."""
-    stat = cgroups.read_counters(cgroup.folder / "memory.stat")
-    usage = cgroup.folder / ("memory.usage_in_bytes" if cgroup.version == 1 else "memory.current")
-    prefix = "total_" if cgroup.version == 1 else ""
-    cache_bytes = stat[f"{prefix}inactive_file"] + stat[f"{prefix}active_file"]
-    return max(0, int(usage.read_text(encoding="ascii")) - cache_bytes), cache_bytes
-
-
-def _count_reclaims(cgroup: cgroups.Cgroup) -> int:
+def _count_reclaims(cgroup: cgroup_files.Cgroup) -> int:
     """Return how often the cgroup reached its limit, so that the kernel reclaimed memory."""
     if cgroup.version == 1:
         return int((cgroup.folder / "memory.failcnt").read_text(encoding="ascii"))
-    return cgroups.read_counters(cgroup.folder / "memory.events")["high"]
+    return cgroup_files.read_counters(cgroup.folder / "memory.events")["high"]
 
 
-def _write_limit(cgroup: cgroups.Cgroup, max_bytes: float | None) -> None:
+def _write_limit(cgroup: cgroup_files.Cgroup, max_bytes: float | None) -> None:
     """Write the limit. Version 1 kills at it unless the OOM killer is off; version 2 throttles above `memory.high`."""
     if cgroup.version == 1:
         cgroups.write_file(cgroup.folder / "memory.oom_control", 1)

@@ -22,12 +22,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, undo_on_error
 from ingest_bench.host import volume as volumes
+from ingest_bench.host.cgroup_files import Cgroup, find_cgroup, find_process_cgroup
 from ingest_bench.host.volume import Volume
 from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.ledger.watchdog import open_session
@@ -59,16 +60,6 @@ _IO_LIMITS: tuple[tuple[IoLimit, str, str], ...] = (
     ("operations", "blkio.throttle.read_iops_device", "riops"),
     ("operations", "blkio.throttle.write_iops_device", "wiops"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Cgroup:
-    """A folder of the cgroup file system."""
-
-    folder: Path
-    version: Literal[1, 2]
-    own_folder: Path
-    """This process's own cgroup. In version 2 it differs from a parent of cgroups, which has no processes itself."""
 
 
 def add_limit(lock: threading.RLock, active: list[T], limit: T, apply: Callable[[], None]) -> Callable[[], None]:
@@ -118,15 +109,6 @@ def write_file(path: Path, value: object) -> None:
         raise RunFailed(f"{path}: {value} was rejected: {error.strerror}") from None
 
 
-def read_counters(path: Path) -> dict[str, int]:
-    """Return the counters in a file of a cgroup: lines of a name and a number."""
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError as error:
-        raise RunFailed(f"{path}: {error.strerror}") from None
-    return {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
-
-
 @contextmanager
 def create_node_cgroups(controllers: Set[Controller], nodes: int) -> Iterator[tuple[NodeCgroups, ...]]:
     """Create cgroups with these controllers for *nodes* nodes. They are removed after the block and after `kill -9`."""
@@ -164,7 +146,7 @@ def find_parents(controllers: Set[Controller]) -> dict[Controller, Cgroup]:
     wanted = [name for name in CONTROLLERS if name in controllers]
     if wanted and not system.is_root():
         raise MissingCapability(f"cgroups: only root can give a server its own cgroup for {wanted[0]}. Run as root.")
-    parents = {name: find_own_cgroup(*_read_own_cgroups(), name) for name in wanted}
+    parents = {name: find_process_cgroup("self", name) for name in wanted}
     version_2 = [name for name, cgroup in parents.items() if cgroup.version == 2]
     for name, cgroup in parents.items():
         version_1_file = cgroup.folder / _VERSION_1_FILES.get(name, "")
@@ -189,33 +171,6 @@ def find_delegating_parent(own: Cgroup, controllers: Sequence[Controller]) -> Cg
         f"cgroups: no cgroup at or above {own.folder} gives its children the controller {names}.\n"
         f'As root: echo "{command}" > {folder}/cgroup.subtree_control'
     )
-
-
-def find_own_cgroup(mounts: str, memberships: str, controller: str) -> Cgroup:
-    """Return our own cgroup of a controller, from the texts of mountinfo and cgroup (man 5 proc, man 7 cgroups)."""
-    for line in memberships.splitlines():
-        number, controllers, path = line.split(":", 2)
-        version: Literal[1, 2] = 2 if number == "0" else 1
-        if controller in controllers.split(","):
-            break
-    else:
-        path = next((line[3:] for line in memberships.splitlines() if line.startswith("0::")), "")
-        version = 2
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        root, mount_point = before.split()[3:5]
-        kind, _, options = after.split(" ", 2)
-        if kind != ("cgroup" if version == 1 else "cgroup2") or not PurePosixPath(path).is_relative_to(root):
-            continue
-        if version == 2 or controller in options.split(","):
-            folder = Path(mount_point) / PurePosixPath(path).relative_to(root)
-            return Cgroup(folder, version, folder)
-    raise MissingCapability(f"cgroups: the controller {controller} is not mounted here")
-
-
-def _read_own_cgroups() -> tuple[str, str]:
-    """Return the texts of mountinfo and cgroup of this process; "" if this kernel has none."""
-    return system.read_text("/proc/self/mountinfo") or "", system.read_text("/proc/self/cgroup") or ""
 
 
 @dataclass(slots=True)
@@ -301,7 +256,7 @@ def require_io_throttle() -> str:
 
 
 def _is_blkio_version_1() -> bool:
-    _, memberships = _read_own_cgroups()
+    memberships = system.read_text("/proc/self/cgroup") or ""
     return any("blkio" in line.split(":", 2)[1].split(",") for line in memberships.splitlines())
 
 
@@ -309,8 +264,7 @@ def _find_blkio_root() -> Cgroup:
     """Return the root group of blkio, of version 1."""
     if not system.is_root():
         raise MissingCapability("throttle: only root can limit a disk. Run as root.")
-    mounts, _ = _read_own_cgroups()
-    root = find_own_cgroup(mounts, "1:blkio:/", "blkio")
+    root = find_cgroup(system.read_text("/proc/self/mountinfo") or "", "1:blkio:/", "blkio")
     # Only the root has this file: in a container our own group may look like the root (cgroup_namespaces(7)).
     if not (root.folder / "release_agent").exists():
         raise MissingCapability(

@@ -132,6 +132,10 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
     yield Reading("run_queue_max", int(samples["run_queue"].max()))
     yield Reading("server_threads_max", int(samples["server_threads"].max()))
     yield Reading("server_rss_max_bytes", int(samples["server_rss_bytes"].max()))
+    sock_bytes = samples["cgroup_sock_bytes"]
+    is_counted = not np.isnan(sock_bytes).any()
+    yield Reading("cgroup_sock_mean_bytes", float(sock_bytes.mean()) if is_counted else None)
+    yield Reading("cgroup_sock_max_bytes", int(sock_bytes.max()) if is_counted else None)
     for resource, kind in PRESSURE:
         share = increases[f"pressure_{resource}_{kind}_us"] * 1e3 / increases["at_ns"]
         yield Reading(f"pressure_{resource}_{kind}_share", None if np.isnan(share) else share)

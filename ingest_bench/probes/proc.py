@@ -13,15 +13,20 @@ import resource
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
+from ingest_bench.errors import MissingCapability
+from ingest_bench.host import cgroup_files
 from ingest_bench.host.cpu import parse_ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from ingest_bench.host.cgroup_files import Cgroup
 
 PERIOD_NS = 100_000_000
 PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
@@ -57,7 +62,13 @@ ALWAYS = (
     "server_threads_stopped",
     "server_threads_blocked",
 )
-FIELDS = (*ALWAYS, *(f"pressure_{resource}_{kind}_us" for resource, kind in PRESSURE), *VMSTAT, "server_throttled_ns")
+FIELDS = (
+    *ALWAYS,
+    *(f"pressure_{resource}_{kind}_us" for resource, kind in PRESSURE),
+    *VMSTAT,
+    "server_throttled_ns",
+    "cgroup_sock_bytes",
+)
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Shorter waits within a sample's 100 ms explain nothing.
@@ -69,7 +80,7 @@ def main(pid: int, samples: Path, waits: Path) -> None:
     # Two files per server thread stay open. The usual limit of 1024 was too low for 510 threads.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    threads = ThreadSampler(pid)
+    threads, cgroups = ThreadSampler(pid), find_cgroups(pid)
     next_ns = time.monotonic_ns()
     with (
         samples.open("w", encoding="utf-8", buffering=1) as sample_file,
@@ -77,7 +88,7 @@ def main(pid: int, samples: Path, waits: Path) -> None:
     ):
         while True:
             try:
-                sample_file.write(json.dumps(sample(pid, threads)) + "\n")
+                sample_file.write(json.dumps(sample(pid, threads, cgroups)) + "\n")
                 for wait in threads.waits():
                     wait_file.write(json.dumps(dataclasses.asdict(wait)) + "\n")
             except (FileNotFoundError, ProcessLookupError):
@@ -87,7 +98,16 @@ def main(pid: int, samples: Path, waits: Path) -> None:
             time.sleep((next_ns - now_ns) / 1e9)
 
 
-def sample(pid: int, threads: ThreadSampler) -> list[int | None]:
+def find_cgroups(pid: int) -> dict[str, Cgroup]:
+    """Return the process's cgroups of CPU and memory, of each controller that is mounted here."""
+    cgroups = {}
+    for controller in ("cpu", "memory"):
+        with suppress(MissingCapability):
+            cgroups[controller] = cgroup_files.find_process_cgroup(pid, controller)
+    return cgroups
+
+
+def sample(pid: int, threads: ThreadSampler, cgroups: Mapping[str, Cgroup]) -> list[int | None]:
     """Return one line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError if the server has ended."""
     server = parse_stat(_read(f"/proc/{pid}/stat"))
     machine = parse_system(_read("/proc/stat"))
@@ -100,22 +120,18 @@ def sample(pid: int, threads: ThreadSampler) -> list[int | None]:
     pressures = (stalls[resource].get(kind) for resource, kind in PRESSURE)
     vmstat = parse_vmstat(system.read_text("/proc/vmstat") or "")
     counters = map(vmstat.get, VMSTAT)
-    return [at_ns, at_monotonic_ns, *server, *switches, *machine, *states, *pressures, *counters, throttled_ns(pid)]
+    throttled_ns = read_throttled_ns(cgroups["cpu"]) if "cpu" in cgroups else None
+    sock_bytes = cgroup_files.read_sock_bytes(cgroups["memory"]) if "memory" in cgroups else None
+    machine_wide = (*machine, *states, *pressures, *counters)
+    return [at_ns, at_monotonic_ns, *server, *switches, *machine_wide, throttled_ns, sock_bytes]
 
 
-def throttled_ns(pid: int) -> int | None:
-    """Return the time that CPU quotas held back the process's cgroup, summed over CPUs; None without such a counter."""
-    for line in (system.read_text(f"/proc/{pid}/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        mounts = ("cpu", "cpu,cpuacct") if "cpu" in controllers.split(",") else () if controllers else ("", "unified")
-        for mount in mounts:
-            words = (system.read_text(f"/sys/fs/cgroup/{mount}{path}/cpu.stat") or "").split()
-            counters = dict(zip(words[::2], words[1::2], strict=False))
-            if "throttled_time" in counters:
-                return int(counters["throttled_time"])
-            if "throttled_usec" in counters:
-                return int(counters["throttled_usec"]) * 1000
-    return None
+def read_throttled_ns(cgroup: Cgroup) -> int | None:
+    """Return the time that CPU quotas held back a cgroup, summed over CPUs; None without such a counter."""
+    words = (system.read_text(cgroup.folder / "cpu.stat") or "").split()
+    counters = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+    throttled_us = counters.get("throttled_usec")
+    return counters.get("throttled_time") if throttled_us is None else throttled_us * 1000
 
 
 def parse_stat(text: str) -> tuple[int, int, int, int, int, int]:
