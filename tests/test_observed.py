@@ -148,6 +148,7 @@ def test_another_recording_hides_no_reads(server: Served, jvm: AttachedJvm, raw:
     # The other recording has at most 100 reads per second.
     assert numbers["reads_recorded"] == after["reads"] - before["reads"] > 600
     assert numbers["bytes_read"] == after["bytes_read"] - before["bytes_read"]
+    assert numbers["other_recordings"] == "other"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])

@@ -10,7 +10,7 @@ import pytest
 from probe_lab import make_context, notes, read, readings, write_recording
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.model.results import Histogram, Reading, Stacks
+from ingest_bench.model.results import Histogram, Note, Reading, Stacks
 from ingest_bench.probes import PROBES, jvm_options, oom, recording
 from ingest_bench.probes.context import ReadContext
 
@@ -120,6 +120,30 @@ def test_reads_that_the_recorder_cannot_see_are_unavailable(tmp_path: Path) -> N
     assert readings(outputs) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
     assert not any(isinstance(item, Histogram) for item in outputs)
     assert "2 of others" in " ".join(notes(outputs))
+
+
+IN_FORCE = {"enabled": "true", "threshold": "0 ns", "throttle": "1000000/ms", "stackTrace": "true"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("enabled", "false"), ("threshold", "20 ms"), ("throttle", "100/s"), ("throttle", "1 / s\n"), ("throttle", "off")],
+)
+def test_settings_of_another_recording_that_lose_reads_invalidate_the_run(
+    name: str, value: str, tmp_path: Path
+) -> None:
+    settings = [["jdk.SocketRead", *setting] for setting in (IN_FORCE | {name: value}).items()]
+    # It does not matter to this probe.
+    settings.append(["jdk.FileRead", "throttle", "100/s"])
+    recordings = ["ingest-bench-1f", "cryostat"]
+    outputs = read("reads", lay_out(tmp_path, content(recordings=recordings, settings=settings)))
+    assert readings(outputs)["other_recordings"] == "cryostat"
+    is_weaker = value != "off"
+    expected = IN_FORCE | {"stackTrace": "false"}
+    text = f"jdk.SocketRead with {name} {value} instead of {expected[name]}, as another flight recording (cryostat)"
+    assert [text in note.text for note in outputs if isinstance(note, Note) and note.invalidates] == [True] * is_weaker
+    cost = "other flight recordings ran in this JVM (cryostat): their cost is part of the results"
+    assert cost in notes(outputs)
 
 
 CUT = {"file": "x/a.jfr", "bytes": 9, "events": 0, "error": "java.io.IOException: cut"}

@@ -178,6 +178,11 @@ def test_server_with_full_disk_may_have_failed_documents(counted: int, has_full_
     ("record", "measured", "reason"),
     [
         ({}, {"bytes_read": 3_499_999}, "bytes: the load wrote 3,500,000, the JVM read 3,499,999, -1"),
+        (
+            {},
+            {"bytes_read": 1, "other_recordings": "x"},
+            "bytes: the load wrote 3,500,000, the JVM read 1, -3,499,999; other flight recordings ran in this JVM (x)",
+        ),
         ({}, {"bytes_read": 3_500_001}, "bytes: the load wrote 3,500,000, the JVM read 3,500,001, +1"),
         ({"documents_counted": 6999}, {}, "documents: 7,000 acknowledged, 6,999 counted, -1"),
         (

@@ -17,6 +17,7 @@ import java.util.Map;
 import java.util.PriorityQueue;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import jdk.jfr.EventType;
 import jdk.jfr.consumer.RecordedClass;
 import jdk.jfr.consumer.RecordedEvent;
 import jdk.jfr.consumer.RecordedFrame;
@@ -169,6 +170,12 @@ public final class JfrReader {
   /** Events that this Java could have written: the lack of one that it does not know means nothing. */
   private final TreeSet<String> known = new TreeSet<>();
 
+  /** Names of all recordings that ran in the JVM. */
+  private final TreeSet<String> recordings = new TreeSet<>();
+  /** Settings in force, as "event setting": all recordings of a JVM share them. By event type until the file is read. */
+  private final TreeSet<String> settings = new TreeSet<>();
+  private final Map<Long, TreeSet<String>> settingsByType = new HashMap<>();
+
   private final List<String> files = new ArrayList<>();
   private long events;
   private long lostBytes;
@@ -213,7 +220,12 @@ public final class JfrReader {
       while (file.hasMoreEvents()) {
         take(file.readEvent());
       }
-      file.readEventTypes().forEach(type -> known.add(quote(type.getName())));
+      for (EventType type : file.readEventTypes()) {
+        known.add(quote(type.getName()));
+        for (String setting : settingsByType.getOrDefault(type.getId(), new TreeSet<>())) {
+          settings.add("[" + quote(type.getName()) + "," + setting + "]");
+        }
+      }
     } catch (IOException | RuntimeException | Error problem) {
       error = quote(problem.toString());
     }
@@ -223,11 +235,18 @@ public final class JfrReader {
 
   private void take(RecordedEvent event) throws IOException {
     long end = nanos(event.getEndTime());
+    String type = event.getEventType().getName();
+    // Written when a recording begins, which is before SINCE_NS.
+    if (type.equals("jdk.ActiveRecording")) {
+      recordings.add(quote(event.getString("name")));
+    } else if (type.equals("jdk.ActiveSetting")) {
+      settingsByType.computeIfAbsent(event.getLong("id"), key -> new TreeSet<>())
+          .add(quote(event.getString("name")) + "," + quote(event.getString("value")));
+    }
     if (end < sinceNs) {
       return;
     }
     events++;
-    String type = event.getEventType().getName();
     types.computeIfAbsent(type, key -> new long[1])[0]++;
     firstNs = Math.min(firstNs, end);
     lastNs = Math.max(lastNs, end);
@@ -495,6 +514,8 @@ public final class JfrReader {
     out.append(",\"lost_bytes\":").append(lostBytes);
     out.append(",\"files\":[").append(String.join(",", files)).append("],\"types\":").append(counts(types));
     out.append(",\"known\":[").append(String.join(",", known));
+    out.append("],\"recordings\":[").append(String.join(",", recordings));
+    out.append("],\"settings\":[").append(String.join(",", settings));
     out.append("],\"threads\":[").append(String.join("],", threads.values())).append(threads.isEmpty() ? "" : "]");
     List<String> changes = new ArrayList<>();
     nettyChanges().forEach((start, change) -> changes.add("[" + start + "," + change[0] + "," + change[1] + "]"));

@@ -64,7 +64,7 @@ class Collection(NamedTuple):
 
 def _read_gc(context: ReadContext) -> Iterator[ProbeOutput]:
     """Yield pauses and collections that ended within the measurement."""
-    recorded = yield from recording.open_recording(context, "gc")
+    recorded = yield from recording.open_recording(context, "gc", GC.events)
     log = load_log(context)
     if not (context.raw / _LOG).exists():
         yield Note(source="gc", text=f"there is no GC log in {context.raw}: no second source")

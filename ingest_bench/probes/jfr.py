@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 def _read_reads(context: ReadContext) -> Iterator[ProbeOutput]:
     """Yield sizes within the measurement. `bytes_read` covers the whole recording, to compare with the bytes sent."""
-    recorded = yield from recording.open_recording(context, "reads")
+    recorded = yield from recording.open_recording(context, "reads", READS.events)
+    if names := ", ".join(recorded.others):
+        yield Reading("other_recordings", names)
+        text = f"other flight recordings ran in this JVM ({names}): their cost is part of the results"
+        yield Note(source="reads", text=text)
     reads = recorded.content.get("reads")
     if not reads or not reads["all"]["count"]:
         others = reads["other_ports"]["count"] if reads else 0
@@ -61,7 +65,7 @@ def _read_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     The layer is that of the first frame outside the JDK: the code that requested the memory. Any frame would not do,
     because all handlers run below Netty.
     """
-    recorded = yield from recording.open_recording(context, "allocations")
+    recorded = yield from recording.open_recording(context, "allocations", _ALLOCATION_EVENTS)
     if not recorded.is_readable:
         return
     seconds = recorded.seconds(context)
@@ -125,7 +129,7 @@ def _read_large_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     A heap may have enough free memory but no contiguous block. CMS then stops the world to compact; G1 gives each
     object of at least half a region its own regions (humongous).
     """
-    recorded = yield from recording.open_recording(context, "large-allocations")
+    recorded = yield from recording.open_recording(context, "large-allocations", _ALLOCATION_EVENTS)
     if not recorded.is_readable:
         return
     # `allocations` yields the same stacks; a run stores them once.
@@ -165,7 +169,7 @@ def _read_direct_memory(context: ReadContext) -> Iterator[ProbeOutput]:
     256 ms between its attempts, until it throws an OutOfMemoryError. Recordings of any JVM show that. Only the server
     can report the number and duration of allocations, with an event of its own.
     """
-    recorded = yield from recording.open_recording(context, "direct-memory")
+    recorded = yield from recording.open_recording(context, "direct-memory", DIRECT_MEMORY.events)
     if not recorded.is_readable:
         return
     content = recorded.content
@@ -246,7 +250,7 @@ def _read_stalls(context: ReadContext) -> Iterator[ProbeOutput]:
     A sample of a thread's stack every 20 ms (jdk.ExecutionSample) shows its work; StallSpans.java has the table of
     telling frames. Waiting threads are in no sample: waits, files and safepoints have events of their own.
     """
-    recorded = yield from recording.open_recording(context, "stalls")
+    recorded = yield from recording.open_recording(context, "stalls", STALLS.events)
     if not recorded.is_readable or recorded.seconds(context) * 1e9 < context.end_ns - context.start_ns:
         return
     content = recorded.content["stalls"]

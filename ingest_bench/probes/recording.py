@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
 
 # With two recordings the higher rate applies, and "off" is the lowest. Since Java 25 the default for reads is 100/s.
 _NO_THROTTLE = {"enabled": "true", "throttle": "1000000/ms"}
-# Written if the recorder dropped events because its buffers were full.
-_DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
+# Written if the recorder dropped events because its buffers were full; all recordings of the JVM and the settings in
+# force, which they share.
+_OF_THE_RECORDER: Events = {
+    name: {"enabled": "true"} for name in ("jdk.DataLoss", "jdk.ActiveRecording", "jdk.ActiveSetting")
+}
 # Environment and properties of the JVM and command lines of all processes: they may contain passwords.
 _SECRET: Events = {
     name: {"enabled": "false"}
@@ -36,8 +41,12 @@ _SECRET: Events = {
 READER = tuple(
     Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
 )
-READER_VERSION = 16
+READER_VERSION = 17
 STACK_DEPTH = 128
+# Of a threshold, a period and a throttle (jdk.jfr.internal.util.ValueParser and TimespanUnit).
+_UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+# Recordings of a run have this name, or begin with it.
+_OWN_NAME = "ingest-bench"
 
 
 def merge_events(probe_events: Iterable[Events]) -> Events:
@@ -55,7 +64,30 @@ def merge_events(probe_events: Iterable[Events]) -> Events:
 
 def _parse_threshold_ns(threshold: str) -> int:
     number, unit = threshold.split()
-    return int(number) * {"ns": 1, "us": 10**3, "ms": 10**6}[unit]
+    return int(number) * _UNITS_NS[unit]
+
+
+def find_weaker_settings(content: Mapping[str, Any], events: Events) -> list[str]:
+    """Return the settings in force that lose some of these events, because another recording of the JVM wants them."""
+    weaker = []
+    for event, name, value in content.get("settings", ()):
+        expected = (_NO_THROTTLE | events[event]).get(name) if event in events else None
+        if expected is not None and _strength(name, value) < _strength(name, expected):
+            weaker.append(f"{event} with {name} {value} instead of {expected}")
+    return weaker
+
+
+def _strength(name: str, value: str) -> float:
+    """Return a number that is higher, the more events a setting lets through."""
+    if name not in ("throttle", "threshold", "period"):
+        return value == "true"
+    if name == "throttle" and value == "off":
+        return math.inf
+    parts = re.fullmatch(f"([0-9]{{1,18}}) ?/?({'|'.join(_UNITS_NS)})", value)
+    if parts is None:
+        return -math.inf
+    number, unit_ns = int(parts[1]), _UNITS_NS[parts[2]]
+    return number / unit_ns if name == "throttle" else -number * unit_ns
 
 
 def profile_path(java_home: Path) -> Path:
@@ -85,7 +117,7 @@ def format_settings(events: Events, profile: Path | None = None) -> str:
                 "JDK by --java-home."
             ) from None
     in_profile = {event.get("name"): event for event in root.iter("event")}
-    for name, settings in (events | _DATA_LOSS | _SECRET).items():
+    for name, settings in (events | _OF_THE_RECORDER | _SECRET).items():
         event = in_profile[name] if name in in_profile else ElementTree.SubElement(root, "event", name=name)
         # Remove the profile's settings: its threshold or throttle would drop events that a probe counts.
         event.clear()
@@ -105,7 +137,7 @@ def start_options(raw: Path) -> tuple[str, ...]:
     if any(character in str(raw) for character in ' ,:"\t'):
         raise SpecError(f"{raw}: JVM options cannot contain a path with a comma, colon, quote or space. Rename it.")
     recording = (
-        "name=ingest-bench",
+        f"name={_OWN_NAME}",
         f"settings={settings_path(raw)}",
         f"filename={raw / 'recording.jfr'}",
         "dumponexit=true",
@@ -127,6 +159,11 @@ class Recording:
     has_gaps: bool = False
     """Events are missing in the middle, not only after the end of a killed JVM."""
     problem: str = ""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Return the names of the JVM's other recordings."""
+        return tuple(name for name in self.content.get("recordings", ()) if not name.startswith(_OWN_NAME))
 
     @property
     def is_readable(self) -> bool:
@@ -172,11 +209,21 @@ def load_recording(context: ReadContext) -> Recording:
     return _judge(content, ended_by_jvm=ended_by_jvm)
 
 
-def open_recording(context: ReadContext, probe: str) -> Generator[Note, None, Recording]:
-    """Return the recording of a run, after yielding a note of that probe if it has a problem."""
+def open_recording(context: ReadContext, probe: str, events: Events) -> Generator[Note, None, Recording]:
+    """Return the recording of a run, after yielding a note of that probe if it has a problem.
+
+    A note makes the run invalid if another recording of the JVM had its way about one of the probe's events.
+    """
     recording = load_recording(context)
     if recording.problem:
         yield Note(source=probe, text=recording.problem)
+    if weaker := find_weaker_settings(recording.content, events):
+        others = f" ({', '.join(recording.others)})" if recording.others else ""
+        text = (
+            f"the JVM recorded {', '.join(weaker)}, as another flight recording{others} demands: events are missing. "
+            "Stop the other recording (jcmd PID JFR.stop)."
+        )
+        yield Note(source=probe, text=text, invalidates=True)
     return recording
 
 

@@ -90,7 +90,9 @@ def _check_bytes(
     for column, reader in _READERS.items():
         read = values.get(column)
         if isinstance(sent, int) and isinstance(read, int) and not sent - may_miss <= read <= sent:
-            yield f"bytes: the load wrote {sent:,}, {reader} {read:,}, {read - sent:+,}{unanswered}"
+            others = values.get("other_recordings") if column == "bytes_read" else None
+            cause = f"; other flight recordings ran in this JVM ({others})" if others else ""
+            yield f"bytes: the load wrote {sent:,}, {reader} {read:,}, {read - sent:+,}{unanswered}{cause}"
     # The sink's own counts next to the recording's. It may have fewer bytes, if it was asked before the last ones.
     names = ("sink_reads", "reads_recorded", "sink_bytes_read", "bytes_read")
     counts = [value for value in map(values.get, names) if isinstance(value, int)]
