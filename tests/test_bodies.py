@@ -96,7 +96,9 @@ def test_bulk_in_bytes_is_as_full_as_possible_in_an_envelope_with_escaped_docume
     keys = {"path": "/", "before": "x" * 1000, "each": '{"event":{document}}', "as_text": True, "sequence": "number"}
     options = LoadOptions(bulk_bytes=20_000)
     protocol = JsonArray.from_options(ProtocolOptions(protocol="json-array", keys=keys), "", options)
-    pooled = source.build_synthetic_pool(TAXIS, options, protocol, pool_bytes=POOL_BYTES)
+    quotes = DocumentField(name="text", kind="constant", options={"value": '"' * 100})
+    workload = dataclasses.replace(TAXIS, fields=(*FIELDS, quotes))
+    pooled = source.build_synthetic_pool(workload, options, protocol, pool_bytes=POOL_BYTES)
     assert all(19_000 < len(body.data) <= 20_000 for body in itertools.islice(iterate_forever(pooled), 9))
 
 

@@ -76,6 +76,13 @@ def test_acknowledgements_may_come_in_pieces_and_more_are_an_error() -> None:
         read_acknowledgements(10, 9, 2)
 
 
+def test_request_without_response_is_lost_if_the_server_closes_meanwhile() -> None:
+    reader = read_acknowledgements(0)
+    assert reader.is_complete
+    reader.feed_eof()
+    assert not reader.is_complete
+
+
 def test_each_frame_is_acknowledged_while_more_are_sent() -> None:
     # More than the kernel buffers at both ends.
     body = frames().build_body([b"x" * 1000] * 20_000, 1)
