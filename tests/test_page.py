@@ -181,6 +181,18 @@ def test_cause_of_many_failures_is_on_the_page_once_and_of_each_run_in_its_cell(
     assert "".join(sections).count("no disk left") == len(FOUR)
 
 
+def test_page_begins_with_length_and_errors_and_ends_with_notes() -> None:
+    values = {"requests": 4000, "requests_failed": 8, "measured_seconds": 59.9}
+    text = page.render_results(
+        [made.changed(FOUR[0], values=values, notes=(Note(source="load", text="late loop"),))], {}
+    )
+    first, *sections = text.split("<section")
+    assert "2023-11-14 22:13 UTC · 60 s measured" in first
+    assert "<li>Errors: 8 of 4,000 requests (0.20%) failed" in first
+    assert "<td>22:13:20</td>" in sections[-2].replace(' class="number"', "")
+    assert "late loop" in sections[-1]
+
+
 def test_each_head_of_a_topic_has_its_own_definition() -> None:
     for topic in cell_tables.TOPICS.values():
         assert len({column.head for column in topic.columns}) == len(topic.columns)

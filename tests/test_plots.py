@@ -334,6 +334,8 @@ def test_each_setting_is_a_column_and_each_fault_a_line_on_one_scale() -> None:
     every = [text.get_text() for text in texts(figure)]
     for expected in ("transparent hugepages always", "fault none", "fault fragmented", "Its context switches/s"):
         assert expected in every
+    failed = machine_figure([*HOST[:-1], made.changed(HOST[-1], state="failed", reason="no memory.")])
+    assert f"Left out: 1 of 6 runs. {HOST[-1].run}: failed: no memory" in words(failed).splitlines()
     # A counter that stayed at 0 has no panel and is named.
     assert "0 at all times: Pages moved between NUMA nodes/s" in every
     blind = [

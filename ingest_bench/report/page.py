@@ -82,17 +82,17 @@ def render_results(
     ]
     # Notes on stalls are in the table of stalls.
     others = [replace(run, notes=tuple(note for note in run.notes if note.source != STALL_SOURCE)) for run in summaries]
-    stalls = stall_table.stall_page_rows(summaries)
+    stalls, errors = stall_table.stall_page_rows(summaries), digest.describe_errors(summaries)
     main = _MAIN_PICTURES.get(summaries[0].headline if summaries else "", "")
     images = [
-        f'<p><img src="{_embed(name, content)}" alt="{_CAPTIONS.get(name, name)}"></p>'
+        _render_image(name, content, _CAPTIONS.get(name, name))
         for name, content in sorted(pictures.items(), key=lambda item: item[0] != main)
         if name == main or not name.startswith(DRAWN_BY_PAGE)
     ]
     parts = [
         f"<h1>{escape(headline.describe_finding(summaries))}</h1>",
         f'<p class="facts">{_describe_facts(experiment, summaries, facts or {})}</p>',
-        render_list(digest.describe_endings(summaries), "problems"),
+        render_list([*digest.describe_endings(summaries), *([errors] if errors else [])], "problems"),
         _render_tiles(headline.build_tiles(summaries)),
         *(images[:1] or [page_charts.draw_read_sizes(rows)]),
         _render_cells(summaries, anchors),
@@ -108,11 +108,11 @@ def render_results(
         render_section("Changes from cell to cell, each with its 95% interval", page_charts.draw_intervals(changes)),
         *(render_section(title, content) for title, content in more),
         *images[1:],
-        render_section("Notes", render_list(cell_tables.list_notes(others))),
         *(
             _cell_section(row, anchor, [run for run, _ in charts], icicles)
             for row, anchor in zip(rows, anchors, strict=True)
         ),
+        render_section("Notes", render_list(cell_tables.list_notes(others))),
         _render_files(files or {}),
     ]
     return render_document(experiment, parts, {"runs": [chart for _, chart in charts], "flames": icicles.data})
@@ -137,7 +137,7 @@ def render_comparison(before: str, now: str, changes: Changes) -> str:
 def render_trend(folder: str, trend: Trend, notes: Sequence[str], pictures: Sequence[bytes]) -> str:
     """Render the page of a history of results: what changed since when, and the pictures (SVG) of all histories."""
     changes = render_table(change_tables.trend_rows(trend)) if change_tables.newest_changes(trend) else ""
-    images = [f'<p><img src="{_embed("t.svg", picture)}" alt="Results over time"></p>' for picture in pictures]
+    images = [_render_image("t.svg", picture, "Results over time") for picture in pictures]
     parts = [
         f"<h1>{escape(change_tables.summarise_trend(trend))}</h1>",
         f'<p class="faint">Results below {escape(folder)}</p>',
@@ -150,7 +150,10 @@ def render_trend(folder: str, trend: Trend, notes: Sequence[str], pictures: Sequ
 
 def _cell_section(row: CellRuns, anchor: str, charted: Sequence[Summary], icicles: IcicleData) -> str:
     """Render the runs of one cell: states, charts, and allocations by stack, open for the first run."""
-    states = [["run", "state", "reason"], *([run.run, run.state, run.reason] for run in row.runs)]
+    states = [
+        ["run", "measured from (UTC)", "state", "reason"],
+        *([run.run, _format_utc(run.measure_start_ns, "%H:%M:%S"), run.state, run.reason] for run in row.runs),
+    ]
     figures = [page_charts.chart_figure(charted.index(run), run) for run in row.runs if run in charted]
     with_stacks = [run for run in row.runs if run.stacks]
     figures += [page_charts.icicle_figure(run, icicles, is_open=run is with_stacks[0]) for run in with_stacks]
@@ -164,13 +167,15 @@ def _describe_facts(experiment: str, summaries: Sequence[Summary], facts: Mappin
         values = list(dict.fromkeys(text(value) for run in summaries if (value := run.values.get(column))))
         return " / ".join(values[:_MAX_LISTED]) + (" …" if len(values) > _MAX_LISTED else "")
 
-    start_ns = min((run.measure_start_ns for run in summaries if run.measure_start_ns), default=None)
+    start = _format_utc(min((run.measure_start_ns for run in summaries if run.measure_start_ns), default=None))
+    measured_s = join("measured_seconds", lambda value: f"{value:,.0f}")
     heap = f"heap {join('heap_bytes', format_size)} {join('gc_collector', str.upper)}" if join("heap_bytes") else ""
     parts = [
         *(experiment, join("target"), heap.strip(), f"Java {join('java')}" if join("java") else ""),
         f"{facts.get('cores', '')} CPUs {facts['cpu']}".strip() if facts.get("cpu") else "",
         f"kernel {facts['kernel']}" if "kernel" in facts else "",
-        f"{datetime.fromtimestamp(start_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC" if start_ns else "",
+        f"{start} UTC" if start else "",
+        f"{measured_s} s measured" if measured_s else "",
         f"ingest-bench {facts['ingest_bench']}" if "ingest_bench" in facts else "",
     ]
     command = f" · <code>{escape(escape_line(str(facts['command'])))}</code>" if "command" in facts else ""
@@ -224,6 +229,14 @@ def _render_tiles(tiles: Sequence[Tile]) -> str:
         texts = "".join(f"<p>{escape(text)}</p>" for text in (tile.text, tile.verdict) if text)
         content += f"<div><small>{tile.title}</small><strong>{escape(tile.answer)}</strong>{texts}</div>"
     return f'<div class="tiles">{content}</div>'
+
+
+def _format_utc(at_ns: int | None, form: str = "%Y-%m-%d %H:%M") -> str:
+    return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):{form}}" if at_ns else ""
+
+
+def _render_image(name: str, content: bytes, meaning: str) -> str:
+    return f'<p class="wide" tabindex="0"><img src="{_embed(name, content)}" alt="{meaning}"></p>'
 
 
 def _embed(name: str, content: bytes) -> str:

@@ -326,17 +326,17 @@ def draw_machine(summaries: Sequence[Summary]) -> bytes | None:
             headline.describe_finding(summaries, "response_ms_max"),
             style.join_conditions([*_list_parts(runs[0]), "one run of each cell, means of each second"]),
             colours if others else {},
-            [f"0 at all times: {', '.join(zero)}"] if zero else [],
+            [*style.left_out_notes(summaries), *([f"0 at all times: {'; '.join(zero)}"] if zero else [])],
         )
         every = figure.subplots(len(panels), len(columns), sharex=True, sharey="row", squeeze=False)
         for column, axes in zip(columns, every[0], strict=True):
             axes.annotate(
-                shorten(column, 96 // len(columns)), (0, 1), xycoords="axes fraction", xytext=(0, 28),
-                textcoords="offset points", fontsize=13, fontweight="bold",
+                shorten(column, 90 // len(columns)), (0, 1), xycoords="axes fraction", xytext=(0, 28),
+                textcoords="offset points", fontsize=14, fontweight="bold",
             )  # fmt: skip
         for name, row in zip(panels, every, strict=True):
             title, text = _MACHINE_PANELS[name]
-            row[0].set_title(title, pad=5)
+            row[0].set_title(title, pad=5, fontweight="normal")
             row[0].yaxis.set_major_locator(MaxNLocator(3))
             _format_y(row[0], text)
             drawn: list[tuple[Axes, dict[int, float], str]] = []

@@ -178,5 +178,5 @@ def describe_conditions(summaries: Sequence[Summary]) -> str:
 def left_out_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return a note that names the runs that are left out, each with its reason; empty without such runs."""
     endings = describe_left_out(summaries)
-    text = f"Left out: {len(endings)} of {len(summaries)} runs. {'; '.join(endings)}"
+    text = f"Left out: {len(endings)} of {len(summaries)} runs. {'; '.join(ending.rstrip('.') for ending in endings)}"
     return [textwrap.shorten(text, 420, placeholder=" …")] if endings else []
