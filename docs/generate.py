@@ -33,6 +33,7 @@ from ingest_bench.model.experiment import Experiment, Fault, HostSettings
 from ingest_bench.model.load import BulkAction, LoadOptions, TrackOptions
 from ingest_bench.model.network import Impairment, Profile, RealInterface
 from ingest_bench.model.target import (
+    CustomRequest,
     CustomTarget,
     DeliveredDocuments,
     DocumentCount,
@@ -80,6 +81,7 @@ TABLES: Sequence[tuple[str, str, type]] = (
     ("server", "A custom target: its file", CustomTarget),
     ("start", "`[start]`", StartOptions),
     ("ready", "`[ready]`", ReadyCheck),
+    ("request", "`[[prepare]]` and `[[clean_up]]`", CustomRequest),
     ("count", "`[count]`", DocumentCount),
     ("delivered", "`[delivered]`", DeliveredDocuments),
     ("thread-roles", "`[thread_roles]`", ThreadRoles),

@@ -26,7 +26,14 @@ def make_context(
 def write_recording(context: ReadContext, content: dict[str, Any], names: Sequence[str] = ("recording.jfr",)) -> None:
     """Write a recording that has been read already. *names*: its files."""
     (context.raw / "recording.jfr").write_bytes(b"read already")
-    key = [recording.READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), names]
+    key = [
+        recording.READER_VERSION,
+        context.start_ns,
+        context.end_ns,
+        sorted(context.ports),
+        list(context.network),
+        names,
+    ]
     (context.raw / "recording.json").write_text(json.dumps({"key": key, "content": content}))
 
 

@@ -46,12 +46,16 @@ def free_port() -> int:
 
 class _CannedHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.requests.append(f"{self.command} {self.path}")  # type: ignore[attr-defined]
         status, body = self.server.responses.get(self.path, (404, b"no such page"))  # type: ignore[attr-defined]
         missing_bytes: int = self.server.missing_bytes  # type: ignore[attr-defined]
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) + missing_bytes))
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - names of http.server
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
@@ -60,11 +64,13 @@ class _CannedHandler(http.server.BaseHTTPRequestHandler):
 class _CannedChild:
     def __init__(self, responses: Mapping[str, tuple[int, bytes]]) -> None:
         self._responses = responses
+        self.requests: list[dict[str, Any]] = []
 
     def request(self, line: str, _limit_s: float) -> str:
         request = json.loads(line)
         if "connect" in request:
             return "{}"
+        self.requests.append(request)
         status, body = self._responses.get(request["path"], (404, b"no such page"))
         return json.dumps({"status": status, "body": base64.b64encode(body).decode()})
 
@@ -77,11 +83,16 @@ def canned_http(responses: Mapping[str, tuple[int, bytes]]) -> Http:
 
 @contextmanager
 def canned_server(
-    responses: Mapping[str, tuple[int, bytes]], *, certificate: Path | None = None, missing_bytes: int = 0
+    responses: Mapping[str, tuple[int, bytes]],
+    *,
+    certificate: Path | None = None,
+    missing_bytes: int = 0,
+    requests: list[str] | None = None,
 ) -> Iterator[Endpoint]:
     """Yield the address of an HTTP server in this process with these responses by path, and 404 for others.
 
-    It speaks TLS with a certificate. With `missing_bytes` it closes connections that much too early.
+    It speaks TLS with a certificate. With `missing_bytes` it closes connections that much too early. Methods and paths
+    of its requests are appended to *requests*.
     """
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _CannedHandler) as server:
         if certificate is not None:
@@ -89,6 +100,7 @@ def canned_server(
             context.load_cert_chain(certificate)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         server.responses, server.missing_bytes = responses, missing_bytes  # type: ignore[attr-defined]
+        server.requests = [] if requests is None else requests  # type: ignore[attr-defined]
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ from ingest_bench.inputs import records, urls
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign, planning
-from ingest_bench.lab.server import running_server
+from ingest_bench.lab.server import borrowed, running_server
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import DocumentCount, Endpoint, ServerAddress, TargetOptions
 from ingest_bench.results import layout
 from ingest_bench.targets import counting, detect
 from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.http import Http, open_http
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "custom-targets" / "jetty.toml"
@@ -153,6 +157,7 @@ LONG_PATH = "/".join(["x" * 200] * 20 + ["y" * 70])
         (PROTOCOL + JAR + 'heap = "1k"\n', r"mine\.toml: start: heap: '1k' is not between"),
         (PROTOCOL + JAR + 'maven = ["org.slf4j"]\n', r"mine\.toml: start: maven: 'org.slf4j' is not a jar in Maven"),
         (PROTOCOL + JAR + 'maven = ["a:../../b:1"]\n', r"is not a jar in Maven"),
+        ('network = ["org xnio"]\n' + PROTOCOL + JAR, r"mine\.toml: network: 'org xnio' is not a Java package"),
         (METRIC + '"a b"\n', r"count: metric: 'a b' is not a metric of Prometheus"),
         (METRIC + """'a{x="1"y="2"}'\n""", r"count: metric: 'a\{x=.* is not a metric of Prometheus"),
         (METRIC + '"""a{x="1",\\u000ay="2"}"""\n', r"count: metric: 'a\{x=.* is not a metric of Prometheus"),
@@ -236,10 +241,17 @@ NO_METRICS = "it is not in the text format of Prometheus (could not convert stri
     [
         ({"json": "documents.stored"}, b'{"documents": {"stored": 12}}', 12),
         ({"json": "nodes.1.n"}, b'{"nodes": [{"n": 1}, {"n": 2.0}]}', 2),
+        ({"json": "n"}, b'{"n": "12"}', 12),
+        ({"json": "/a.b/1/c~1d"}, b'{"a.b": [1, {"c/d": 3}]}', 3),
+        ({"json": "/~01"}, b'{"~1": 4}', 4),
+        ({"json": "/"}, b'{"": 5}', 5),
+        ({"json": "/a.b/2/c"}, b'{"a.b": [1, 2]}', "it has no /a.b/2"),
         *(
             ({"json": "n"}, b'{"n": %s}' % value, f"n is '{quoted}', {NO_NUMBER}")
             for value, quoted in (
-                (b'"12"', "12"),
+                (b'"12.0"', "12.0"),
+                (b'"-1"', "-1"),
+                (b'"%s"' % (b"9" * 5000), "9" * 80),
                 (b"-1", "-1"),
                 (b"1.5", "1.5"),
                 (b"true", "True"),
@@ -271,6 +283,97 @@ def test_a_count_is_read_from_a_response(count: dict[str, str], body: bytes, res
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - its text is compared
         counting.read_count(place, body)
     assert str(refused.value) == result
+
+
+def test_a_count_is_awaited_until_all_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    counts = iter([3, 5, 8, 9])
+    assert counting.wait_for_count(lambda: next(counts), 7, limit_s=60) == 8
+    assert counting.wait_for_count(lambda: next(counts), 10, limit_s=0) == 9
+    assert counting.wait_for_count(lambda: None, 10, limit_s=60) is None
+
+
+def test_a_count_is_preceded_by_its_refresh(tmp_path: Path) -> None:
+    text = PROTOCOL + COUNT + 'refresh = "/refresh?wait=true"\nsettle = "30s"\n'
+    target = targets.resolve(target_options(write(tmp_path, text)))
+    http = canned_http({"/refresh?wait=true": (202, b""), "/count": (200, b'{"n": 7}')})
+    assert (target.settle_s, target.count((http,), ())) == (30, 7)
+    assert sent(http) == ["POST /refresh?wait=true", "GET /count"]
+    with pytest.raises(RunFailed, match=r"mine: count: refresh: POST .* got status 404: no such page"):
+        target.count((canned_http({}),), ())
+
+
+def test_a_port_that_counts_for_several_addresses_of_a_host_is_asked_once(tmp_path: Path) -> None:
+    with canned_server({"/count": (200, b'{"n": 7}')}) as counter, open_http(ServerAddress(endpoint=counter)) as http:
+        other = dataclasses.replace(http, address=ServerAddress(endpoint=Endpoint(counter.host, 1)))
+        for port, documents in (("", 14), (f"port = {counter.port}\n", 7)):
+            target = targets.resolve(target_options(write(tmp_path, PROTOCOL + COUNT + port)))
+            assert target.count((http, other), ()) == documents
+
+
+PREPARE = """
+[[prepare]]
+method = "PUT"
+path = "/topics/rides"
+body = '{"at": "{host}:{port}", "{x}": 1}'
+status = [201, 409]
+[[prepare]]
+path = "/flush"
+[[clean_up]]
+method = "DELETE"
+path = "/topics/rides"
+"""
+
+
+def sent(http: Http) -> list[str]:
+    return [f"{request['method']} {request['path']}" for request in http.child.requests]  # type: ignore[attr-defined]
+
+
+def test_requests_before_the_load_go_to_each_node_in_order(tmp_path: Path) -> None:
+    target = targets.resolve(target_options(write(tmp_path, PROTOCOL + PREPARE)))
+    assert isinstance(target, Custom)
+    nodes = [canned_http({"/topics/rides": (409, b"exists"), "/flush": (204, b"")}) for _ in range(2)]
+    target.prepare_nodes(nodes)
+    for http in nodes:
+        assert sent(http) == ["PUT /topics/rides", "POST /flush"]
+        (body, nothing) = (request["body"] for request in http.child.requests)  # type: ignore[attr-defined]
+        assert (base64.b64decode(body), nothing) == (b'{"at": "h:80", "{x}": 1}', None)
+    with pytest.raises(RunFailed, match=r"^mine: clean_up: DELETE http://h/topics/rides got status 409: exists$"):
+        target.clean_up_nodes(nodes)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("responses", "failure", "expected"),
+    [
+        ({}, None, ["GET /count", "DELETE /topics/rides"]),
+        ({}, RunFailed("the load failed"), ["GET /count", "DELETE /topics/rides"]),
+        # The topic exists and is not ours: it is not deleted.
+        ({"/topics/rides": (400, b"exists")}, None, []),
+    ],
+)
+def test_what_was_prepared_is_cleaned_up_in_any_case(
+    tmp_path: Path, responses: dict[str, tuple[int, bytes]], failure: RunFailed | None, expected: list[str]
+) -> None:
+    requests: list[str] = []
+    # Its count responds with 404 until the topic exists, as that of many servers.
+    ready = {"/topics/rides": (201, b""), "/flush": (200, b""), "/count": (200, b'{"n": 7}')}
+    with canned_server(ready | responses, requests=requests) as address:
+        (run,) = plan(write(tmp_path, PROTOCOL + COUNT + PREPARE), url=f"http://{address}").runs
+        expects = contextlib.nullcontext() if expected and failure is None else pytest.raises(RunFailed)
+        with running_server.reach_server(run.cell.target) as server, expects as refused:
+            procedure = planning.build_procedure(
+                run.cell, server.address, tmp_path, may_delete=False, target=server.target
+            )
+            assert requests == []
+            with borrowed.clean_up_after(server, procedure, "mark") as documents:
+                assert documents == 7
+                if failure is not None:
+                    raise failure
+    assert requests[0] == "PUT /topics/rides"
+    assert [request for request in requests[1:] if request != "POST /flush"] == expected
+    if refused is not None:
+        assert str(failure or "got status 400: exists") in str(refused.value)
 
 
 def test_document_numbers_are_packed() -> None:

@@ -137,6 +137,10 @@ def test_allocations_of_a_known_pattern_by_layer_and_kind(java: Path, classes: P
     assert first[taken] == 2000 * ((1 << 20) + 16)
     # The last TLAB is not full, and a TLAB's end is thrown away.
     assert values["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
+    # A custom target names the packages of its network layer.
+    renamed = readings(read("allocations", dataclasses.replace(context(raw, java, classes), network=("Allocations",))))
+    assert renamed["outside_tlab_network_bytes"] == values["outside_tlab_other_bytes"]
+    assert renamed["outside_tlab_other_bytes"] == values["outside_tlab_network_bytes"]
 
 
 def folded(stacks: Any) -> dict[str, int]:

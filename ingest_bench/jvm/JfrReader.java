@@ -29,9 +29,10 @@ import jdk.jfr.consumer.RecordingFile;
 /**
  * Flight recordings as one JSON object on stdout, and their socket reads as fixed records in a file.
  *
- * <p>Usage: JfrReader SINCE_NS START_NS END_NS PORTS READS_FILE RECORDING... Times are CLOCK_REALTIME and an event
- * belongs to the window by its end; one that ended before SINCE_NS does not count at all: a JVM that ran before gives
- * whole chunks. PORTS are the peer's ("1,2,3"; "*": all). Memory does not grow with reads and allocations: only
+ * <p>Usage: JfrReader SINCE_NS START_NS END_NS PORTS NETWORK READS_FILE RECORDING... Times are CLOCK_REALTIME and an
+ * event belongs to the window by its end; one that ended before SINCE_NS does not count at all: a JVM that ran before
+ * gives whole chunks. PORTS are the peer's ("1,2,3"; "*": all). NETWORK are the packages of the server's network layer,
+ * also below another package, as shading puts them there ("io.netty,org.xnio"). Memory does not grow with reads and allocations: only
  * collections and distinct sizes and sites are kept. Runs on Java 11 and later, and reads recordings of its own Java
  * and older. Large objects are all counted; the moments of MAX_LARGE of them are kept.
  */
@@ -125,6 +126,8 @@ public final class JfrReader {
   private final long startNs;
   private final long endNs;
   private final BitSet ports = new BitSet(1 << 16);
+  /** ".io.netty." of each package. */
+  private final List<String> network = new ArrayList<>();
   private final FileChannel readsFile;
   private final ByteBuffer readsBuffer = ByteBuffer.allocate(RECORD_BYTES << 12).order(ByteOrder.LITTLE_ENDIAN);
 
@@ -182,7 +185,8 @@ public final class JfrReader {
   private long firstNs = Long.MAX_VALUE;
   private long lastNs;
 
-  private JfrReader(String since, String start, String end, String portList, String reads) throws IOException {
+  private JfrReader(String since, String start, String end, String portList, String packages, String reads)
+      throws IOException {
     sinceNs = Long.parseLong(since);
     startNs = Long.parseLong(start);
     endNs = Long.parseLong(end);
@@ -196,13 +200,17 @@ public final class JfrReader {
         }
       }
     }
+    for (String name : packages.split(",")) {
+      network.add("." + name + ".");
+    }
     readsFile = FileChannel.open(Path.of(reads), StandardOpenOption.CREATE, StandardOpenOption.WRITE,
         StandardOpenOption.TRUNCATE_EXISTING);
   }
 
   public static void main(String[] arguments) throws IOException {
-    JfrReader reader = new JfrReader(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
-    for (int i = 5; i < arguments.length; i++) {
+    JfrReader reader =
+        new JfrReader(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+    for (int i = 6; i < arguments.length; i++) {
       reader.readFile(arguments[i]);
     }
     reader.flushReads();
@@ -456,11 +464,17 @@ public final class JfrReader {
     return out.toString();
   }
 
-  private static String layer(String site) {
+  private String layer(String site) {
     if (site.equals(TOO_DEEP)) {
       return "unknown";
     }
-    return site.startsWith("io.netty.") ? "network" : site.startsWith("org.apache.lucene.") ? "lucene" : "other";
+    String dotted = "." + site;
+    for (String name : network) {
+      if (dotted.contains(name)) {
+        return "network";
+      }
+    }
+    return site.startsWith("org.apache.lucene.") ? "lucene" : "other";
   }
 
   /** The first frame that is not the JDK's: who asked for the memory. Any frame would do for a handler under Netty. */

@@ -238,13 +238,15 @@ def _read_node(
 ) -> list[ProbeOutput]:
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
+    target = targets.resolve(planned.cell.target)
     context = context_module.ReadContext(
         raw=node.raw,
         start_ns=record.measure_start_realtime_ns,
         end_ns=record.measure_end_realtime_ns,
         ports=frozenset(load.local_ports),
         reader=lambda: recording.reader_command(_find_java(node, record, java_home)),
-        thread_roles=targets.resolve(planned.cell.target).thread_roles,
+        thread_roles=target.thread_roles,
+        network=target.network,
     )
     selected = probes.select_probes(planned.cell.probes)
     return [

@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from ingest_bench import probes, targets
-from ingest_bench.analysis.run import summary
+from ingest_bench.analysis.run import sample_columns, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import timeline
 from ingest_bench.faults.kind import Node, Stage
@@ -39,6 +40,7 @@ from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.probes import gc
 from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.layout import RunFolder
+from ingest_bench.targets import counting
 from ingest_bench.targets.http import Enter
 
 NetemBackend = Literal["auto", "kernel", "uml"]
@@ -235,9 +237,9 @@ class _Execution:
             ):
                 request = functools.partial(server.target.execute, server.http)
                 send = functools.partial(self._send, server, steps, stage)
-                planning.execute(steps, request, send, self.phase, self._folder.load)
+                report = planning.execute(steps, request, send, self.phase, self._folder.load)
             with self.phase("count"):
-                self._count(server, steps, documents_before)
+                self._count(server, steps, documents_before, report)
 
     def _start_load(self, plan: LoadPlan, enter: Enter) -> RunningLoad:
         options = self._options
@@ -286,9 +288,9 @@ class _Execution:
                 if happened is not None:
                     self.update(faults=(*self.record.faults, *happened.records))
 
-    def _count(self, server: RunningServer, steps: Procedure, before: int | None) -> None:
+    def _count(self, server: RunningServer, steps: Procedure, before: int | None, report: WorkerReport) -> None:
         """Record the counters of server and link. A server that was already running has counted for others too."""
-        after = server.count(steps.indices)
+        after = self._count_documents(server, steps, before, report)
         counters = server.target.read_counters(server.nodes) if server.is_launched else {}
         self._folder.write_delivered((server.is_launched and server.target.read_delivered(server.nodes)) or ())
         self.update(
@@ -297,6 +299,16 @@ class _Execution:
             **link_watch.link_counts(server, self._folder),
         )
         self._record_oom(server, is_alive=True)
+
+    def _count_documents(
+        self, server: RunningServer, steps: Procedure, before: int | None, report: WorkerReport
+    ) -> int | None:
+        """Return the number of documents, once all acknowledged ones are counted or the time for that is over."""
+        settle_s, expected = server.target.settle_s, 0
+        if settle_s and before is not None:
+            acked = sample_columns.sum_over(self._folder.samples(), itemgetter("documents_acked"))
+            expected = before + acked - report.documents_repeated
+        return counting.wait_for_count(lambda: server.count(steps.indices), expected, settle_s)
 
     def _record_oom(self, server: RunningServer, *, is_alive: bool) -> OutOfMemory | None:
         """Record and return the first OutOfMemoryError of the server, if it had one."""

@@ -67,6 +67,18 @@ ClassName = Annotated[
         "a class with its package: com.example.Main",
     ),
 ]
+PackageName = Annotated[
+    str, Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,100}(?:\.[A-Za-z_][A-Za-z0-9_]{0,100}){0,20}", "a Java package: org.xnio")
+]
+# Also below another package (shaded Netty). Vert.x, WebFlux, gRPC and Armeria read through Netty.
+NETWORK_PACKAGES = (
+    *("io.netty", "shaded.netty"),
+    *("org.apache.tomcat", "org.apache.coyote"),
+    *("io.undertow", "org.xnio"),
+    *("org.eclipse.jetty.io", "org.eclipse.jetty.http", "org.eclipse.jetty.http2"),
+    *("io.helidon.common", "io.helidon.http", "io.helidon.webserver"),
+    "org.glassfish.grizzly",
+)
 Coordinate = Annotated[
     str,
     Pattern(
@@ -155,12 +167,38 @@ class DocumentCount:
     path: UrlPath
     """Path whose GET returns the number."""
     json: Label | None = None
-    """Path of the number in a JSON response: keys and list indices separated by dots, "totals.0.documents"."""
+    """Place of the number in a JSON response: keys and list indices separated by dots, "totals.0.documents", or a JSON
+    pointer (RFC 6901), "/totals/0/stored.documents". A text of digits is a number too."""
     metric: Metric | None = None
     """A Prometheus metric with or without labels: `ingested_total`, `requests_total{path="/events"}`. All samples with
     these labels are summed."""
+    refresh: UrlPath | None = None
+    """Path of a POST request before each count, which makes the server count all documents."""
+    settle_ns: Annotated[int, Between(0, HOUR, "no server is waited for longer")] = 0
+    """Maximum time after the load until the server counts all acknowledged documents. It is asked repeatedly."""
     port: Port | None = None
     """None: the port of the documents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomRequest:
+    """A request to each address of a custom target: before the load (`[[prepare]]`) or after it (`[[clean_up]]`)."""
+
+    path: UrlPath
+    """Path with query string."""
+    method: Literal["GET", "PUT", "POST", "PATCH", "DELETE"] = "POST"
+    """The HTTP method."""
+    body: Annotated[str, Pattern(r"[^\x00\ud800-\udfff]{0,100000}", "a text of at most 100,000 characters")] | None = (
+        None
+    )
+    """The body, in which {host} and {port} are those of the server; None: no body."""
+    content_type: Annotated[str, Pattern(r"[ -~]{1,255}", "a media type: application/json")] = "application/json"
+    """The type of the body."""
+    status: Annotated[tuple[Annotated[int, Between(200, 599, "those of HTTP")], ...], Length(0, 100)] = ()
+    """Statuses of success, such as 409 for what exists already. Empty: 200 to 299."""
+
+
+Requests = Annotated[tuple[CustomRequest, ...], Length(0, 100)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +246,19 @@ class CustomTarget:
     """None: it is already running, at --url or --attach."""
     ready: ReadyCheck = ReadyCheck()
     """When it is ready."""
+    prepare: Requests = ()
+    """Requests before the load, in order, to each address: create an index, a topic, a table."""
+    clean_up: Requests = ()
+    """Requests after the count, to each address; also after a failure, but only if all of `prepare` succeeded."""
     count: DocumentCount | None = None
     """None: its documents cannot be counted."""
     delivered: DeliveredDocuments | None = None
     """None: its documents cannot be read back by sequence number (`sequence` of the protocol)."""
     thread_roles: ThreadRoles = ThreadRoles()
     """What its threads do, by their names; others are "other" in `allocated_other_bytes`."""
+    network: Annotated[tuple[PackageName, ...], Length(1, 100)] = NETWORK_PACKAGES
+    """Packages of its network layer: allocations whose first frame outside the JDK is in one of them, or in a package
+    that ends with one (shaded), are `network` in probe `allocations`. Unknown if no frame is."""
     folder: FilePath = "."
     """Base of its relative paths: the folder of the file."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ingest_bench.inputs import records
-from ingest_bench.model.target import ThreadRoles
+from ingest_bench.model.target import NETWORK_PACKAGES, ThreadRoles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +53,8 @@ class ReadContext:
 
     thread_roles: ThreadRoles = NO_ROLES
     """Roles of the server's threads."""
+    network: tuple[str, ...] = NETWORK_PACKAGES
+    """Packages of its network layer."""
 
     @property
     def attachment(self) -> Attachment:

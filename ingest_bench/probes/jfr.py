@@ -63,7 +63,7 @@ def _read_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     """Yield allocations within the measurement; of a killed server the recorded ones, per second that they cover.
 
     The layer is that of the first frame outside the JDK: the code that requested the memory. Any frame would not do,
-    because all handlers run below Netty.
+    because all handlers run below the network layer.
     """
     recorded = yield from recording.open_recording(context, "allocations", _ALLOCATION_EVENTS)
     if not recorded.is_readable:
@@ -71,8 +71,9 @@ def _read_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     seconds = recorded.seconds(context)
     content = recorded.content
     yield from allocation_stacks(content, "allocations")
-    # Without Netty, frames of the server's network layer are not recognised: they are counted in "other".
-    has_netty = any(frame.startswith("io.netty.") for frame in content["stacks"]["names"])
+    # Without such frames the server's network layer is unknown: its allocations are counted in "other".
+    packages, frames = [f".{name}." for name in context.network], [f".{name}" for name in content["stacks"]["names"]]
+    has_network = any(package in frame for package in packages for frame in frames)
     for kind, name in KINDS.items():
         sizes_by_layer = {layer: content["allocations"].get(f"{kind} {layer}") for layer in (*LAYERS, "unknown")}
         present = [sizes for sizes in sizes_by_layer.values() if sizes]
@@ -92,7 +93,7 @@ def _read_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
             )
             yield Note(source="allocations", text=text)
         for layer, sizes in sizes_by_layer.items():
-            empty = 0 if has_netty or layer != "network" else None
+            empty = 0 if has_network or layer != "network" else None
             yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else empty)
             yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else empty)
         sites = [site for site in content["sites"] if site["kind"] == kind][:_TOP_SITES]

@@ -195,13 +195,14 @@ def load_recording(context: ReadContext) -> Recording:
     paths, ended_by_jvm = recording_files(context.raw)
     if not paths:
         return Recording(content={}, is_complete=False, problem=f"there is no flight recording in {context.raw}")
-    key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in paths]]
+    names, network = [path.name for path in paths], list(context.network)
+    key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), network, names]
     cache, reads = context.raw / "recording.json", context.raw / "reads.bin"
     content = _load_cached(cache, key, reads)
     if content is None:
         times = (context.attachment.since_ns, context.start_ns, context.end_ns)
         ports = ",".join(map(str, sorted(context.ports)))
-        argv = (*context.reader(), *map(str, times), ports, str(reads), *map(str, paths))
+        argv = (*context.reader(), *map(str, times), ports, ",".join(network), str(reads), *map(str, paths))
         content = json.loads(system.run(argv, timeout_s=600))
         text = json.dumps(content)
         head = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(text)}

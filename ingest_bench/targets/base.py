@@ -22,6 +22,7 @@ from ingest_bench.model.experiment import Capability
 from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import (
+    NETWORK_PACKAGES,
     Collector,
     Endpoint,
     LaunchPlan,
@@ -152,6 +153,10 @@ class Target(Protocol):
     """Flushes the indices in memory of all nodes to files at once; None: unsupported."""
     jvm_stats: Callable[[Http], Any] | None = None
     """Requests the JVM statistics of all nodes, for `probes.nodestats`; None: no API."""
+    settle_s: float = 0
+    """Maximum time after the load until it counts all acknowledged documents."""
+    network: tuple[str, ...] = NETWORK_PACKAGES
+    """Packages of its network layer, for the layers of allocations."""
     settings: ClassVar[Settings | None] = None
     """Its known `[target.setting]`; None: it checks them itself."""
     defaults: ClassVar[Mapping[str, Any]] = {}

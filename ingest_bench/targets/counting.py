@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,26 @@ _MAX_COUNT = 2**63
 # More than a response of 64 MiB has room for: a larger number would only fill the memory.
 _MAX_DOCUMENT_NUMBER = 10**8
 _MAX_QUOTED = 80
+_POLL_S = 0.5
+# More than any count has, and less than the 4,300 that Python converts.
+_MAX_DIGITS = 100
 
 
 def read_count(count: DocumentCount, body: bytes) -> int:
     """Return the number of documents in a response; ValueError quotes what is there instead."""
     if count.metric is not None:
         return parse_count(sum_metric(body.decode("utf-8", "replace"), count.metric), f"the metric {count.metric}")
-    return parse_count(read_json_path(body, count.json or ""), count.json or "it")
+    value = read_json_path(body, count.json or "")
+    is_number_in_text = isinstance(value, str) and value.isascii() and value.isdecimal()
+    return parse_count(int(value[:_MAX_DIGITS]) if is_number_in_text else value, count.json or "it")
+
+
+def wait_for_count(count: Callable[[], int | None], expected: int, limit_s: float) -> int | None:
+    """Return the number of documents once it is at least *expected*, or the last one within the time limit."""
+    deadline = time.monotonic() + limit_s
+    while (documents := count()) is not None and documents < expected and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return documents
 
 
 def pack_numbers(body: bytes) -> bytes:
@@ -48,20 +63,26 @@ def pack_numbers(body: bytes) -> bytes:
 
 
 def read_json_path(body: bytes, path: str) -> Any:
-    """Return the value at a dotted path of a JSON response; ValueError names the first missing part."""
+    """Return the value at a place of a JSON response; ValueError names the first missing part.
+
+    A path that begins with "/" is a JSON pointer (RFC 6901); otherwise dots separate keys and list indices.
+    """
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
-    parts: list[str] = []
-    for key in path.split(".") if path else ():
-        parts.append(key)
+    is_pointer = path.startswith("/")
+    separator = "/" if is_pointer else "."
+    parts = path.split(separator) if path else []
+    # The first part of a pointer is empty.
+    for index in range(is_pointer, len(parts)):
+        key = parts[index].replace("~1", "/").replace("~0", "~") if is_pointer else parts[index]
         if isinstance(value, dict) and key in value:
             value = value[key]
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
         else:
-            raise ValueError(f"it has no {'.'.join(parts)}")
+            raise ValueError(f"it has no {separator.join(parts[: index + 1])}")
     return value
 
 

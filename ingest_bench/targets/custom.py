@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from ingest_bench.jvm.options import collector_options, heap_options
 from ingest_bench.model.load import ProtocolOptions, Workload
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import (
+    CustomRequest,
     CustomTarget,
     DeliveredDocuments,
     DocumentCount,
@@ -75,6 +77,11 @@ class Custom(Target):
     def thread_roles(self) -> ThreadRoles:
         """Return the roles of its threads, from its file."""
         return self.definition.thread_roles
+
+    @property
+    def network(self) -> tuple[str, ...]:
+        """Return the packages of its network layer, from its file."""
+        return self.definition.network
 
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return its requirements; SpecError if it cannot be started, or for options that a custom target lacks."""
@@ -140,10 +147,7 @@ class Custom(Target):
             "{nodes}": ",".join(map(str, node.nodes)),
         }
 
-        def fill(text: str) -> str:
-            """Replace placeholders, once; other braces stay."""
-            return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
-
+        fill = partial(_fill, values=values)
         jvm = (
             *heap_options(options.heap_bytes),
             *collector_options(options.gc, java.version),
@@ -189,16 +193,37 @@ class Custom(Target):
         name = str(self.definition.protocol["name"])
         return ProtocolOptions(protocol=name, keys=keys, toml_key=f"{self.name}: protocol")
 
+    @property
+    def settle_s(self) -> float:
+        """Return the maximum time until it counts all acknowledged documents."""
+        return 0 if self.definition.count is None else self.definition.count.settle_ns / 1e9
+
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int | None:
-        """Return the number of documents; None if it cannot be counted. RunFailed for an unexpected response."""
+        """Return the documents of all nodes; None if they cannot be counted. RunFailed for an unexpected response."""
         count = self.definition.count
         if count is None:
             return None
-        return sum(self._ask(http, "count", count, partial(counting.read_count, count)) for http in nodes)
+        # Servers at several addresses of a host may share the port that counts.
+        places = {http.origin if count.port is None else http.endpoint.host: http for http in nodes}
+        return sum(self._ask(http, "count", count, partial(counting.read_count, count)) for http in places.values())
 
     def _ask(self, http: Http, key: str, place: DocumentCount | DeliveredDocuments, read: Callable[[bytes], T]) -> T:
         with http.at_port(place.port) as server:
+            if isinstance(place, DocumentCount) and place.refresh is not None:
+                _send(server, f"{self.name}: {key}: refresh", CustomRequest(path=place.refresh))
             return server.read(f"{self.name}: {key}", place.path, read)
+
+    def prepare_nodes(self, nodes: Sequence[Http]) -> None:
+        """Send the requests of `[[prepare]]` to each node."""
+        self._send_all("prepare", self.definition.prepare, nodes)
+
+    def clean_up_nodes(self, nodes: Sequence[Http]) -> None:
+        """Send the requests of `[[clean_up]]` to each node."""
+        self._send_all("clean_up", self.definition.clean_up, nodes)
+
+    def _send_all(self, key: str, requests: Sequence[CustomRequest], nodes: Sequence[Http]) -> None:
+        for http, request in itertools.product(nodes, requests):
+            _send(http, f"{self.name}: {key}", request)
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
         """Return the document numbers of each node; None if the file has no `delivered`."""
@@ -209,7 +234,9 @@ class Custom(Target):
 
     def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
         """Return name and description of the file; RunFailed if it cannot be counted, InvalidRun if not observed."""
-        self.count((http,), ())
+        # Before its requests of `[[prepare]]` it may have nothing that could be counted.
+        if not self.definition.prepare:
+            self.count((http,), ())
         description: dict[str, ColumnValue] = {"name": self.name, "description": self.definition.description}
         start, log = self.definition.start, http.log
         if start is None or log is None:
@@ -230,6 +257,22 @@ class Custom(Target):
         if self.definition.start is None:
             raise SpecError(f"{self.name}: without [start] it must already run; give --url URL or --attach PID")
         return self.definition.start
+
+
+def _send(http: Http, name: str, request: CustomRequest) -> None:
+    """Send a request; RunFailed with *name* quotes a response with another status than the expected ones."""
+    values = {"{host}": http.endpoint.host, "{port}": str(http.endpoint.port)}
+    body = None if request.body is None else _fill(request.body, values).encode()
+    response = http.request(request.method, request.path, body, {"Content-Type": request.content_type})
+    is_expected = response.status in request.status if request.status else 200 <= response.status < 300
+    if not is_expected:
+        target = f"{request.method} {http.origin}{request.path}"
+        raise RunFailed(f"{name}: {target} got status {response.status}: {response.excerpt()}")
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Replace placeholders, once; other braces stay."""
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
 
 
 def _start_requirements(start: StartOptions) -> Requirements:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import unquote
@@ -20,7 +20,8 @@ from ingest_bench.inputs import urls
 from ingest_bench.inputs.user_json import parse_json
 from ingest_bench.lab.planning import Procedure
 from ingest_bench.lab.server.running_server import RunningServer
-from ingest_bench.targets.http import Http
+from ingest_bench.targets.custom import Custom
+from ingest_bench.targets.http import Http, open_http
 from ingest_bench.units import quote_value
 
 T = TypeVar("T")
@@ -169,8 +170,13 @@ def _is_plain(thing: ServerObject) -> bool:
 def clean_up_after(server: RunningServer, procedure: Procedure, mark: str) -> Iterator[int | None]:
     """Remove what the block created. Yield the number of documents before it; None if the server cannot count.
 
-    Do nothing on a launched server: it ends with all its data, and may have preloaded documents.
+    Do nothing on a launched server: it ends with all its data, and may have preloaded documents. A custom target's file
+    says what is created and removed.
     """
+    if isinstance(server.target, Custom):
+        with _prepare_custom(server, server.target):
+            yield server.count(())
+        return
     if server.is_launched:
         yield server.count(procedure.indices if server.options.preloaded_documents else ())
         return
@@ -181,20 +187,53 @@ def clean_up_after(server: RunningServer, procedure: Procedure, mark: str) -> It
         raise RunFailed(str(error)) from None
     names = tuple(thing.name for thing in absent if thing.kind in ("index", "_data_stream"))
     before = server.count(names)
-    try:
+
+    def remove() -> None:
+        _remove(server, writes, absent, mark)
+
+    def remove_after_error() -> None:
+        remove()
+        # A pending bulk request may have created an index again, without our mark.
+        time.sleep(_LATE_S)
+        _remove(server, dataclasses.replace(writes, created=frozenset()), absent, mark)
+
+    with _finish(remove, remove_after_error):
         yield before
+
+
+@contextlib.contextmanager
+def _prepare_custom(server: RunningServer, target: Custom) -> Iterator[None]:
+    """Send the requests of a custom target's file before the block, and those that clean up after it.
+
+    If one of the first fails, the others are not sent: what it would create may exist and be the user's.
+    """
+    nodes = (*server.nodes, *server.others)
+
+    def clean_up() -> None:
+        # Separate connections: an interrupted request may still be waiting for its response on the others.
+        with contextlib.ExitStack() as stack:
+            target.clean_up_nodes([stack.enter_context(open_http(http.address, http.enter)) for http in nodes])
+
+    target.prepare_nodes(nodes)
+    # A launched server ends with all its data, and after an error it may have ended already.
+    with _finish(clean_up, (lambda: None) if server.is_launched else clean_up):
+        yield
+
+
+@contextlib.contextmanager
+def _finish(after_success: Callable[[], None], after_error: Callable[[], None]) -> Iterator[None]:
+    """Call one of the functions after the block; an error of it never hides the block's own."""
+    try:
+        yield
     except BaseException as error:
         try:
-            _remove(server, writes, absent, mark)
-            # A pending bulk request may have created an index again, without our mark.
-            time.sleep(_LATE_S)
-            _remove(server, dataclasses.replace(writes, created=frozenset()), absent, mark)
+            after_error()
         except IngestBenchError as second:
             if isinstance(error, RunFailed):
                 raise RunFailed(f"{error}; the cleanup failed too: {second}") from None
             raise second from error
         raise
-    _remove(server, writes, absent, mark)
+    after_success()
 
 
 def check_conflicts(server: RunningServer, procedure: Procedure) -> tuple[ServerObject, ...]:
