@@ -39,6 +39,7 @@ from ingest_bench.model.target import (
     DocumentCount,
     ReadyCheck,
     StartOptions,
+    StartTls,
     TargetOptions,
     ThreadRoles,
 )
@@ -80,6 +81,7 @@ TABLES: Sequence[tuple[str, str, type]] = (
     ("fault", "`[[fault]]`", Fault),
     ("server", "A custom target: its file", CustomTarget),
     ("start", "`[start]`", StartOptions),
+    ("start-tls", "`[start.tls]`", StartTls),
     ("ready", "`[ready]`", ReadyCheck),
     ("request", "`[[prepare]]` and `[[clean_up]]`", CustomRequest),
     ("count", "`[count]`", DocumentCount),

@@ -18,7 +18,7 @@ from servers import WORKLOAD
 from ingest_bench import targets
 from ingest_bench.analysis.run import delivery
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
-from ingest_bench.experiment import spec
+from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records, urls
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
@@ -128,6 +128,19 @@ def test_a_class_is_started_with_its_classpath(tmp_path: Path) -> None:
     assert argv[-3:] == ("-cp", f"{tmp_path}/server.jar:/classes", "com.example.Main")
 
 
+def test_a_classpath_has_patterns_and_the_jars_of_folders(tmp_path: Path) -> None:
+    for name in ("lib/b.jar", "lib/a.jar", "lib/notes.txt", "main/c.jar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    text = PROTOCOL + '[start]\nmain = "Main"\nclasspath = ["lib/*.jar", "main"]\n'
+    argv, _ = launch(tmp_path, text)
+    names = ("lib/a.jar", "lib/b.jar", "main", "main/c.jar")
+    assert argv[-2] == ":".join(f"{tmp_path}/{name}" for name in names)
+    # A changed jar is another server.
+    fingerprints = catalog.compute_fingerprints(plan(str(tmp_path / "mine.toml")))
+    assert {f"{tmp_path}/{name}" for name in ("lib/a.jar", "lib/b.jar", "main/c.jar")} <= fingerprints.keys()
+
+
 def test_a_command_gets_jvm_options_in_its_environment(tmp_path: Path) -> None:
     start = '[start]\ncommand = ["bin/run", "{port}"]\njvm = ["-Da=b c", \'-Dq="x"\']\nenv = {MODE = "{host}"}\n'
     argv, env = launch(tmp_path, PROTOCOL + start)
@@ -171,6 +184,14 @@ LONG_PATH = "/".join(["x" * 200] * 20 + ["y" * 70])
         (PROTOCOL + "[start]\n", r"mine: start: give one of jar, main, source and command \(found none of them\)"),
         (PROTOCOL + JAR + 'source = "Main.java"\n', r"mine: start: give one of .*\(found jar and source\)"),
         (PROTOCOL + '[start]\nmain = "Main"\n', r"mine: start: main requires classpath or maven"),
+        (
+            PROTOCOL + '[start]\nmain = "Main"\nclasspath = ["lib/*.jar"]\n',
+            r"mine: start: .*/lib/\*\.jar: no such file",
+        ),
+        (
+            PROTOCOL + JAR + 'tls = {ca_file = "gone.pem"}\n',
+            r"mine: start: tls\.ca_file: .*/gone\.pem: no certificates",
+        ),
         (COMMAND + 'arguments = ["y"]\n', r"mine: start: command cannot be combined with"),
         (COMMAND + """jvm = ["-Da=\\"b'c"]\n""", r"start\.jvm: -Da=\"b'c: an option with both kinds of quotes"),
         (PROTOCOL + JAR + '[ready]\npath = "/"\nlog = "up"\n', r"mine: ready: path cannot be combined with log"),

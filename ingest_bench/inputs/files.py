@@ -7,6 +7,7 @@ a UnicodeDecodeError, with a message that reads like those of the kernel.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import io
 import itertools
@@ -49,6 +50,11 @@ def data_folder(name: str) -> Path:
 def data_files(name: str) -> dict[str, Path]:
     """Return the TOML files of a data folder by their names without ".toml"."""
     return {path.stem: path for path in sorted(data_folder(name).glob("*.toml"))}
+
+
+def expand_pattern(path: Path) -> list[Path]:
+    """Return the files that match a path with `*`, `?` or `[…]`, sorted; the path itself without a match."""
+    return [path] if path.exists() else [*map(Path, sorted(glob.glob(str(path))))] or [path]  # noqa: PTH207
 
 
 def why_not_plain(file: Path | int) -> str:

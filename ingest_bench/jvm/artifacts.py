@@ -1,4 +1,4 @@
-"""Pinned files of Maven Central, fetched with jgo, verified by their SHA-256, kept in the cache.
+"""Files of Maven Central and their dependencies, fetched with jgo, verified by their SHA-256, kept in the cache.
 
 The environment variable INGEST_BENCH_MAVEN names a mirror to use instead.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,29 @@ def parse_jar(coordinate: str) -> Artifact:
         sha256=sha256,
         classifier=classifier[0] if classifier else None,
     )
+
+
+def resolve_jars(coordinates: Sequence[str]) -> tuple[Artifact, ...]:
+    """Return the jars of these coordinates and all their dependencies, as Maven resolves them; RunFailed if it cannot.
+
+    The result is cached, so that it is the same in later runs and needs no network there.
+    """
+    name = _resolution_name(coordinates)
+    path = cache.get_or_make(name, lambda partial: _resolve_dependencies(coordinates, partial)) if coordinates else None
+    return list_jars(coordinates) if path else ()
+
+
+def list_jars(coordinates: Sequence[str]) -> tuple[Artifact, ...]:
+    """Return the jars that `resolve_jars` returned before; without that, only those of the coordinates themselves."""
+    jars = tuple(map(parse_jar, coordinates))
+    if not jars or not cache.has(name := _resolution_name(coordinates)):
+        return jars
+    return (*jars, *map(parse_jar, files.read_text(cache.folder() / name).split()))
+
+
+def _resolution_name(coordinates: Sequence[str]) -> str:
+    unpinned = "\n".join(coordinate.partition("@")[0] for coordinate in coordinates)
+    return f"resolved/{hashlib.sha256(unpinned.encode()).hexdigest()[:32]}"
 
 
 def fetch(artifact: Artifact, progress: Progress = no_progress) -> Path:
@@ -144,26 +167,68 @@ def _download(artifact: Artifact, partial: Path, progress: Progress) -> None:
 
 
 def _resolve(artifact: Artifact, folder: Path, progress: Callable[..., Any]) -> Path:
+    try:
+        return Path(_jgo_artifact(_open_repository(folder, progress), artifact).resolve())
+    except (OSError, RuntimeError) as error:
+        raise _explain_failure(f"{artifact}: it is", error) from None
+
+
+def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
+    """Write the coordinates of all dependencies of the jars, without the jars themselves."""
+    from jgo.maven import Dependency  # noqa: PLC0415 - as below
+
+    context = _open_repository(partial.parent / "repository")
+    download, failures = context.resolver.download, list[Exception]()
+
+    # jgo leaves out the dependencies of a file that it cannot download, and says so only in its log.
+    def download_or_note(artifact: Any) -> Any:
+        try:
+            return download(artifact)
+        except (OSError, RuntimeError) as error:
+            failures.append(error)
+            raise
+
+    context.resolver.download = download_or_note
+    jars = [Dependency(_jgo_artifact(context, parse_jar(coordinate))) for coordinate in coordinates]
+    try:
+        _, dependencies = context.resolver.resolve(jars)
+    except (OSError, RuntimeError, ValueError) as error:
+        failures.append(error)
+    if failures:
+        names = ", ".join(coordinate.partition("@")[0] for coordinate in coordinates)
+        raise _explain_failure(f"the dependencies of {names} are", failures[0])
+    lines = (
+        ":".join(filter(None, (dependency.groupId, dependency.artifactId, dependency.version, dependency.classifier)))
+        for dependency in dependencies
+        if dependency.type == "jar"
+    )
+    partial.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _open_repository(folder: Path, progress: Callable[..., Any] | None = None) -> Any:
+    """Return jgo's access to the repository, with its files in a folder."""
     from jgo.maven import MavenContext, PythonResolver  # noqa: PLC0415 - it takes 0.3 s, and fetching is rare
 
     mirror = os.environ.get("INGEST_BENCH_MAVEN")
-    context = MavenContext(
+    return MavenContext(
         repo_cache=folder,
         local_repos=[],
         remote_repos={"mirror": mirror} if mirror else None,
         timeout=60,
         resolver=PythonResolver(progress_callback=progress),
     )
+
+
+def _jgo_artifact(context: Any, artifact: Artifact) -> Any:
     component = context.project(artifact.group, artifact.name).at_version(artifact.version)
-    try:
-        resolved = component.artifact(artifact.classifier or "", artifact.packaging).resolve()
-    except (OSError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        is_untrusted = "CERTIFICATE_VERIFY_FAILED" in reason
-        remedy = _UNTRUSTED_CERTIFICATE if is_untrusted else "Check the network, then try again"
-        raise RunFailed(
-            f"{artifact}: it is not in the cache ({cache.folder()}) and the download failed: "
-            f"{type(error).__name__}: {reason}\n"
-            f"{remedy}; `ingest-bench fetch` fills the cache for runs without network."
-        ) from None
-    return Path(resolved)
+    return component.artifact(artifact.classifier or "", artifact.packaging)
+
+
+def _explain_failure(subject: str, error: Exception) -> RunFailed:
+    reason = (str(error).splitlines() or [""])[0]
+    is_untrusted = "CERTIFICATE_VERIFY_FAILED" in reason
+    remedy = _UNTRUSTED_CERTIFICATE if is_untrusted else "Check the network, then try again"
+    return RunFailed(
+        f"{subject} not in the cache ({cache.folder()}) and the download failed: {type(error).__name__}: {reason}\n"
+        f"{remedy}; `ingest-bench fetch` fills the cache for runs without network."
+    )

@@ -104,6 +104,16 @@ Metric = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartTls:
+    """Verification of the certificate of a custom target (`[start.tls]`). The server itself has certificate and key."""
+
+    ca_file: FilePath
+    """The CA's certificate, or the server's own if it is self-signed (PEM)."""
+    name: Host = "localhost"
+    """A host name in the server's certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
     """Start of a custom target (`[start]`): a jar, a class, a source file or a command.
 
@@ -122,9 +132,9 @@ class StartOptions:
     command: Annotated[tuple[Argument, ...], Length(0, 1000)] = ()
     """A program that starts one JVM. It must pass on JDK_JAVA_OPTIONS, which sets heap, collector and probes."""
     classpath: Annotated[tuple[FilePath, ...], Length(0, 1000)] = ()
-    """Jars and folders with its classes."""
+    """Jars, folders of classes and jars, and patterns such as lib/*.jar."""
     maven: Annotated[tuple[Coordinate, ...], Length(0, 1000)] = ()
-    """Every jar that it needs: transitive dependencies are not resolved."""
+    """Jars in Maven Central. Their dependencies are added, as Maven resolves them."""
     arguments: Annotated[tuple[Argument, ...], Length(0, 1000)] = ()
     """The program's arguments."""
     jvm: Annotated[tuple[JvmOption, ...], Length(0, 200)] = ()
@@ -133,6 +143,8 @@ class StartOptions:
     """Environment variables of the server, except those that make other programs load code (PATH, LD_…, LOCPATH …)."""
     port: Port = 9200
     """The port that it listens on, at {host}."""
+    tls: StartTls | None = None
+    """It speaks TLS; None: plain HTTP."""
     heap_bytes: Heap = GIB
     """Heap size, unless the experiment sets one."""
     gc: Collector = "default"
@@ -410,6 +422,7 @@ class ListenOptions:
     port: int = 9200
     """Any port is free, because each launched server has its own namespace."""
     ready_timeout_s: float = 120
+    tls: Tls | None = None
     accepts_loopback_peers: bool = True
     """Nodes may have addresses of 127.0.0.0/8. Some servers take all of these for their own."""
 

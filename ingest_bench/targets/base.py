@@ -45,6 +45,8 @@ class Requirements:
     artifacts: tuple[Artifact, ...]
     java_version: int
     full_jdk: bool = False
+    maven: tuple[str, ...] = ()
+    """Coordinates of jars that it needs with all their dependencies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,8 @@ def check_targets(targets: Mapping[str, Target]) -> Iterator[Capability]:
 
 def _describe_start(target: Target, options: TargetOptions) -> str:
     requirements = target.requirements(options)
-    missing = [artifact for artifact in requirements.artifacts if not cache.has(artifact.cache_name)]
+    wanted = (*requirements.artifacts, *artifacts.list_jars(requirements.maven))
+    missing = [artifact for artifact in wanted if not cache.has(artifact.cache_name)]
     fetched = f"to be fetched: {format_count(len(missing), 'file')}" if missing else "in the cache"
     version, full = requirements.java_version, requirements.full_jdk
     if full or java.find_installed_version(version, full=full) is not None:

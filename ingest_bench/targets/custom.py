@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
-from ingest_bench.inputs import files
+from ingest_bench.inputs import credentials, files
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import ECJ, Java, compile_classes
 from ingest_bench.jvm.options import collector_options, heap_options
 from ingest_bench.model.load import ProtocolOptions, Workload
-from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import (
     CustomRequest,
     CustomTarget,
@@ -29,6 +28,7 @@ from ingest_bench.model.target import (
     StartOptions,
     TargetOptions,
     ThreadRoles,
+    Tls,
 )
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
@@ -92,10 +92,11 @@ class Custom(Target):
         for option in (*start.jvm, *options.jvm) if start.command else ():
             _quote_option(option)
         collector_options(options.gc, start.java)
-        folders = {Path(self.definition.folder, path) for path in start.classpath}
+        classpath = set(_list_classpath(start, self.definition.folder))
         for file in _start_files(start, self.definition.folder):
-            if problem := _find_problem(file, may_be_folder=file in folders):
+            if problem := _find_problem(file, may_be_folder=file in classpath):
                 raise SpecError(f"{self.name}: start: {file}: {problem}")
+        self.listens(options)
         return _start_requirements(start)
 
     def check(self) -> None:
@@ -131,8 +132,12 @@ class Custom(Target):
 
     def listens(self, options: TargetOptions) -> ListenOptions:
         """Return its port and the time limit until it is ready."""
-        ready_timeout_s = self.definition.ready.timeout_ns / 1e9
-        return ListenOptions(port=self._require_start().port, ready_timeout_s=ready_timeout_s)
+        start, tls = self._require_start(), None
+        if start.tls is not None:
+            file = Path(self.definition.folder, start.tls.ca_file)
+            ca_pem = credentials.read_ca_certificates(file, f"{self.name}: start: tls.ca_file:")
+            tls = Tls(name=start.tls.name, ca_pem=ca_pem)
+        return ListenOptions(port=start.port, ready_timeout_s=self.definition.ready.timeout_ns / 1e9, tls=tls)
 
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start it in an empty home, which is made here."""
@@ -232,12 +237,12 @@ class Custom(Target):
         time.sleep(place.timeout_ns / 1e9)
         return tuple(self._ask(http, "delivered", place, counting.pack_numbers) for http in nodes)
 
-    def describe(self, http: Http, options: TargetOptions) -> dict[str, ColumnValue]:
+    def describe(self, http: Http, options: TargetOptions) -> dict[str, Any]:
         """Return name and description of the file; RunFailed if it cannot be counted, InvalidRun if not observed."""
         # Before its requests of `[[prepare]]` it may have nothing that could be counted.
         if not self.definition.prepare:
             self.count((http,), ())
-        description: dict[str, ColumnValue] = {"name": self.name, "description": self.definition.description}
+        description: dict[str, Any] = {"name": self.name, "description": self.definition.description}
         start, log = self.definition.start, http.log
         if start is None or log is None:
             return description
@@ -247,10 +252,11 @@ class Custom(Target):
                 "collector nor probes. The command must start java and pass on its output"
             )
         if start.maven:
-            jars = map(artifacts.parse_jar, start.maven)
             # Not all are pinned.
-            sha256 = {jar.file_name: jar.sha256 or files.sha256(artifacts.fetch(jar)) for jar in jars}
-            description["jars"] = ", ".join(map(" ".join, sha256.items()))
+            description["jars"] = {
+                jar.file_name: jar.sha256 or files.sha256(artifacts.fetch(jar))
+                for jar in artifacts.resolve_jars(start.maven)
+            }
         return description
 
     def _require_start(self) -> StartOptions:
@@ -277,16 +283,25 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 def _start_requirements(start: StartOptions) -> Requirements:
     source = (ECJ,) if start.source else ()
-    return Requirements(artifacts=(*source, *map(artifacts.parse_jar, start.maven)), java_version=start.java)
+    return Requirements(artifacts=source, java_version=start.java, maven=start.maven)
 
 
 def _start_files(start: StartOptions, folder: str) -> Iterator[Path]:
     """Yield the user's files that the server is started from."""
-    for path in (start.jar, start.source, *start.classpath):
+    for path in (start.jar, start.source):
         if path is not None:
             yield Path(folder, path)
+    yield from _list_classpath(start, folder)
     if start.command and "/" in start.command[0] and "{" not in start.command[0]:
         yield Path(folder, start.command[0])
+
+
+def _list_classpath(start: StartOptions, folder: str) -> Iterator[Path]:
+    """Yield the files and folders of the class path: those that match a pattern, and the jars in each folder."""
+    for entry in start.classpath:
+        for path in files.expand_pattern(Path(folder, entry)):
+            yield path
+            yield from sorted(path.glob("*.jar"))
 
 
 def _find_problem(file: Path, *, may_be_folder: bool) -> str:
@@ -304,8 +319,8 @@ def _main_arguments(start: StartOptions, folder: str, java: Java) -> tuple[str, 
     """Return the arguments of java that choose what it runs."""
     if start.jar is not None:
         return ("-jar", str(Path(folder, start.jar)))
-    jars = tuple(artifacts.fetch(artifacts.parse_jar(jar)) for jar in start.maven)
-    path = (*(Path(folder, entry) for entry in start.classpath), *jars)
+    jars = map(artifacts.fetch, artifacts.resolve_jars(start.maven))
+    path = (*_list_classpath(start, folder), *jars)
     if start.source is None:
         return ("-cp", ":".join(map(str, path)), str(start.main))
     source = Path(folder, start.source)

@@ -30,7 +30,7 @@ from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.lab.server import reach
 from ingest_bench.model.experiment import Cell, HostSettings
 from ingest_bench.model.network import LinkCheck
-from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions
+from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions, Tls
 from ingest_bench.network.act import link as links_module
 from ingest_bench.network.act.link import Links
 from ingest_bench.network.measure import check, readings
@@ -144,8 +144,18 @@ class _Site:
 
     links: Links
     endpoints: tuple[Endpoint, ...]
+    tls: Tls | None
     folders: tuple[NodeFolder, ...]
     resources: tuple[NodeResources, ...]
+
+    @property
+    def addresses(self) -> tuple[ServerAddress, ...]:
+        """Return the address of each node; with TLS, servers compare the Host header with their certificate."""
+        name = "" if self.tls is None else self.tls.name
+        return tuple(
+            ServerAddress(endpoint=endpoint, host_header=name and f"{name}:{endpoint.port}", tls=self.tls)
+            for endpoint in self.endpoints
+        )
 
 
 @contextlib.contextmanager
@@ -211,23 +221,25 @@ def _open_links(
 def _prepare_site(
     cell: Cell, target: Target, folder: RunFolder, links: Links, setup: ServerSetup, stack: ExitStack
 ) -> _Site:
-    port = target.listens(cell.target).port
+    listens = target.listens(cell.target)
     folders = folder.nodes(len(links.clients))
     for node in folders:
         node.create_folders()
     needs = checks.list_needs(cell)
     with setup.phase("node resources") if needs else contextlib.nullcontext():
         resources = stack.enter_context(node_resources_module.create_resources(needs, [node.home for node in folders]))
-    endpoints = tuple(Endpoint(link.server_address, port) for link in links.clients)
-    return _Site(links=links, endpoints=endpoints, folders=folders, resources=tuple(resources))
+    endpoints = tuple(Endpoint(link.server_address, listens.port) for link in links.clients)
+    return _Site(links=links, endpoints=endpoints, tls=listens.tls, folders=folders, resources=tuple(resources))
 
 
 def _load_address(cell: Cell, site: _Site, names: NodeNames | None) -> ServerAddress:
     """Return the address of the node that the load goes to, or of all nodes in turn."""
-    addresses = [ServerAddress(endpoint=endpoint) for endpoint in site.endpoints] if names is None else names.addresses
+    addresses = site.addresses
+    if names is not None:
+        addresses = tuple(dataclasses.replace(address, tls=site.tls) for address in names.addresses)
     if cell.load.nodes != "all":
         return addresses[cell.load.nodes - 1]
-    return dataclasses.replace(addresses[0], other_addresses=tuple(addresses[1:]))
+    return dataclasses.replace(addresses[0], other_addresses=addresses[1:])
 
 
 def _boot(
@@ -241,8 +253,8 @@ def _boot(
     """Start all nodes; return connections to them, their processes and the description of the first one."""
     ready_timeout_s = target.listens(cell.target).ready_timeout_s
     nodes = tuple(
-        stack.enter_context(open_http(ServerAddress(endpoint=endpoint), link.server.command, node.log, node.home))
-        for endpoint, link, node in zip(site.endpoints, site.links.clients, site.folders, strict=True)
+        stack.enter_context(open_http(address, link.server.command, node.log, node.home))
+        for address, link, node in zip(site.addresses, site.links.clients, site.folders, strict=True)
     )
 
     def launch(index: int, plan: LaunchPlan) -> process.Launch:
