@@ -290,9 +290,22 @@ def test_error_of_a_disk_or_path_is_one_message_with_a_remedy(
 def test_list_as_json_has_every_kind_of_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list", "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)
-    assert set(parts) == {"experiments", "network profiles", "workloads", "targets", "protocols", "probes"}
+    kinds = {"experiments", "network profiles", "workloads", "targets", "example targets", "protocols", "probes"}
+    assert set(parts) == kinds
     assert parts["experiments"]["quickstart"]
     assert set(parts["probes"]) == set(PROBES)
+
+
+def test_show_prints_a_shipped_file_or_an_example_target(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).parent.parent
+    shown = {
+        ("links",): root / "workloads" / "experiments" / "links.toml",
+        ("target", "bulk"): root / "docs" / "custom-targets" / "bulk.toml",
+        ("target", "JettyEvents.java"): root / "docs" / "custom-targets" / "JettyEvents.java",
+    }
+    for words, path in shown.items():
+        assert run(["show", *words]) == 0
+        assert capsys.readouterr().out == path.read_text()
 
 
 @pytest.mark.processes

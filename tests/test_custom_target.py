@@ -68,9 +68,12 @@ def launch(folder: Path, text: str, *sets: str) -> tuple[tuple[str, ...], dict[s
     return launch_plan.argv, launch_plan.env
 
 
-def test_the_example_is_planned_like_any_target() -> None:
-    example = plan(str(EXAMPLE))
-    assert {run.cell.target.name for run in example.runs} == {"jetty"}
+@pytest.mark.parametrize("file", sorted(EXAMPLE.parent.glob("*.toml")), ids=lambda file: file.stem)
+def test_each_example_is_short_and_planned_like_any_target(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 25
+    url = {} if "[start]" in file.read_text() else {"url": "http://127.0.0.1:9200"}
+    example = plan(str(file), **url)
+    assert {run.cell.target.name for run in example.runs} == {file.stem}
     campaign.check_plan(example)
     (part,) = planning.check_procedure(example.runs[0].cell).steps
     assert part.name == "load"

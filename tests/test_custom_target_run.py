@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,34 @@ def test_a_jetty_behind_a_shaped_link_is_measured(here: Place) -> None:
     assert int(values["heap_bytes"]) == 256 << 20
     assert values["gc_collector"] == "g1"
     assert all(check["passed"] for check in record["link_checks"])
+
+
+PROBED = """
+probes = ["reads", "gc"]
+costly_probes = ["allocations"]
+[load]
+workload = "nyc_taxis"
+users = 4
+"""
+CHEAP = ("tomcat", "undertow")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*CHEAP, *(pytest.param(name, marks=pytest.mark.nightly) for name in ("helidon", "solr", "vertx", "webflux"))],
+)
+def test_a_server_by_others_is_measured(here: Place, name: str) -> None:
+    (here.folder / "probed.toml").write_text(PROBED)
+    target = str(EXAMPLE / f"{name}.toml")
+    here.run("probed.toml", "--target", target, *SHORT)
+    with (here.results[-1] / "summary.csv").open(encoding="utf-8") as file:
+        plain, probed = sorted(csv.DictReader(file), key=lambda row: row["instrumented"])
+    for values in (plain, probed):
+        assert (values["state"], values["documents_check"]) == ("measured", "counted")
+        assert values["documents_counted"] == values["documents_acked"] != "0"
+        assert values["bytes_read"] == values["bytes_sent"] != "0"
+    # Its network layer is one of those that are known.
+    assert int(probed["tlab_network_bytes"]) >= 0
 
 
 @pytest.mark.nightly

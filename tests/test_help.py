@@ -64,7 +64,7 @@ def test_help_and_version_are_commands_too() -> None:
 
 def test_list_describes_each_part_differently() -> None:
     parts = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
-    for kind in ("experiments", "network profiles", "workloads", "protocols", "probes"):
+    for kind in ("experiments", "network profiles", "workloads", "example targets", "protocols", "probes"):
         texts = list(parts[kind].values())
         assert all(texts), kind
         assert len(set(texts)) == len(texts), kind

@@ -135,7 +135,10 @@ def test_each_version_has_its_own_allocator_options(fields: dict[str, Any], flag
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"version": "2.19.5"}, r'opensearch has no "2\.19\.5"; did you mean "2\.19\.6"\?'),
+        (
+            {"version": "2.19.5"},
+            r'opensearch has no "2\.19\.5" \(a custom .* show target bulk` .*; did you mean "2\.19\.6"\?',
+        ),
         ({"gc": "cms"}, r'Java 17 has no "cms" \(available: g1, parallel, serial, zgc\)'),
         ({"nodes": 2, "replicas": 2}, r"2 replicas need 3 nodes, and target\.nodes is 2"),
         ({"receive_predictor_bytes": (65536, 524288)}, "a range .* requires Elasticsearch 5.6"),

@@ -47,6 +47,10 @@ def list_parts(
         }
         for title, folder in folders.items()
     }
+    parts["example targets"] = {
+        name: str(catalog.read_table(path).get("description", ""))
+        for name, path in files.data_files(catalog.CUSTOM_TARGETS).items()
+    }
     parts["targets"] = {name: ", ".join(target.versions) for name, target in targets.TARGETS.items()}
     # A protocol is created by a method of its class; probes are described by the table of their package.
     creators = {name: getattr(create, "__self__", create) for name, create in PROTOCOLS.items()}
@@ -61,14 +65,26 @@ def list_parts(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="An experiment, network profile or workload, see `list`.")]) -> None:
-    """Print a shipped file: an experiment, network profile or workload. Copy it to change it."""
-    shipped = {
-        stem: path
-        for folder in (catalog.WORKLOADS, catalog.NETWORKS, catalog.EXPERIMENTS)
-        for stem, path in files.data_files(folder).items()
-    }
-    check_name(name, shipped, f'unknown name "{quote_name(name)}"', "`ingest-bench list`")
+def show(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME | target NAME",
+            help="An experiment, network profile or workload; or `target` and an example target. See `list`.",
+        ),
+    ],
+) -> None:
+    """Print a shipped file: an experiment, network profile, workload or example target. Copy it to change it."""
+    is_target = names[0] == "target"
+    name = " ".join(names[is_target:])
+    if is_target:
+        paths = sorted(files.data_folder(catalog.CUSTOM_TARGETS).iterdir())
+        shipped = {path.name.removesuffix(".toml"): path for path in paths}
+        check_name(name, shipped, f'unknown example target "{quote_name(name)}"')
+    else:
+        folders = (catalog.WORKLOADS, catalog.NETWORKS, catalog.EXPERIMENTS)
+        shipped = {stem: path for folder in folders for stem, path in files.data_files(folder).items()}
+        check_name(name, shipped, f'unknown name "{quote_name(name)}"', "`ingest-bench list`")
     screen.print_unwrapped(files.read_text(shipped[name]).rstrip("\n"))
 
 

@@ -26,6 +26,7 @@ from ingest_bench.units import quote_name, quote_value
 NETWORKS = "netem"
 WORKLOADS = "workloads"
 EXPERIMENTS = "workloads/experiments"
+CUSTOM_TARGETS = "docs/custom-targets"
 # tomllib reads about 300 kB a second. The largest shipped file has 5 kB.
 _MAX_TOML_CHARACTERS = 1 << 20
 # Its time grows with the square of the number of parts of a key: 40 kB of one key take 15 s.

@@ -35,9 +35,12 @@ TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("load", "bulk"): ("load", "bulk_documents"),
     ("load", "bulk_documents"): ("load", "bulk"),
 }
+_IN_FILE = "it is set at the top of the experiment's file"
+_FILE_OF_ONE_TARGET = "With --target: `ingest-bench init my.toml`, then `ingest-bench run my.toml --target …`"
 # What is not a key, and how it is set.
 REMEDIES = {
-    **dict.fromkeys(HEAD, "it is set at the top of the experiment's file"),
+    **dict.fromkeys(HEAD, _IN_FILE),
+    **dict.fromkeys(("probes", "costly_probes"), f"{_IN_FILE}. {_FILE_OF_ONE_TARGET}"),
     "replicates": "use --replicates N, or set it at the top of the experiment's file",
     "out": "use --out DIR",
     "java_home": "use --java-home DIR",

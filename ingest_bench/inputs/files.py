@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def data_folder(name: str) -> Path:
-    """Return a folder of shipped TOML files: "netem", "workloads" or "workloads/experiments".
+    """Return a folder of shipped TOML files, such as "netem" or "workloads/experiments".
 
     In a wheel they are below `ingest_bench/data`, in a checkout at its top.
     """

@@ -35,6 +35,7 @@ from ingest_bench.targets.http import Http
 from ingest_bench.targets.settings import Settings, parse_settings
 from ingest_bench.units import format_count
 
+OTHER_SERVERS = "a custom target file describes any other server: `ingest-bench show target bulk` prints one"
 _PINS = tomllib.loads(Path(__file__).with_name("jars.toml").read_text(encoding="utf-8"))
 
 
@@ -178,7 +179,7 @@ class Target(Protocol):
     def choose_version(self, options: TargetOptions) -> str:
         """Return the chosen version or the default; SpecError with a suggestion if there is no such version."""
         chosen = options.version or self.default_version
-        check_name(chosen, self.versions, f'target.version: {self.name} has no "{chosen}"')
+        check_name(chosen, self.versions, f'target.version: {self.name} has no "{chosen}" ({OTHER_SERVERS})')
         return chosen
 
     def requirements(self, options: TargetOptions) -> Requirements:

@@ -14,7 +14,7 @@ from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets import TARGETS, counting
-from ingest_bench.targets.base import Target
+from ingest_bench.targets.base import OTHER_SERVERS, Target
 from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.elastic.node import ElasticTarget
 from ingest_bench.targets.http import Http, NoResponse, Response
@@ -190,7 +190,9 @@ def recognize(response: Response, origin: str, read_hidden_version: Callable[[],
     except (ValueError, KeyError, TypeError, AttributeError):
         is_version = False
     if not is_version:
-        raise SpecError(f"{origin}: neither Elasticsearch nor OpenSearch (a proxy?); it responded: {excerpt}")
+        raise SpecError(
+            f"{origin}: neither Elasticsearch nor OpenSearch (a proxy?); it responded: {excerpt} ({OTHER_SERVERS})"
+        )
     name = "opensearch" if is_hidden else _recognize_name(root)
     if name == "direct-memory":
         raise SpecError(f"{origin}: {name} is measured only if ingest-bench starts it: [target] name")

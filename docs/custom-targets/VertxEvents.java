@@ -1,0 +1,18 @@
+import io.vertx.core.Vertx;
+import io.vertx.core.http.HttpMethod;
+import java.util.concurrent.atomic.AtomicLong;
+
+/** Takes a document per line at POST /events; GET /count returns how many it had. */
+public class VertxEvents {
+    public static void main(String[] arguments) {
+        AtomicLong stored = new AtomicLong();
+        Vertx.vertx().createHttpServer().requestHandler(request -> {
+            if (request.method() == HttpMethod.POST) {
+                request.handler(part -> stored.addAndGet(part.toString("ISO-8859-1").chars().filter(c -> c == '\n').count()));
+                request.endHandler(end -> request.response().setStatusCode(204).end());
+            } else {
+                request.response().end("{\"stored\": " + stored + "}");
+            }
+        }).listen(Integer.parseInt(arguments[1]), arguments[0]);
+    }
+}
