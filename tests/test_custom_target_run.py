@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import certificates
 import commands
 import pytest
 from commands import Place
-from running import running
+from running import free_port, running
+from servers import launched, visible
 
 from ingest_bench import targets
 from ingest_bench.experiment import spec
@@ -138,6 +143,60 @@ def test_a_running_custom_target_is_measured(here: Place, tmp_path: Path) -> Non
             assert values["documents_counted"] == values["documents_acked"] != "0"
             assert (values["network"], values["target"]) == ("as-is", "mine")
         assert values["bytes_read"] == values["bytes_sent"]
+
+
+@pytest.mark.nightly
+def test_counts_of_two_servers_are_added(here: Place, tmp_path: Path) -> None:
+    options = spec.build_target({"file": str(here.folder / write_example(here))}, "target")
+    with visible(), ExitStack() as stack:
+        servers = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            endpoint = Endpoint("127.0.0.1", free_port())
+            servers.append(stack.enter_context(launched(options, (endpoint,), tmp_path / name))[0])
+        urls = [word for http in servers for word in ("--url", http.origin)]
+        here.run("--target", "mine.toml", *urls, *SHORT[2:])
+        stored = [http.request("GET", "/count").json()["documents"]["stored"] for http in servers]
+    values = here.read_row()
+    assert all(stored)
+    assert str(sum(stored)) == values["documents_counted"] == values["documents_acked"]
+
+
+TLS = """
+[protocol]
+name = "json-array"
+format = "lines"
+path = "/"
+[start]
+source = "TlsEvents.java"
+arguments = ["{host}", "{port}", "{folder}/keys.p12"]
+tls = {ca_file = "ca.pem", name = "events.example"}
+[ready]
+path = "/"
+timeout = "15s"
+[count]
+path = "/"
+json = "stored"
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates, is not installed")
+def test_a_launched_server_is_spoken_to_over_tls_under_its_name(here: Place) -> None:
+    issued = certificates.create_certificates(here.folder, "DNS:events.example")
+    keys = here.folder / "keys.p12"
+    argv = ("openssl", "pkcs12", "-export", "-in", str(issued.server), "-out", str(keys), "-passout", "pass:secret")
+    subprocess.run(argv, check=True, capture_output=True)
+    keys.chmod(0o644)
+    here.folder.chmod(0o755)
+    shutil.copy(Path(__file__).parent / "java" / "TlsEvents.java", here.folder)
+    (here.folder / "tls.toml").write_text(TLS)
+    here.run("--target", "tls.toml", *SHORT)
+    values = here.read_row()
+    assert values["documents_counted"] == values["documents_acked"] != "0"
+    assert values["bytes_read"] == values["bytes_sent"] != "0"
+    (here.folder / "tls.toml").write_text(TLS.replace("events.example", "other.example"))
+    assert "Hostname mismatch" in here.run("--target", "tls.toml", *SHORT, exit_code=3)
 
 
 @pytest.mark.nightly

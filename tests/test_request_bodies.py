@@ -37,7 +37,7 @@ def server_with(objects: dict[str, Any], deleted: list[str] | None = None) -> An
 
     http = SimpleNamespace(origin="http://h:9200", request=request)
     return SimpleNamespace(
-        is_launched=False, http=http, count=lambda _: 0, connect=lambda: contextlib.nullcontext(http)
+        is_launched=False, target=None, http=http, count=lambda _: 0, connect=lambda: contextlib.nullcontext(http)
     )
 
 

@@ -120,6 +120,22 @@ def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, here: Place) -
     assert indices(node) == {"existing"}
 
 
+@pytest.mark.nightly
+@pytest.mark.opensearch
+def test_the_bulk_example_prepares_counts_and_cleans_up(here: Place, node: Http) -> None:
+    example = Path(__file__).parent.parent / "docs" / "custom-targets" / "bulk.toml"
+    here.run("--target", str(example), "--url", node.origin, *SHORT)
+    values = here.read_row()
+    assert values["target"] == "bulk"
+    assert values["documents_counted"] == values["documents_acked"] != "0"
+    assert indices(node) == set()
+    # An index of the user is neither used nor deleted.
+    node.request_json("PUT", "/rides")
+    output = here.run("--target", str(example), "--url", node.origin, *SHORT, exit_code=3)
+    assert output.count("bulk: prepare: PUT") == output.count("already exists") == 1
+    assert indices(node) == {"rides"}
+
+
 @pytest.mark.opensearch
 def test_own_documents_get_a_new_index_and_the_refused_ones_are_quoted(node: Http, here: Place) -> None:
     create_index(node, "existing")

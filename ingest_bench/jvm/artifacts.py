@@ -189,7 +189,8 @@ def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
             raise
 
     context.resolver.download = download_or_note
-    jars = [Dependency(_jgo_artifact(context, parse_jar(coordinate))) for coordinate in coordinates]
+    # raw: as Maven, without taking the versions that these jars manage for their own build as those of all.
+    jars = [Dependency(_jgo_artifact(context, parse_jar(coordinate)), raw=True) for coordinate in coordinates]
     try:
         _, dependencies = context.resolver.resolve(jars)
     except (OSError, RuntimeError, ValueError) as error:

@@ -156,10 +156,6 @@ class Target(Protocol):
     """Flushes the indices in memory of all nodes to files at once; None: unsupported."""
     jvm_stats: Callable[[Http], Any] | None = None
     """Requests the JVM statistics of all nodes, for `probes.nodestats`; None: no API."""
-    settle_s: float = 0
-    """Maximum time after the load until it counts all acknowledged documents."""
-    network: tuple[str, ...] = NETWORK_PACKAGES
-    """Packages of its network layer, for the layers of allocations."""
     settings: ClassVar[Settings | None] = None
     """Its known `[target.setting]`; None: it checks them itself."""
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -171,6 +167,16 @@ class Target(Protocol):
     def thread_roles(self) -> ThreadRoles:
         """Return the roles of its threads."""
         return ThreadRoles()
+
+    @property
+    def network(self) -> tuple[str, ...]:
+        """Return the packages of its network layer, for the layers of allocations."""
+        return NETWORK_PACKAGES
+
+    @property
+    def settle_s(self) -> float:
+        """Return the maximum time after the load until it counts all acknowledged documents."""
+        return 0
 
     @property
     def versions(self) -> Mapping[str, Requirements]:
