@@ -257,7 +257,7 @@ def _check_api(http: Http, server: Detected) -> bool | None:
         if status not in (expected, 403):
             raise SpecError(
                 f"{http.origin}: {server.name} {server.number} does not have the API that a run needs: {method} {path} "
-                f"got status {status} instead of {expected}: {response.excerpt()}"
+                f"got status {status} instead of {expected}: {response.excerpt()} ({OTHER_SERVERS})"
             )
     return None if status == 403 else b"type is missing" in response.body
 
