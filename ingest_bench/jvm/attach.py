@@ -235,16 +235,16 @@ def _is_same_namespace(process: Path, kind: str) -> bool:
 def _find_jcmd(process: Path, uid: int, java_home: Path | None) -> Path:
     """Return the jcmd of --java-home, of the JVM itself if it is ours, of an installed Java, or of the wheel.
 
-    For a JVM with other mounts that of the wheel: some releases look for its socket in our /tmp (JDK-8327114).
+    For a JVM in other namespaces that of the wheel: some releases look for its socket in our /tmp (JDK-8327114).
     """
     if java_home is not None:
         jcmd = java_home.absolute() / "bin" / "jcmd"
         if not os.access(jcmd, os.X_OK):
             raise SpecError(f"--java-home {java_home}: it has no bin/jcmd")
         return jcmd
-    has_our_mounts = _is_same_namespace(process, "mnt")
-    homes = [installed.home for installed in java.find_installed()] if has_our_mounts else []
-    if has_our_mounts and uid == os.geteuid():
+    is_contained = not all(_is_same_namespace(process, kind) for kind in ("mnt", "pid", "user"))
+    homes = [] if is_contained else [installed.home for installed in java.find_installed()]
+    if not is_contained and uid == os.geteuid():
         # Never as root for another user's JVM: that user chose the programs in its home.
         homes.insert(0, (process / "exe").readlink().parent.parent)
     for home in homes:

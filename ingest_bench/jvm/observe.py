@@ -46,7 +46,13 @@ def observe(
     title = f"probes in the JVM with pid {jvm.pid}"
     with (
         scratch.choose(jvm, name) as chosen,
-        watchdog.open_session(f"jvm-{jvm.pid}", title, time_limit_s=limit_s, namespace_kinds=("mnt", "pid")) as session,
+        watchdog.open_session(
+            f"jvm-{jvm.pid}",
+            title,
+            time_limit_s=limit_s,
+            namespace_kinds=("mnt", "pid"),
+            inherited_fds=(chosen.parent,),
+        ) as session,
     ):
         path = chosen.path
         session.apply((chosen.make_step(settings),))
@@ -72,9 +78,6 @@ def observe(
                     _keep_files(jvm, folder, into)
         finally:
             os.close(folder)
-            if not jvm.is_alive():
-                # With the JVM, the way of the undo into its container may be gone.
-                chosen.remove()
 
 
 def _start_recording(jvm: AttachedJvm, folder: Path, duration_s: int) -> Step:

@@ -1,6 +1,7 @@
 """Scratch folder of an attached JVM, in the file system that the JVM sees.
 
-    python -m ingest_bench.jvm.scratch make|remove ROOT PATH UID GID [SETTINGS]      run by the ledger
+    python -m ingest_bench.jvm.scratch make ROOT PATH UID GID SETTINGS      run by the ledger
+    python -m ingest_bench.jvm.scratch remove ROOT PATH UID GID FD
 
 The JVM may be in a container, whose users can replace a folder by a link at any moment, or mount a folder of this
 machine there. So each folder on the way is opened without following links, and the scratch folder is made and removed
@@ -47,33 +48,20 @@ class Scratch:
     uid: int
     gid: int
     parent: int
-    """Descriptor of the folder that has it. It stays valid if the JVM exits and its mount namespace is gone."""
+    """Descriptor of the folder that has it, for the watchdog too. With the JVM its mount namespace may go, not this."""
 
     def make_step(self, settings: Path | None) -> Step:
         """Return the step that makes the folder, with a copy of the file *settings* as `SETTINGS`."""
-        options = () if settings is None else (str(settings),)
-        return Step(
-            name=str(self.path),
-            action=Action(argv=self._argv("make", self.root, self.path, *options)),
-            undo=(
-                Undo(
-                    action=Action(argv=self._argv("remove", self.root, self.path)),
-                    existing_path=str(self.root / self.path.relative_to("/")),
-                ),
-            ),
-        )
+        make = self._argv("make", "" if settings is None else str(settings))
+        remove = self._argv("remove", str(self.parent))
+        return Step(name=str(self.path), action=Action(argv=make), undo=(Undo(action=Action(argv=remove)),))
 
     def open(self) -> int:
         """Return a descriptor of the folder."""
         return os.open(self.path.name, _FOLDER, dir_fd=self.parent)
 
-    def remove(self) -> None:
-        """Remove the folder of a JVM that has exited; RunFailed if that fails."""
-        argv = self._argv("remove", Path(f"/proc/self/fd/{self.parent}"), Path("/", self.path.name))
-        system.run(argv, pass_fds=(self.parent,))
-
-    def _argv(self, verb: str, root: Path, path: Path, *options: str) -> tuple[str, ...]:
-        words = (verb, str(root), str(path), str(self.uid), str(self.gid), *options)
+    def _argv(self, verb: str, detail: str) -> tuple[str, ...]:
+        words = (verb, str(self.root), str(self.path), str(self.uid), str(self.gid), detail)
         return system.build_module_argv("ingest_bench.jvm.scratch", *words)
 
 
@@ -145,24 +133,50 @@ def _is_ours(folder: Path, descriptor: int) -> bool:
         os.close(own)
 
 
-def main(verb: str, root: str, path: str, uid: str, gid: str, settings: str = "") -> None:
+def main(verb: str, root: str, path: str, uid: str, gid: str, detail: str) -> None:
     """Make or remove the scratch folder *path* below *root* as this user; OSError if that fails."""
-    folder = Path(path)
-    content = Path(settings).read_bytes() if settings else b""
-    parent = open_folder(Path(root), folder.parent)
-    if int(uid) != os.geteuid():
+    name = Path(path).name
+    if verb == "make":
+        settings = Path(detail).read_bytes() if detail else b""
+        parent = open_folder(Path(root), Path(path).parent)
+        _become(int(uid), int(gid))
+        _make(name, parent, settings)
+    elif (holder := _find_holder(Path(root), Path(path), detail)) is not None:
+        _become(int(uid), int(gid))
+        _remove(name, holder)
+
+
+def _become(uid: int, gid: int) -> None:
+    """Give up the rights of root."""
+    if uid != os.geteuid():
         os.setgroups([])
-        os.setresgid(int(gid), int(gid), int(gid))
-        os.setresuid(int(uid), int(uid), int(uid))
-    if verb == "remove":
-        _remove(folder.name, parent)
-        return
-    os.mkdir(folder.name, 0o700, dir_fd=parent)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+
+def _make(name: str, parent: int, settings: bytes) -> None:
+    os.mkdir(name, 0o700, dir_fd=parent)
     if settings:
-        inner = os.open(folder.name, _FOLDER, dir_fd=parent)
-        file = os.open(SETTINGS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=inner)
+        folder = os.open(name, _FOLDER, dir_fd=parent)
+        file = os.open(SETTINGS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         with os.fdopen(file, "wb") as output:
-            output.write(content)
+            output.write(settings)
+
+
+def _find_holder(root: Path, path: Path, descriptor: str) -> int | None:
+    """Return a descriptor of the folder that has *path*; None if the way there is gone with the JVM.
+
+    First try the one that our parent inherited, because a path can lead elsewhere by now. `net restore` has none.
+    """
+    try:
+        holder = os.open(f"/proc/{os.getppid()}/fd/{descriptor}", _WAY)
+        os.stat(path.name, dir_fd=holder, follow_symlinks=False)
+    except OSError:
+        try:
+            holder = open_folder(root, path.parent)
+        except FileNotFoundError:
+            return None
+    return holder
 
 
 def _remove(name: str, parent: int) -> None:

@@ -74,14 +74,16 @@ def open_session(
     time_limit_s: float,
     resources: tuple[str, ...] = (),
     namespace_kinds: tuple[NamespaceKind, ...] = (),
+    inherited_fds: tuple[int, ...] = (),
     on_stage: OnStage = lambda _: None,
 ) -> Iterator[Session]:
     """Open a session of changes to the object that *key* names, with exclusive locks on *key* and *resources*.
 
     Every file that a change writes must be a resource. By default the changes are to the whole machine. With
     *namespace_kinds* they can be undone only in our namespaces of these kinds, resources exist once in each, and each
-    network namespace has its own *key*. Leftovers of earlier sessions are undone first. Raise InvalidRun at the end of
-    the block if the time limit expired before.
+    network namespace has its own *key*. The parent of each undo command, the watchdog, has *inherited_fds* open too.
+    Leftovers of earlier sessions are undone first. Raise InvalidRun at the end of the block if the time limit expired
+    before.
     """
     if not 0 < time_limit_s < float("inf"):
         raise SpecError("a time limit is required, such as --for 60s; at its end all changes are undone")
@@ -90,7 +92,7 @@ def open_session(
         sessions.undo_leftovers(key, resources, namespace_kinds)
         on_stage("locked")
         header = journals.create_header(description, time_limit_s, resources, namespace_kinds)
-        with _watch(path, header, locks, on_stage) as journal:
+        with _watch(path, header, (*locks, *inherited_fds), on_stage) as journal:
             on_stage("journal created")
             session = Session(journal, resources, on_stage)
             yield session
@@ -105,14 +107,16 @@ def open_session(
 
 
 @contextlib.contextmanager
-def _watch(path: Path, header: Header, locks: tuple[int, ...], on_stage: OnStage) -> Iterator[Journal]:
+def _watch(path: Path, header: Header, inherited_fds: tuple[int, ...], on_stage: OnStage) -> Iterator[Journal]:
     """Open a journal whose watchdog is ready; at the end of the block it has undone the session and exited."""
     journal = None
     pipe_read, pipe_write = os.pipe()
     ready_read, ready_write = os.pipe()
     try:
         arguments = (str(path), str(header.deadline_boottime_ns), str(pipe_read), str(ready_write))
-        watchdog = system.start_detached((*WATCHDOG_COMMAND, *arguments), pass_fds=(pipe_read, ready_write, *locks))
+        watchdog = system.start_detached(
+            (*WATCHDOG_COMMAND, *arguments), pass_fds=(pipe_read, ready_write, *inherited_fds)
+        )
         os.close(ready_write)
         os.close(pipe_read)
         ready_write = pipe_read = -1
