@@ -124,6 +124,14 @@ def test_no_request_gives_no_limits() -> None:
     assert Load(1, 0).bound() is None
 
 
+def test_requests_without_a_response_give_no_limits() -> None:
+    load = Load(1, 0)
+    load.connect(40000, made.START, 10)
+    assert load.bound() is not None
+    load.requests = [row | {"status": 0} for row in load.requests]
+    assert load.bound() is None
+
+
 def summarise(load: Load) -> Summary:
     samples, sent = load.samples, sum(row["bytes_sent"] for row in load.requests)
     return summary.summarise(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 64 * 1024
 _ACKNOWLEDGED = ResponseHead(200)
+# As in samples of other requests without a response.
+_SILENCE = ResponseHead(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class AcknowledgementReader(ResponseReader):
         """Start with the next response."""
         super().reset()
         if self.is_silent:
-            self.head, self.is_complete = _ACKNOWLEDGED, True
+            self.head, self.is_complete = _SILENCE, True
 
     @property
     def is_silent(self) -> bool:

@@ -70,11 +70,13 @@ def bound_clock_offset(samples: SampleSource, reads: Samples, realtime_minus_mon
 
 
 def _sort_requests(samples: SampleSource) -> dict[str, Samples]:
-    """Return fields of all sent requests, by port and time. `is_answered`: acknowledged at the first attempt."""
+    """Return fields of all sent requests, by port and time. `is_answered`: acknowledged by a first response."""
     batches = [batch[batch["bytes_sent"] > 0] for batch in load.iterate_batches(samples)]
     order = np.lexsort([np.concatenate([batch[name] for batch in batches]) for name in ("sent_ns", "local_port")])
     requests = {name: np.concatenate([batch[name] for batch in batches])[order] for name in _REQUEST_FIELDS}
-    is_answered = [load.has_outcome(batch, "ok", "partial") & (batch["attempts"] == 1) for batch in batches]
+    is_answered = [
+        load.has_outcome(batch, "ok", "partial") & (batch["attempts"] == 1) & (batch["status"] > 0) for batch in batches
+    ]
     return requests | {"is_answered": np.concatenate(is_answered)[order]}
 
 
