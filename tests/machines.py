@@ -21,7 +21,7 @@ class Machine:
 
 
 @contextmanager
-def machines(count: int) -> Iterator[list[Machine]]:
+def machines(count: int, mtu_bytes: int = 1500) -> Iterator[list[Machine]]:
     """Yield machines that reach only each other; skip if this machine has no namespaces."""
     with sandbox() as opened:
         try:
@@ -35,10 +35,10 @@ def machines(count: int) -> Iterator[list[Machine]]:
             machine = Machine(opened.add_namespace(), f"198.18.7.{number}")
             port = f"port{number}"
             ends = ("type", "veth", "peer", "name", "eth0", "netns", str(machine.place.pid))
-            switch.run(("ip", "link", "add", port, *ends))
+            switch.run(("ip", "link", "add", port, "mtu", str(mtu_bytes), *ends))
             switch.run(("ip", "link", "set", port, "master", "switch", "up"))
             machine.place.run(("ip", "link", "set", "lo", "up"))
             machine.place.run(("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0"))
-            machine.place.run(("ip", "link", "set", "eth0", "up"))
+            machine.place.run(("ip", "link", "set", "eth0", "mtu", str(mtu_bytes), "up"))
             started.append(machine)
         yield started

@@ -155,11 +155,11 @@ def test_exactly_one_port_must_respond_like_a_known_server(monkeypatch: pytest.M
 
 
 def test_addresses_are_those_of_the_process_that_listens_there() -> None:
-    us, parent = (AttachedJvm(pid=pid, uid=0, gid=0, jcmd=Path("jcmd"), version="17", start_id="") for pid in PIDS)
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("", 0)) as wildcard:
         ports = [listening.getsockname()[1] for listening in (first, wildcard)]
         address, other = (ServerAddress(endpoint=Endpoint("localhost", port)) for port in ports)
         both = dataclasses.replace(address, other_addresses=(other,))
+        us, parent = (tuple(reach.reachable_endpoints(pid)) for pid in PIDS)
         assert reach.find_address_nodes(both, (parent, us)) == (2, 2)
         # A process that is not attached to may listen there, or a proxy.
         assert reach.find_address_nodes(both, (parent,)) == ()

@@ -92,7 +92,7 @@ def test_java_without_profiling_settings_is_refused_before_the_first_run(
     is_attached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jdk = Java(home=tmp_path / "java", version=17, source="--java-home")
-    jvm = SimpleNamespace(jcmd=jdk.home / "bin" / "jcmd")
+    jvm = SimpleNamespace(jcmd=jdk.home / "bin" / "jcmd", java_version=17)
     monkeypatch.setattr(targets, "fetch", lambda *_: jdk)
     monkeypatch.setattr(reach, "attach_jvms", lambda *_: (jvm,))
     monkeypatch.setattr(campaign, "find_reader", lambda *_: jdk)

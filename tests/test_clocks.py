@@ -12,8 +12,16 @@ import example_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.errors import RunFailed
-from ingest_bench.load.fleet.transfer import PIECE_BYTES, convert_records, convert_report, read_piece, receive_file
+from ingest_bench.errors import InvalidRun, RunFailed
+from ingest_bench.load.fleet.transfer import (
+    PIECE_BYTES,
+    ClockReading,
+    convert_records,
+    convert_report,
+    read_piece,
+    realtime_offset,
+    receive_file,
+)
 from ingest_bench.model.samples import CPU_MARK, EVENT_LOOP_STALL, MOMENTS, RECORDS, SAMPLE, ClockOffset, WorkerReport
 from ingest_bench.model.values import monotonic_fields
 
@@ -119,6 +127,46 @@ def test_a_file_that_arrives_damaged_is_refused(tmp_path: Path, change: dict[str
     (tmp_path / "sent").write_bytes(b"0123456789")
     with pytest.raises(RunFailed, match=message):
         receive_file(tmp_path / "x", lambda number: read_piece(tmp_path / "sent", number) | change, AHEAD)
+
+
+def test_a_file_of_known_size_has_that_size_and_replaces_none(tmp_path: Path) -> None:
+    (tmp_path / "sent").write_bytes(b"0123456789")
+    request = partial(read_piece, tmp_path / "sent")
+    receive_file(tmp_path / "samples-0.bin", request, None, 10)
+    assert (tmp_path / "samples-0.bin").read_bytes() == b"0123456789"
+    for name, size_bytes, message in (
+        ("less", 11, "10 bytes of 11"),
+        ("more", 9, "10 bytes of 9"),
+        ("sent", 10, "exists"),
+    ):
+        with pytest.raises(RunFailed, match=message):
+            receive_file(tmp_path / name, request, None, size_bytes)
+
+
+def reading(
+    at_ns: int, offset_ns: int = AHEAD_NS, *, their_lead_ns: int = 7 * 10**18, our_lead_ns: int = 10**18
+) -> ClockReading:
+    return ClockReading(
+        at_ns=at_ns, offset_ns=offset_ns, round_trip_ns=100, their_lead_ns=their_lead_ns, our_lead_ns=our_lead_ns
+    )
+
+
+def test_realtime_of_another_machine_is_converted_there_and_back() -> None:
+    offset = realtime_offset(2, "m", reading(10**9), reading(10**9 + HOUR_NS, AHEAD_NS + 10**6))
+    assert (offset.worker, offset.machine, offset.round_trip_ns) == (2, "m", 100)
+    ours = np.array([10**18 + 10**9 + HOUR_NS * part // 4 for part in range(5)])
+    theirs = [10**9 + HOUR_NS * part // 4 + AHEAD_NS + 7 * 10**18 + 10**6 * part // 4 for part in range(5)]
+    assert [offset.to_theirs(int(moment)) for moment in ours] == theirs
+    assert np.abs(offset.to_ours(np.array(theirs)) - ours).max() <= 1
+
+
+def test_a_clock_that_is_set_during_a_run_makes_it_invalid() -> None:
+    before = reading(10**9)
+    realtime_offset(0, "m", before, reading(10**10, their_lead_ns=before.their_lead_ns + 10**6))
+    with pytest.raises(InvalidRun, match=r"the clock of m was set by \+5\.000 s during the run"):
+        realtime_offset(0, "m", before, reading(10**10, their_lead_ns=before.their_lead_ns + 5 * 10**9))
+    with pytest.raises(InvalidRun, match=r"the clock of this machine was set by -5\.000 s"):
+        realtime_offset(0, "m", before, reading(10**10, our_lead_ns=before.our_lead_ns - 5 * 10**9))
 
 
 def test_the_last_piece_of_a_large_file_is_not_late(tmp_path: Path) -> None:

@@ -130,6 +130,15 @@ URL = ("--url", "http://127.0.0.1:1")
         (["worker", "--connect", "bench", "--keys", "{key}", "--count", "3"], "--count requires --new-keys DIR"),
         (["run", "quickstart", "--bind", "127.0.0.1"], "--bind requires --workers N"),
         (["run", *URL, "--workers", "2"], "--new-keys DIR` creates it"),
+        (["run", *URL, "--watchers", "2"], "--new-keys DIR` creates it"),
+        (["run", "--watchers", "2", "--keys", "{run}"], "--watchers requires --url URL"),
+        (["run", *URL, "--watchers", "2", "--attach", "1"], "target.watchers conflicts with target.attach"),
+        (["run", *URL, "--keys", "{run}", "--set", "target.watchers=1,2"], "target.watchers: 1, 2: the same observers"),
+        (["worker", "--connect", "h", "--watch", "4194304", "--keys", "{key}"], "--watch 4194304: no such process"),
+        (
+            ["worker", "--connect", "h", "--watch", "1", "--credentials-to", "http://h:1"],
+            "--watch cannot be combined with --credentials-to",
+        ),
         (["run", *URL, "--workers", "2", "--keys", "{run}", "--bind", "x:y"], "write it like"),
         (["run", "quickstart", "--workers", "2", "--keys", "{run}"], "--workers requires --url URL"),
         (

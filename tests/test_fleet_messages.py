@@ -10,12 +10,26 @@ from ingest_bench.load.fleet.transfer import PIECE_BYTES, find_fault
 
 REQUESTS: dict[str, Any] = {"outcomes": {}, "documents": {}, "bytes_sent": 0, "steps": {}, "response_ns": 0}
 FIGURES: dict[str, Any] = {"bulks": REQUESTS, "queries": REQUESTS, "in_flight": 0, "oldest_ns": 0, "cpu_ns": {}}
+WATCHED: dict[str, Any] = {
+    "pid": 7,
+    "began": "boot 5",
+    "java": "17.0.15",
+    "collector": "g1",
+    "heap_bytes": None,
+    "addresses": [{"host": "192.0.2.1", "port": 9200}],
+    "host": {"swappiness": "60"},
+    "unavailable": {"kernel-reads": "requires root"},
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
         ("hello", {"machine": "m", "pid": 1, "version": "1"}),
+        ("hello", {"machine": "m", "pid": 1, "version": "1", "watched": WATCHED}),
+        ("observed", {"phase": "watching", "realtime_lead_ns": 5}),
+        ("observed", {"phase": "stopped", "files": {"recording.jfr": 7}, "has_ended": True}),
+        ("observed", {"phase": "failed", "error": "reason"}),
         ("status", {"phase": "prepared"}),
         ("status", {"phase": "measure", "documents": 5, "seconds_left": 0.5, "figures": FIGURES}),
         ("status", {"phase": "failed", "error": "reason"}),
@@ -48,6 +62,15 @@ def test_messages_of_a_worker_are_valid(kind: str, data: Any) -> None:
         ("status", {"phase": "failed", "error": ["a", "b"]}),
         ("hello", {"machine": 1}),
         ("hello", {"machine": "m", "pid": 1, "version": "1", "more": 1}),
+        ("hello", {"machine": "m", "pid": 1, "version": "1", "watched": WATCHED | {"java": "x"}}),
+        ("hello", {"machine": "m", "pid": 1, "version": "1", "watched": WATCHED | {"host": {"thp": "a\nb"}}}),
+        ("hello", {"machine": "m", "pid": 1, "version": "1", "watched": WATCHED | {"pid": 0}}),
+        ("observed", {"phase": "stopped", "files": {"../run.json": 7}}),
+        ("observed", {"phase": "stopped", "files": {".hidden": 7}}),
+        ("observed", {"phase": "stopped", "files": {"gc.log": -1}}),
+        ("observed", {"phase": "stopped", "files": {f"{number}": 0 for number in range(1001)}}),
+        ("observed", {"phase": "failed"}),
+        ("observed", {"phase": "measure"}),
         ("pong", {}),
         ("pong", {"asked_ns": 0, "monotonic_ns": 2**63 - 1}),
         ("piece", {"number": 0, "data": "text"}),

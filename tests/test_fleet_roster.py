@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from test_load_process import plan_for
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import supervisor
 from ingest_bench.load.fleet import keys
-from ingest_bench.load.fleet.roster import Fleet, FleetWorker, RemoteWorkers
+from ingest_bench.load.fleet.roster import Fleet, FleetObserver, FleetWorker, RemoteWorkers, find_refusal
+from ingest_bench.load.fleet.transfer import Observed, Watched, read_realtime_lead_ns
 from ingest_bench.load.supervisor import RunningLoad
 from ingest_bench.model.target import Endpoint
 
@@ -107,6 +109,98 @@ def test_progress_is_not_merged_for_each_message(tmp_path: Path, monkeypatch: py
     assert phases == ["prepare", "done"]
 
 
+def watched(pid: int = 7, **changes: Any) -> Watched:
+    facts: dict[str, Any] = {
+        "began": "boot 5",
+        "java": "17.0.15",
+        "collector": "g1",
+        "heap_bytes": None,
+        "addresses": (),
+        "host": {},
+    }
+    return Watched(pid=pid, **(facts | {"unavailable": {}} | changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "joining", "reason"),
+    [
+        ({"workers": 1}, None, ""),
+        ({"observers": 1}, None, "the run sends the load itself"),
+        ({"workers": 1}, watched(), "the run waits for no observer. Give it --watchers N."),
+        ({"observers": 2}, watched(8), ""),
+        ({"observers": 2}, watched(7), "m, worker-1 watches the same JVM. Start one observer for each node."),
+        ({"observers": 2}, watched(7, began="boot 6"), ""),
+        ({"observers": 1}, watched(8), "all 1 observers have joined"),
+        ({"observers": 2}, watched(8, unavailable={"kernel-reads": "needs root", "host": "x"}), "needs root"),
+        ({"observers": 2}, watched(8, unavailable={"host": "x"}), ""),
+    ],
+)
+def test_run_refuses_workers_and_observers_that_it_cannot_use(
+    options: dict[str, Any], joining: Watched | None, reason: str
+) -> None:
+    run_keys, _ = keys.generate(("worker",))
+    remote = RemoteWorkers(
+        bind=Endpoint("127.0.0.1", 1), keys=run_keys, probes=frozenset({"reads", "kernel-reads"}), **options
+    )
+    others = [FleetObserver("w", "m, worker-1", watched())]
+    refusal = find_refusal(remote, metadata.version("ingest-bench"), joining, others)
+    assert refusal.startswith(reason)
+    assert bool(refusal) == bool(reason)
+
+
+def observing(tmp_path: Path, *lines: dict[str, Any]) -> Fleet:
+    """Return a fleet without load workers that an observer has joined, and whose master will send *lines*."""
+    fleet = fleet_with(tmp_path, *lines)
+    fleet.workers = []
+    fleet._options = dataclasses.replace(fleet._options, workers=0, observers=1)
+    fleet._observers = {"w": FleetObserver("w", "m, worker-1", watched())}
+    fleet.gather_observers()
+    return fleet
+
+
+CLOCKS = {"clocks": {"w": {"offset_ns": 5, "round_trip_ns": 2, "at_ns": 10**9}}}
+
+
+def test_observer_watches_and_stops_and_its_clock_is_read_twice(tmp_path: Path) -> None:
+    lead_ns = read_realtime_lead_ns()
+    states = ({"observer": "w", "phase": phase, "realtime_lead_ns": lead_ns} for phase in ("watching", "stopped"))
+    fleet = observing(tmp_path, next(states), CLOCKS, next(states), CLOCKS)
+    fleet.watch({"probes": ["reads"]})
+    (clock,) = fleet.unwatch()
+    master: Any = fleet._master
+    assert [command.get("kind", command["do"]) for command in master.commands] == [
+        "watch",
+        "clocks",
+        "unwatch",
+        "clocks",
+    ]
+    assert abs(clock.offset_before_ns - 5) < 10**6
+    fleet.close(has_succeeded=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"observer": "w", "phase": "failed", "error": "no\nrights"}, r"observer \(m, worker-1\): no\?rights"),
+        ({"worker": "w", "phase": "lost", "error": "is lost: it left"}, r"observer \(m, worker-1\): is lost: it left"),
+    ],
+)
+def test_failed_or_lost_observer_ends_the_wait_with_its_name(tmp_path: Path, line: dict[str, Any], reason: str) -> None:
+    fleet = observing(tmp_path, line)
+    with pytest.raises(RunFailed, match=reason):
+        fleet.watch({"probes": []})
+    fleet.close(has_succeeded=False)
+
+
+def test_files_that_do_not_fit_on_the_disk_are_not_fetched(tmp_path: Path) -> None:
+    fleet = observing(tmp_path)
+    (observer,) = fleet.observers
+    observer.state = Observed(phase="stopped", files={"recording.jfr": 2**60})
+    with pytest.raises(RunFailed, match=r"its files have 1,152,921,504,606,846,976 bytes, and .* has [0-9,]+ free"):
+        fleet.fetch_raw(observer, tmp_path)
+    fleet.close(has_succeeded=False)
+
+
 def test_a_worker_of_another_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
     hello = {"machine": "other\n", "address": "192.0.2.1", "key": "worker-1", "pid": 7, "version": "0.0.1"}
     logged: list[str] = []
@@ -116,7 +210,7 @@ def test_a_worker_of_another_version_is_refused_with_the_remedy(tmp_path: Path) 
     reason = f"the run is ingest-bench {ours}, this worker is 0.0.1. Install the same version on both sides."
     master: Any = fleet._master
     assert master.commands == [{"do": "send", "to": "w", "kind": "refused", "data": {"reason": reason}}]
-    assert logged == [f"refused other?, 192.0.2.1, worker-1, pid 7: it is ingest-bench 0.0.1, this is {ours}"]
+    assert logged == [f"refused other?, 192.0.2.1, worker-1, pid 7: {reason}"]
     with pytest.raises(RunFailed, match="0 of 1 workers joined"):
         fleet.wait_for_workers(1, 0)
     fleet.close(has_succeeded=False)

@@ -39,6 +39,11 @@ SHORT = (
 )
 
 
+def lasting(duration: str) -> tuple[str, ...]:
+    """Return the options of SHORT with another duration of the measurement."""
+    return tuple(duration if option == "2s" else option for option in SHORT)
+
+
 class Processes:
     """A `run` and its workers, processes with a file for its output."""
 
@@ -174,7 +179,7 @@ def test_a_killed_run_frees_its_workers_and_can_be_resumed(tmp_path: Path) -> No
         server_on(at, here, tmp_path) as http,
         start_processes(tmp_path) as processes,
     ):
-        workers, run = start_four(processes, here, there, http, *SHORT, "--measure", "8s")
+        workers, run = start_four(processes, here, there, http, *lasting("8s"))
         run.kill()
         (folder,) = tmp_path.glob("results/*/20*/plan.json")
         # A new run at once, at the same address: workers of the old one must not join it.
@@ -194,7 +199,7 @@ def start_four(
     """Return four workers, each on its machine, and the `run`, once all workers send."""
     workers = processes.start_workers(here, there)
     where = ("--url", http.origin, "--workers", "4", "--bind", here.address)
-    run = processes.start("run", "run", *where, *(options or (*SHORT, "--measure", "60s")), enter=here.place.command)
+    run = processes.start("run", "run", *where, *(options or lasting("60s")), enter=here.place.command)
     limit = time.monotonic() + LIMIT_S
     while sum(path.stat().st_size > 0 for path in processes.folder.glob("worker-*/*/load-1/samples-*.bin")) < 4:
         assert time.monotonic() < limit, processes.output("run")

@@ -10,18 +10,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import example_runs
+import numpy as np
 import pytest
 from probe_lab import make_context, notes
 
 from ingest_bench import probes
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import urls
+from ingest_bench.inputs import files, records, urls
 from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.lab import evaluation
-from ingest_bench.model.results import Note, Reading
+from ingest_bench.model.results import CauseIntervals, Interval, NodeObserver, Note, ProbeOutput, Reading, Series
+from ingest_bench.model.samples import ClockOffset
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import node_stats, observer, oom, recording
-from ingest_bench.probes.context import ATTACHMENT_FILE, Events, Probe
+from ingest_bench.probes.context import ATTACHMENT_FILE, Events, Probe, ReadContext
+from ingest_bench.results import layout
 
 S = 10**9
 
@@ -48,6 +51,7 @@ def make_probe(name: str, watching: Watched, **options: Any) -> Probe:
         (TargetOptions(attach=(7,)), "attached"),
         (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200")), "external"),
         (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200"), attach=(7, 8)), "attached"),
+        (TargetOptions(url=urls.parse_url("http://127.0.0.1:9200"), watchers=2), "remote"),
     ],
 )
 def test_observer_follows_from_pid_and_url(options: TargetOptions, name: str) -> None:
@@ -71,6 +75,42 @@ def test_files_of_a_jvm_are_read_by_every_probe(name: Any, tmp_path: Path) -> No
     selected = {name: make_probe(name, []) for name in ("first", "second")}
     outputs = observer.read_outputs(name, selected, make_context(tmp_path, 10 * S, 12 * S))
     assert list(outputs) == [Reading("first", 10 * S), Reading("second", 10 * S)]
+
+
+def test_times_of_files_from_another_machine_are_converted_to_our_clock(tmp_path: Path) -> None:
+    ahead_ns = 3600 * S
+
+    def read(context: ReadContext) -> Iterator[ProbeOutput]:
+        yield Reading("start", context.start_ns)
+        yield Series("heap_bytes", (context.start_ns, context.end_ns), (1.0, 2.0))
+        yield CauseIntervals("gc", (Interval("gc", context.start_ns + 1, context.end_ns),))
+
+    clock = ClockOffset(worker=0, offset_before_ns=ahead_ns, offset_after_ns=ahead_ns, measured_after_at_ns=S)
+    context = make_context(tmp_path, 10 * S, 12 * S)
+    assert [*observer.read_outputs("remote", {"one": Probe(read=read)}, context, clock)] == [
+        Reading("start", 10 * S + ahead_ns),
+        Series("heap_bytes", (10 * S, 12 * S), (1.0, 2.0)),
+        CauseIntervals("gc", (Interval("gc", 10 * S + 1, 12 * S),)),
+    ]
+    reads = np.array([(11 * S + ahead_ns, 512, 40000)], dtype=layout.READ)
+    folder = layout.NodeFolder(tmp_path)
+    folder.create_folders()
+    (folder.raw / "reads.bin").write_bytes(reads.tobytes())
+    assert folder.read_socket_reads()["end_ns"].tolist() == [11 * S + ahead_ns]
+    files.write_json(folder.raw / layout.OBSERVER, records.to_json(NodeObserver(pid=7, clock=clock)))
+    assert folder.read_socket_reads()["end_ns"].tolist() == [11 * S]
+
+
+@pytest.mark.parametrize(
+    "change", [{"offset_before_ns": 2**62}, {"offset_after_ns": 10**12}, {"measured_before_at_ns": -(2**62)}]
+)
+def test_offset_that_no_clock_has_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = layout.NodeFolder(tmp_path)
+    folder.create_folders()
+    damaged = NodeObserver(pid=7, clock=ClockOffset(worker=0, **change))
+    files.write_json(folder.raw / layout.OBSERVER, records.to_json(damaged))
+    with pytest.raises(SpecError, match=r"observer\.json: this file is damaged: clock"):
+        folder.read_observer()
 
 
 @pytest.mark.parametrize("events", [{}, {"jdk.SocketRead": {"threshold": "0 ns"}}], ids=["none", "reads"])

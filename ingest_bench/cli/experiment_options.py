@@ -48,6 +48,7 @@ class ExperimentOptions:
     target: Annotated[str | None, {"autocompletion": complete_target}] = None
     url: list[str] = field(default_factory=list)
     attach: list[int] = field(default_factory=list)
+    watchers: int | None = None
     interface: str | None = None
     flows: FlowOptions = field(default_factory=FlowOptions)
     ca_file: Path | None = None
@@ -166,10 +167,13 @@ def _server_settings(options: ExperimentOptions) -> dict[str, Any]:
         "url": first,
         "more_urls": more or None,
         "attach": options.attach or None,
+        "watchers": options.watchers,
         "interface": options.flows.to_table(options.interface) or None,
     }
     if table["interface"] and not (options.url or options.attach):
         raise SpecError("--interface requires --url URL, a server that runs already")
+    if options.watchers and not options.url:
+        raise SpecError("--watchers requires --url URL, a server that runs on another machine")
     return {key: value for key, value in table.items() if value is not None}
 
 
@@ -177,7 +181,7 @@ def _default_experiment(options: ExperimentOptions, settings: dict[str, Any], se
     """Return the experiment to run when none is named."""
     if options.track is not None:
         return "track"
-    if options.attach:
+    if options.attach or options.watchers:
         return "attached"
     if server:
         return "running"

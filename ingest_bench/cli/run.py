@@ -91,7 +91,8 @@ class ExecutionOptions:
     def resume_commands(self, unfinished: Sequence[Results]) -> str:
         """Return the commands that continue these results in the same way: runs of one folder are compared."""
         # Keys may be in the environment.
-        left_out = ("download",) if self.workers else ("download", "keys")
+        is_remote = self.workers or any(run.cell.target.watchers for run in unfinished[0].plan.runs)
+        left_out = ("download",) if is_remote else ("download", "keys")
         arguments: list[str] = []
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -168,11 +169,12 @@ def run(context: typer.Context, command: RunCommand, is_dry: bool = False) -> in
     if is_dry:
         return _show_plans(command)
     options = command.execution.to_run_options()
-    execution = command.execution
-    remote = worker.parse_workers(context, execution.workers, execution.bind, execution.keys)
-    if (resumed := command.open_resumed(options)) is not None:
+    execution, resumed = command.execution, command.open_resumed(options)
+    plans = command.build_plans() if resumed is None else [resumed[0].plan]
+    remote = worker.parse_workers(context, plans, execution.workers, execution.bind, execution.keys)
+    if resumed is not None:
         return _resume(*resumed, command, options, remote)
-    return _start(command.build_plans(), command, options, remote)
+    return _start(plans, command, options, remote)
 
 
 @app.command("plan")
@@ -303,7 +305,13 @@ def _open_services(command: RunCommand, options: RunOptions, remote: RemoteWorke
     with contextlib.ExitStack() as stack:
         metrics = stack.enter_context(exporter.serve_metrics(address)) if address else None
         fleet = stack.enter_context(roster.open_fleet(remote, command.output.announce)) if remote else None
-        yield dataclasses.replace(options, reports_figures=is_live, fleet=fleet, exporter=metrics)
+        yield dataclasses.replace(
+            options,
+            reports_figures=is_live,
+            fleet=fleet if remote and remote.workers else None,
+            observers=fleet if remote and remote.observers else None,
+            exporter=metrics,
+        )
 
 
 def _execute(

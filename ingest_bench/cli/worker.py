@@ -1,4 +1,4 @@
-"""`worker`: send a part of the load of `run --workers` on another machine; and the options of `run` for workers."""
+"""`worker`: send a part of the load of a `run` on another machine, or watch a JVM there; and the options of `run`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ingest_bench.cli.options import App, grouped
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import credentials, records
 from ingest_bench.lab import planning
+from ingest_bench.lab.server import remote_observer
 from ingest_bench.load.fleet import join, keys
 from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
+from ingest_bench.load.fleet.transfer import Watched
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, TargetOptions, Url
 
@@ -30,8 +32,9 @@ class WorkerOptions:
     """Options of `worker`."""
 
     connect: Annotated[
-        str | None, {"help": f"Address of `run --workers`: HOST or HOST:PORT. Default port: {PORT}."}
+        str | None, {"help": f"Address of the `run` to join: HOST or HOST:PORT. Default port: {PORT}."}
     ] = None
+    watch: int | None = None
     key_file: Annotated[Path | None, {"envvar": KEYS_VARIABLE}] = None
     credentials_to: Annotated[str | None, {"envvar": "INGEST_BENCH_CREDENTIALS_TO"}] = None
     ca_file: Annotated[
@@ -47,7 +50,10 @@ class WorkerOptions:
 def worker(context: typer.Context, options: WorkerOptions) -> None:
     """Send a part of the load of an experiment that runs on another machine, as one process.
 
-    The worker ends with the experiment. Start one for each core that may send load.
+    The worker ends with the experiment. Start one for each core that may send load (`run --workers`).
+
+    With --watch PID it sends nothing, and watches that JVM with the probes of the experiment. Start one on the machine
+    of each node of the server (`run --watchers`).
 
     `ingest-bench worker --new-keys DIR` creates the keys. run.key stays on the machine of `run`; each worker gets one
     of the others. Only processes with a matching key can join, and the connection is encrypted.
@@ -60,45 +66,68 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
     if _is_on_command_line(context, "count"):
         raise SpecError("--count requires --new-keys DIR")
     if options.connect is None:
-        raise SpecError("give --connect HOST[:PORT], the address of `run --workers`; or --new-keys DIR to create keys")
+        raise SpecError("give --connect HOST[:PORT], the address of the `run`; or --new-keys DIR to create keys")
+    if options.watch is not None and (typed := _typed_options(context, ("credentials_to", "ca_file"))):
+        raise SpecError(f"--watch cannot be combined with {typed}: an observer sends nothing to the server")
     server: Url | None = None
     if options.credentials_to is not None:
         server = records.read_key(TargetOptions, ("url",), options.credentials_to, "--credentials-to")
     if options.ca_file is not None and (server is None or server.scheme != "https"):
         raise SpecError("--ca-file requires --credentials-to https://HOST:PORT, the server that it vouches for")
+    worker_keys = keys.read(keys.WorkerKeys, _require_keys(options.key_file, "worker-1.key"))
+    watched = None if options.watch is None else _describe_jvm(options.watch)
     joining = join.JoinOptions(
         master=join.parse_endpoint(options.connect),
-        keys=keys.read(keys.WorkerKeys, _require_keys(options.key_file, "worker-1.key")),
+        keys=worker_keys,
         credentials_to=server,
         ca_pem="" if options.ca_file is None else credentials.read_ca_certificates(options.ca_file),
+        watched=watched,
+        observer_argv=() if watched is None else remote_observer.build_argv(watched),
     )
     with join.worker_folder() as folder:
         join.run_worker(joining, folder, screen.print_text)
 
 
+def _describe_jvm(pid: int) -> Watched:
+    try:
+        return remote_observer.describe_jvm(pid)
+    except SpecError as error:
+        raise SpecError(str(error).replace("--attach", "--watch")) from None
+
+
 def _create_keys(context: typer.Context, folder: Path, count: int) -> None:
-    conflicts = [param for param in context.command.params if param.name not in ("new_keys", "count")]
-    if typed := ", ".join(param.opts[0] for param in conflicts if _is_on_command_line(context, param.name or "")):
+    others = [param.name or "" for param in context.command.params if param.name not in ("new_keys", "count")]
+    if typed := _typed_options(context, others):
         raise SpecError(f"--new-keys cannot be combined with {typed}")
     run_key, *workers = keys.write_new(folder, count)
-    screen.print_text(f"{run_key}: for `ingest-bench run --workers N --keys`; keep it on this machine")
+    screen.print_text(f"{run_key}: for --keys of `ingest-bench run`; keep it on this machine")
     screen.print_text(
         f"{workers[0]} … {workers[-1].name}: one for each `ingest-bench worker --keys`; copy them there by ssh"
     )
 
 
 def parse_workers(
-    context: typer.Context, workers: int | None, bind: str | None, key_file: Path | None
+    context: typer.Context, plans: Sequence[Plan], workers: int | None, bind: str | None, key_file: Path | None
 ) -> RemoteWorkers | None:
-    """Return how `run` waits for remote workers; None without them. Raise SpecError without keys."""
-    if workers is None:
+    """Return how `run` waits for remote workers and observers; None without them. Raise SpecError without keys."""
+    watched = [run.cell for plan in plans for run in plan.runs if run.cell.target.watchers]
+    observers = {cell.target.watchers for cell in watched}
+    if workers is None and not observers:
         if bind is not None:
-            raise SpecError("--bind requires --workers N")
+            raise SpecError("--bind requires --workers N or --watchers N")
         if _is_on_command_line(context, "keys"):
-            raise SpecError("--keys requires --workers N")
+            raise SpecError("--keys requires --workers N or --watchers N")
         return None
-    run_keys = keys.read(keys.RunKeys, _require_keys(key_file, keys.RUN_FILE))
-    return RemoteWorkers(bind=join.parse_endpoint(bind or "127.0.0.1"), workers=workers, keys=run_keys)
+    if len(observers) > 1:
+        levels = ", ".join(map(str, sorted(observers)))
+        raise SpecError(f"target.watchers: {levels}: the same observers watch all runs. Keep one number.")
+    return RemoteWorkers(
+        bind=join.parse_endpoint(bind or "127.0.0.1"),
+        workers=workers or 0,
+        observers=max(observers, default=0),
+        probes=frozenset(name for cell in watched for name in cell.probes),
+        keys=keys.read(keys.RunKeys, _require_keys(key_file, keys.RUN_FILE)),
+    )
 
 
 def parse_page_address(option: str, text: str | None, example: int) -> Endpoint | None:
@@ -119,15 +148,16 @@ def parse_page_address(option: str, text: str | None, example: int) -> Endpoint 
 
 def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
     """Raise SpecError for loads that remote workers cannot send, and for an interface that the load does not cross."""
+    is_remote = remote is not None and remote.workers > 0
     for cell in (run.cell for plan in plans for run in plan.runs):
-        if cell.target.interface is not None and bool(cell.target.interface.port) != bool(remote):
+        if cell.target.interface is not None and bool(cell.target.interface.port) != is_remote:
             raise SpecError(
                 "--workers: the load comes from other machines and does not leave by --interface; give --port if the "
                 "server is on this machine"
-                if remote
+                if is_remote
                 else "--port: the server is on this machine, so the load must come from others: add --workers N"
             )
-        if remote is None:
+        if not is_remote:
             continue
         if cell.target.url is None:
             raise SpecError(
@@ -147,6 +177,12 @@ def _require_keys(path: Path | None, name: str) -> Path:
             "`ingest-bench worker --new-keys DIR` creates it"
         )
     return path
+
+
+def _typed_options(context: typer.Context, names: Sequence[str]) -> str:
+    """Return those of the options that were typed, as text."""
+    params = (param for param in context.command.params if param.name in names)
+    return ", ".join(param.opts[0] for param in params if _is_on_command_line(context, param.name or ""))
 
 
 def _is_on_command_line(context: typer.Context, name: str) -> bool:

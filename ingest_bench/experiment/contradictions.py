@@ -50,7 +50,7 @@ def check_profile(profile: Profile, where: str) -> Profile:
 
 
 # Keys of a target that runs already; the first ones require its URL.
-_URL_KEYS = ("more_urls", "interface", "ca_file", "client_cert", "client_key")
+_URL_KEYS = ("more_urls", "watchers", "interface", "ca_file", "client_cert", "client_key")
 _RUNNING_KEYS = (*_URL_KEYS, "file", "custom", "url", "attach", "attached_process_starts")
 _REMEDY = "Remove it, or give no experiment: there is one for servers that run already."
 
@@ -58,11 +58,7 @@ _REMEDY = "Remove it, or give no experiment: there is one for servers that run a
 def check_running_target(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
     """Raise SpecError for keys of launched servers if the target runs already."""
     target = tables["target"]
-    for key in _URL_KEYS:
-        if target.get(key) and "url" not in target:
-            raise SpecError(f"{where}: target.{key} requires target.url, a server that runs already")
-    if bool(target.get("client_cert")) != bool(target.get("client_key")):
-        raise SpecError(f"{where}: target.client_cert and target.client_key require each other")
+    _check_url_keys(target, where)
     source = next((f"target.{key}" for key in ("url", "attach") if key in target), None)
     if source is None:
         return
@@ -79,6 +75,16 @@ def check_running_target(tables: Mapping[str, Mapping[str, object]], faults: Seq
         raise SpecError(f"{where}: host.{key}: the host of {source} is not changed. {_REMEDY}")
     for fault in faults:
         raise SpecError(f"{where}: fault {fault.kind}: requires a launched server and its link; {source} has neither")
+
+
+def _check_url_keys(target: Mapping[str, object], where: str) -> None:
+    for key in _URL_KEYS:
+        if target.get(key) and "url" not in target:
+            raise SpecError(f"{where}: target.{key} requires target.url, a server that runs already")
+    if target.get("watchers") and target.get("attach"):
+        raise SpecError(f"{where}: target.watchers conflicts with target.attach: a JVM is watched here or there")
+    if bool(target.get("client_cert")) != bool(target.get("client_key")):
+        raise SpecError(f"{where}: target.client_cert and target.client_key require each other")
 
 
 def check_nodes(cell: Cell, where: str) -> None:

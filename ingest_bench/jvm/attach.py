@@ -8,7 +8,7 @@ import os
 import pwd
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,9 +163,9 @@ def read_start_id(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{read_boot_id()} {fields[19]}"
 
 
-def find_reader(jvms: Sequence[AttachedJvm], java_home: Path | None = None) -> Java:
-    """Return a Java that can read recordings of these JVMs: one that is not older."""
-    minimum = max(jvm.java_version for jvm in jvms)
+def find_reader(versions: Iterable[int], java_home: Path | None = None) -> Java:
+    """Return a Java that can read recordings of JVMs of these feature releases: one that is not older."""
+    minimum = max(versions)
     homes = None if java_home is None else [java_home]
     if reader := next((candidate for candidate in java.find_installed(homes) if candidate.version >= minimum), None):
         return reader

@@ -66,7 +66,7 @@ def check_machine(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
         if cell.target.is_already_running:
             if cell.target.attach:
                 probes.require_probes(cell.probes)
-            elif options.is_profiling:
+            elif options.is_profiling and not cell.target.watchers:
                 raise SpecError(
                     f"--jfr profile: cannot record in the JVM at {cell.target.url} by its URL. If it runs on this "
                     "machine, add --attach PID; otherwise remove --jfr."
@@ -188,7 +188,7 @@ def fetch_servers(plan: Plan, options: runner.RunOptions, show: DownloadProgress
     for cell in unique_cells(plan):
         if cell.target.attach:
             jvms = reach.attach_jvms(cell.target, options.java_home)
-            recording.reader_command(find_reader(jvms, options.java_home))
+            recording.reader_command(find_reader([jvm.java_version for jvm in jvms], options.java_home))
             homes = [jvm.jcmd.parent.parent for jvm in jvms]
         elif cell.target.is_already_running:
             continue

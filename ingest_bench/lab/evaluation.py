@@ -250,7 +250,7 @@ def _read_node(
     )
     selected = probes.select_probes(planned.cell.probes)
     return [
-        *observer.read_outputs(planned.cell.target.observer, selected, context),
+        *observer.read_outputs(planned.cell.target.observer, selected, context, node.clock),
         *clock.clock_outputs(samples, node.read_socket_reads(), load.realtime_minus_monotonic_ns),
         *waits_module.wire_outputs(wire.read_wire(node.raw / wire.WIRE_FILE), load.local_ports),
     ]

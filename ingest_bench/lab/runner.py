@@ -62,6 +62,8 @@ class RunOptions:
     """Events of the flight recorder: those of the probes, or the JDK's profiling events too."""
     fleet: Fleet | None = None
     """Workers on other machines that send the loads; None: local processes."""
+    observers: Fleet | None = None
+    """Observers on the machines of the server's nodes; None: it is watched from here."""
     locust_web: Endpoint | None = None
     """Address of Locust's page."""
     exporter: Exporter | None = None
@@ -104,7 +106,9 @@ def run(
         folder.remove_homes()
         skipped_files = folder.move_jvm_files()
     notes = (*execution.record.notes, *skipped_files, *machine.notes, *([_PROFILED] if options.is_profiling else []))
-    execution.update(files=folder.digest_files(), notes=notes)
+    nodes = folder.nodes(planned.cell.target.node_count)
+    observers = tuple(watching for node in nodes if (watching := node.read_observer()) is not None)
+    execution.update(files=folder.digest_files(), notes=notes, observers=observers)
     folder.write_record(execution.record)
     return execution.record
 
@@ -166,6 +170,7 @@ class _Execution:
                 netem=self._options.netem,
                 java_home=self._options.java_home,
                 is_profiling=self._options.is_profiling,
+                observers=self._options.observers,
                 prepare_load=self._prepare_load,
             )
             server = stack.enter_context(running_server.open_server(self._cell, self._folder, setup))
@@ -244,8 +249,17 @@ class _Execution:
     def _start_load(self, plan: LoadPlan, enter: Enter) -> RunningLoad:
         options = self._options
         return supervisor.start_load(
-            plan, enter, options.fleet, page=self._page, reports_figures=options.reports_figures
+            plan,
+            enter,
+            options.fleet,
+            page=self._page,
+            reports_figures=options.reports_figures,
+            on_wait=self._poll_observers,
         )
+
+    def _poll_observers(self) -> None:
+        if self._options.observers is not None:
+            self._options.observers.poll_observers()
 
     def _send(
         self,
@@ -273,7 +287,9 @@ class _Execution:
             if len(plans) > 1:
                 # By local processes also if there is a fleet: a fleet sends one load at a time.
                 reports = self._options.reports_figures
-                loads = supervisor.start_loads(plans, server.enter, ends_all=ends_all, reports_figures=reports)
+                loads = supervisor.start_loads(
+                    plans, server.enter, ends_all=ends_all, reports_figures=reports, on_wait=self._poll_observers
+                )
                 stack.callback(loads.stop)
                 return loads.wait_for_all(show)
             load, self._prepared_load = self._prepared_load, None

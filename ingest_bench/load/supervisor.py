@@ -148,6 +148,8 @@ class Workers(Generic[_Worker]):
         self.workers: list[_Worker] = []
         self.failed: dict[_Worker, None] = {}
         """Those that ended before they were done, in that order."""
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called at least each second while something is waited for; it may raise RunFailed."""
 
     def process_messages(self, timeout_s: float) -> None:
         """Wait for messages and update the status of the workers; return after the first ones or the timeout."""
@@ -180,6 +182,7 @@ class Workers(Generic[_Worker]):
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_reached():
             self.process_messages(_POLL_S)
+            self.on_wait()
             # Only the failed ones, not all workers: this runs for each message of each of them.
             for worker in self.failed:
                 if worker.is_lost or not ignore_failures:
@@ -192,8 +195,9 @@ class Workers(Generic[_Worker]):
 class LocalWorkers(Workers[LocalWorker]):
     """Workers that are child processes, in the client's namespaces. Create them in the main thread."""
 
-    def __init__(self, plans: Sequence[LoadPlan], enters: Sequence[Enter]) -> None:
+    def __init__(self, plans: Sequence[LoadPlan], enters: Sequence[Enter], on_wait: Callable[[], None]) -> None:
         super().__init__()
+        self.on_wait = on_wait
         self._selector = selectors.DefaultSelector()
         try:
             for plan, number in ((load, number) for load in plans for number in range(load.workers)):
@@ -375,14 +379,16 @@ def start_load(
     *,
     page: LoadPage | None = None,
     reports_figures: bool = False,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> RunningLoad:
     """Start the workers of a load; they prepare it. Call it from the main thread.
 
     *enter* wraps the argv of a worker so that it runs in the client's namespace; of several, workers take each in turn.
-    With a *fleet*, its workers send the load where they are.
+    With a *fleet*, its workers send the load where they are. Otherwise *on_wait* is called at least each second while
+    the load is waited for; a RunFailed of it ends the load.
     """
     if fleet is None:
-        return start_loads([plan], enter, ends_all=[False], page=page, reports_figures=reports_figures)
+        return start_loads([plan], enter, ends_all=[False], page=page, reports_figures=reports_figures, on_wait=on_wait)
     plan = _prepare(plan, fleet.joined_workers, reports_figures=reports_figures or page is not None)
     fleet.assign(plan)
     return RunningLoad([plan], fleet, page, [False])
@@ -395,15 +401,16 @@ def start_loads(
     ends_all: Sequence[bool],
     page: LoadPage | None = None,
     reports_figures: bool = False,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> RunningLoad:
-    """Start the workers of loads that begin together. Loads marked in *ends_all* end the others."""
+    """Start the workers of loads that begin together. Loads marked in *ends_all* end the others; *on_wait* as above."""
     reports_figures = reports_figures or page is not None
     with undo_on_error(lambda: _remove_decompressed(plans)):
         prepared = [
             _prepare(plan, plan.options.processes, reports_figures=reports_figures).with_decompressed_files()
             for plan in plans
         ]
-        workers = LocalWorkers(prepared, [enter] if callable(enter) else list(enter))
+        workers = LocalWorkers(prepared, [enter] if callable(enter) else list(enter), on_wait)
     return RunningLoad(prepared, workers, page, ends_all)
 
 

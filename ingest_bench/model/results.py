@@ -219,6 +219,16 @@ class FileDigest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObserver:
+    """An observer on the machine of a node. The times in the raw files of that node are on its clock."""
+
+    pid: int
+    """The JVM that it watched; a pid of that machine."""
+    clock: ClockOffset
+    """Of CLOCK_REALTIME; with the name of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """`run.json`: the state of a run and everything about it that is not a raw file."""
 
@@ -236,7 +246,8 @@ class RunRecord:
     server: dict[str, Any] = field(default_factory=dict)
     """Facts about the server: version, java, allocator, pid, host, port."""
     host: dict[str, str] = field(default_factory=dict)
-    """Settings of the server's machine, by the keys of [host]; empty if it is another machine."""
+    """Settings of the server's machine, by the keys of [host]; those that are equal on all machines of observers. Empty
+    if they are unknown."""
     documents_counted: int | None = None
     counters: Counters = field(default_factory=dict)
     """The server's counters after the load; empty if it has none."""
@@ -246,6 +257,8 @@ class RunRecord:
     measure_end_realtime_ns: int | None = None
     clock_offsets: tuple[ClockOffset, ...] = ()
     """Offsets of the load workers on other machines, one for each load."""
+    observers: tuple[NodeObserver, ...] = ()
+    """Observers on other machines, in the order of the nodes."""
     link: dict[str, ColumnValue] = field(default_factory=dict)
     """Readings of the clients' links (sum or median of all nodes): retransmits, mss, drops …"""
     node_links: tuple[dict[str, ColumnValue], ...] = ()

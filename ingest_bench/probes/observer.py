@@ -6,21 +6,25 @@ of its observer (`TargetOptions.observer`), which decides how the files are read
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import read_facts
 from ingest_bench.jvm.observe import observe
-from ingest_bench.model.results import Note
+from ingest_bench.model.results import CauseIntervals, Note, Series
+from ingest_bench.model.samples import ClockOffset
 from ingest_bench.probes import node_stats, oom, recording
 from ingest_bench.probes.context import ATTACHMENT_FILE, Attachment, list_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 # The only probe that a server's stats API has numbers for.
 _EXTERNAL_PROBE = "gc"
+_OUR_CLOCK = ClockOffset(worker=0)
 
 
 @contextmanager
@@ -115,8 +120,36 @@ def watch_external(
         yield
 
 
-def read_outputs(observer: ObserverName, probes: Mapping[str, Probe], context: ReadContext) -> Iterator[ProbeOutput]:
-    """Yield the output of the probes; of an external server only its stats, and a note for each other probe."""
+def read_outputs(
+    observer: ObserverName, probes: Mapping[str, Probe], context: ReadContext, clock: ClockOffset = _OUR_CLOCK
+) -> Iterator[ProbeOutput]:
+    """Yield the output of the probes; of an external server only its stats, and a note for each other probe.
+
+    The raw files have times of *clock*, the context and the output those of our clock.
+    """
+    start_ns, end_ns = clock.to_theirs(context.start_ns), clock.to_theirs(context.end_ns)
+    context = dataclasses.replace(context, start_ns=start_ns, end_ns=end_ns)
+    for item in _read_outputs(observer, probes, context):
+        yield _to_our_clock(item, clock)
+
+
+def _to_our_clock(item: ProbeOutput, clock: ClockOffset) -> ProbeOutput:
+    def convert(times_ns: Iterable[int]) -> Iterable[int]:
+        return map(int, clock.to_ours(np.array(tuple(times_ns), dtype=np.int64)))
+
+    match item:
+        case Series():
+            return dataclasses.replace(item, at_ns=tuple(convert(item.at_ns)))
+        case CauseIntervals():
+            starts = convert(interval.start_ns for interval in item.intervals)
+            ends = convert(interval.end_ns for interval in item.intervals)
+            spans = zip(item.intervals, starts, ends, strict=True)
+            moved = (dataclasses.replace(interval, start_ns=start, end_ns=end) for interval, start, end in spans)
+            return dataclasses.replace(item, intervals=tuple(moved))
+    return item
+
+
+def _read_outputs(observer: ObserverName, probes: Mapping[str, Probe], context: ReadContext) -> Iterator[ProbeOutput]:
     for name, probe in probes.items():
         if observer != "external":
             yield from probe.read(context)

@@ -178,6 +178,8 @@ class Recording:
 
 # Separates the keys of `recording.json` from its content, which is last.
 _CONTENT = ', "content": '
+CACHES = ("recording.json", "reads.bin")
+"""Files that are made from the recording when it is read for the first time: its content, and the socket reads."""
 
 
 def recording_files(raw: Path) -> tuple[list[Path], bool]:
@@ -197,7 +199,7 @@ def load_recording(context: ReadContext) -> Recording:
         return Recording(content={}, is_complete=False, problem=f"there is no flight recording in {context.raw}")
     names, network = [path.name for path in paths], list(context.network)
     key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), network, names]
-    cache, reads = context.raw / "recording.json", context.raw / "reads.bin"
+    cache, reads = (context.raw / name for name in CACHES)
     content = _load_cached(cache, key, reads)
     if content is None:
         times = (context.attachment.since_ns, context.start_ns, context.end_ns)

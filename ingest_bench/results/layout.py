@@ -28,12 +28,14 @@ from ingest_bench.inputs import files, records, untrusted
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.load import MAX_LOAD_S
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import READ_FIELDS, FileDigest, RunRecord
-from ingest_bench.model.samples import RECORDS, SAMPLE, WorkerReport
+from ingest_bench.model.results import READ_FIELDS, FileDigest, NodeObserver, RunRecord
+from ingest_bench.model.samples import RECORDS, SAMPLE, ClockOffset, WorkerReport
 from ingest_bench.results import safe_files
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PLAN, FACTS = "plan.json", "facts.json"
+OBSERVER = "observer.json"
+"""Next to the raw files of a node whose JVM an observer on another machine watched."""
 SUMMARY = "summary.csv"
 RESULTS, LATEST = Path("results"), "latest"
 """The default folder of results, and the link to the newest results of an experiment."""
@@ -105,10 +107,35 @@ class NodeFolder:
         self.last_frames = self.raw / "last-frames.pcap"
         """Headers of the last frames on the clients' link to it; only of a run that did not end normally."""
 
+    def read_observer(self) -> NodeObserver | None:
+        """Return the observer on another machine; None: a node was watched from here. SpecError if it is damaged."""
+        path = self.raw / OBSERVER
+        if not path.is_file():
+            return None
+        observer = safe_files.parse_record(NodeObserver, safe_files.read_json(path), path)
+        clock = observer.clock
+        drift_ns = abs(clock.offset_after_ns - clock.offset_before_ns)
+        values = (clock.offset_before_ns, clock.measured_before_at_ns, clock.measured_after_at_ns)
+        if drift_ns > max(1, values[2] - values[1]) or max(map(abs, values)) >= 2**61:
+            raise SpecError(f"{path}: this file is damaged: clock: no clock has such an offset")
+        return observer
+
+    @property
+    def clock(self) -> ClockOffset:
+        """The offset of the clock of the raw files; 0 for a node that was watched from here."""
+        observer = self.read_observer()
+        return ClockOffset(worker=0) if observer is None else observer.clock
+
     def read_socket_reads(self) -> Array:
         """Return every socket read of the load's connections by this node; empty without the probe `reads`."""
         path = self.raw / "reads.bin"
-        return files.read_records(path, READ) if path.is_file() else np.empty(0, dtype=READ)
+        if not path.is_file():
+            return np.empty(0, dtype=READ)
+        reads = files.read_records(path, READ)
+        if (observer := self.read_observer()) is not None:
+            reads = reads.copy()
+            reads["end_ns"] = observer.clock.to_ours(reads["end_ns"])
+        return reads
 
     def create_folders(self) -> None:
         """Create the folders that do not exist yet."""

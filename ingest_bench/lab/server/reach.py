@@ -8,11 +8,11 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, MissingCapability, RunFailed, SpecError
@@ -25,6 +25,8 @@ from ingest_bench.network.act import interface
 from ingest_bench.network.measure.shaped_path import ShapedPath, shape_path
 from ingest_bench.targets import detect
 from ingest_bench.targets.http import Enter, open_http
+
+_Value = TypeVar("_Value")
 
 CONNECT_LIMIT_S = 10
 # For a load of unknown length; and the time that requests, waits and counting take in addition to a known one.
@@ -264,21 +266,20 @@ def _find_urls(
     return urls
 
 
-def find_address_nodes(address: ServerAddress, jvms: Sequence[AttachedJvm]) -> tuple[int, ...]:
+def find_address_nodes(address: ServerAddress, listening: Sequence[Collection[Endpoint]]) -> tuple[int, ...]:
     """Return the number of the JVM that listens at each address; empty if that is unknown for one of them.
 
     It is unknown behind a proxy, and behind a published port of a container.
     """
-    listening = [set(_reachable_endpoints(jvm.pid)) for jvm in jvms]
     numbers_by_address = [
-        [number for number, endpoints in enumerate(listening, 1) if endpoints & _resolve(server.endpoint)]
+        [number for number, endpoints in enumerate(listening, 1) if not _resolve(server.endpoint).isdisjoint(endpoints)]
         for server in (address, *address.other_addresses)
     ]
     is_known = all(len(numbers) == 1 for numbers in numbers_by_address)
     return tuple(numbers[0] for numbers in numbers_by_address) if is_known else ()
 
 
-def _reachable_endpoints(pid: int) -> Iterator[Endpoint]:
+def reachable_endpoints(pid: int) -> Iterator[Endpoint]:
     """Yield the addresses at which clients may reach a process: for a wildcard all addresses of its namespace."""
     network = Path(f"/proc/{pid}/net")
     hosts = re.findall(r"\|-- ([0-9.]+)\n +/32 host LOCAL", (network / "fib_trie").read_text(encoding="ascii"))
@@ -300,14 +301,19 @@ def _resolve(endpoint: Endpoint) -> set[Endpoint]:
     return {Endpoint(str(address[0]), endpoint.port) for *_, address in addresses}
 
 
-def describe_jvms(jvms: Sequence[AttachedJvm]) -> dict[str, Any]:
-    """Return facts about the JVMs in addition to the server's own description: what they share, and each of several."""
-    facts = [_describe_jvm(jvm) for jvm in jvms]
-    common = {key: value for key, value in facts[0].items() if all(other.get(key) == value for other in facts)}
-    return common | ({"jvms": facts} if len(facts) > 1 else {})
+def combine_facts(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return facts about JVMs in addition to the server's own description: what they share, and each of several."""
+    return find_common(facts) | ({"jvms": [*facts]} if len(facts) > 1 else {})
 
 
-def _describe_jvm(jvm: AttachedJvm) -> dict[str, Any]:
+def find_common(tables: Sequence[Mapping[str, _Value]]) -> dict[str, _Value]:
+    """Return the entries that all tables share; there is at least one table."""
+    first, *others = tables
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def describe_jvm(jvm: AttachedJvm) -> dict[str, Any]:
+    """Return facts about a JVM of this machine."""
     facts = read_facts(jvm)
     heap = {} if facts.heap_bytes is None else {"heap_bytes": facts.heap_bytes}
     return {"pid": jvm.pid, "began": read_start_id(jvm.pid), "java": jvm.version, "collector": facts.collector, **heap}

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ingest_bench import probes, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
@@ -24,10 +26,11 @@ from ingest_bench.host import settings as settings_module
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.inputs import records
 from ingest_bench.jvm import process
-from ingest_bench.jvm.attach import find_reader, launched
+from ingest_bench.jvm.attach import AttachedJvm, find_reader, launched
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
-from ingest_bench.lab.server import reach
+from ingest_bench.lab.server import reach, remote_observer
+from ingest_bench.load.fleet.roster import Fleet
 from ingest_bench.model.experiment import Cell, HostSettings
 from ingest_bench.model.network import LinkCheck
 from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions, Tls
@@ -61,6 +64,8 @@ class ServerSetup:
     java_home: Path | None
     is_profiling: bool = False
     """The JVM records the JDK's profiling events too."""
+    observers: Fleet | None = None
+    """Observers on the machines of a server's nodes."""
     prepare_load: PrepareLoad = lambda _, __: contextlib.nullcontext(lambda: None)
 
 
@@ -291,7 +296,9 @@ def _open_running(cell: Cell, setup: ServerSetup) -> Iterator[RunningServer]:
         with ExitStack() as stack:
             with setup.phase("reach"):
                 server = stack.enter_context(
-                    reach_server(cell.target, setup.java_home, is_profiling=setup.is_profiling)
+                    reach_server(
+                        cell.target, setup.java_home, is_profiling=setup.is_profiling, observers=setup.observers
+                    )
                 )
             if cell.network is not None:
                 with setup.phase("link"):
@@ -307,10 +314,15 @@ def _open_running(cell: Cell, setup: ServerSetup) -> Iterator[RunningServer]:
 
 @contextlib.contextmanager
 def reach_server(
-    options: TargetOptions, java_home: Path | None = None, *, is_profiling: bool = False
+    options: TargetOptions,
+    java_home: Path | None = None,
+    *,
+    is_profiling: bool = False,
+    observers: Fleet | None = None,
 ) -> Iterator[RunningServer]:
     """Connect to the server at `options.url`, or that of the JVMs `options.attach`, or one that is both.
 
+    Without *observers*, a server that they watch can be reached, and not watched.
     SpecError if it cannot be measured, MissingCapability if we may not attach to it, RunFailed if it does not respond.
     """
     jvms = reach.attach_jvms(options, java_home)
@@ -321,21 +333,25 @@ def reach_server(
         http = stack.enter_context(connect())
         server = detect.identify(http, options)
         reachable, notes = _check_other_addresses(address, server, enter)
-        address_nodes: tuple[int, ...] = ()
         others = () if server.counts_for_all else tuple(stack.enter_context(open_http(a, enter)) for a in reachable)
         description: dict[str, Any] = server.description | {"url": str(options.url)}
         if address.other_addresses:
             description["urls"] = [str(url) for url in reach.urls_of(options)]
-        watch = functools.partial(observer.watch_external, connect, server.target.jvm_stats)
+        watched = _WatchedJvms(watch=functools.partial(observer.watch_external, connect, server.target.jvm_stats))
         if jvms:
-            description |= reach.describe_jvms(jvms) | {"runtime": records.to_json(find_reader(jvms, java_home))}
-            watch = functools.partial(observer.watch_attached, jvms, is_profiling=is_profiling)
-            address_nodes = reach.find_address_nodes(address, jvms)
+            watched = _attach(jvms, is_profiling=is_profiling)
+        elif options.watchers and observers is not None:
+            watched = _join_observers(observers, is_profiling=is_profiling)
+        address_nodes: tuple[int, ...] = ()
+        if watched.facts:
+            reader = find_reader([int(facts["java"].split(".")[0]) for facts in watched.facts], java_home)
+            description |= reach.combine_facts(watched.facts) | {"runtime": records.to_json(reader)}
+            address_nodes = reach.find_address_nodes(address, watched.listening)
             notes += [
-                f"the JVM with pid {jvm.pid} listens at no address of the load: it was not checked that it belongs to "
-                "this cluster"
-                for number, jvm in enumerate(jvms, 1)
-                if len(jvms) > 1 and number not in address_nodes
+                f"the JVM with pid {facts['pid']} listens at no address of the load: it was not checked that it "
+                "belongs to this cluster"
+                for number, facts in enumerate(watched.facts, 1)
+                if len(watched.facts) > 1 and number not in address_nodes
             ]
         yield RunningServer(
             target=server.target,
@@ -346,12 +362,47 @@ def reach_server(
             others=others,
             address_nodes=address_nodes,
             description=description,
-            watch=watch,
-            host=settings_module.read_settings() if jvms else {},
+            watch=watched.watch,
+            host=watched.host,
             path=reached.describe_path(),
             notes=(*server.notes, *reach.unencrypted_notes(address), *notes),
-            ended_nodes=lambda: tuple(index for index, jvm in enumerate(jvms) if not jvm.is_alive()),
+            ended_nodes=watched.ended_nodes,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WatchedJvms:
+    """The JVMs of a server that was already running, one per node."""
+
+    watch: observer.Watch
+    facts: tuple[dict[str, Any], ...] = ()
+    """Those of `reach.describe_jvm`; empty if only the server's API is known."""
+    listening: tuple[tuple[Endpoint, ...], ...] = ()
+    host: dict[str, str] = field(default_factory=dict)
+    ended_nodes: Callable[[], tuple[int, ...]] = tuple
+
+
+def _attach(jvms: Sequence[AttachedJvm], *, is_profiling: bool) -> _WatchedJvms:
+    """Return JVMs of this machine."""
+    return _WatchedJvms(
+        watch=functools.partial(observer.watch_attached, jvms, is_profiling=is_profiling),
+        facts=tuple(map(reach.describe_jvm, jvms)),
+        listening=tuple(tuple(reach.reachable_endpoints(jvm.pid)) for jvm in jvms),
+        host=settings_module.read_settings(),
+        ended_nodes=lambda: tuple(index for index, jvm in enumerate(jvms) if not jvm.is_alive()),
+    )
+
+
+def _join_observers(fleet: Fleet, *, is_profiling: bool) -> _WatchedJvms:
+    """Return the JVMs that observers on other machines watch; RunFailed if one of these is missing."""
+    joined = fleet.gather_observers()
+    return _WatchedJvms(
+        watch=functools.partial(remote_observer.watch_remote, fleet, is_profiling=is_profiling),
+        facts=tuple(remote_observer.jvm_facts(watching.watched) for watching in joined),
+        listening=tuple(watching.watched.addresses for watching in joined),
+        host=reach.find_common([watching.watched.host for watching in joined]),
+        ended_nodes=lambda: tuple(index for index, watching in enumerate(joined) if watching.has_ended),
+    )
 
 
 def _check_other_addresses(
@@ -384,8 +435,9 @@ def find_out_of_memory(folder: RunFolder, server: RunningServer, *, is_alive: bo
         # The server's own log may quote text of a document. It is read only if the exceptions log may lack an
         # exception: it was rotated, or the JVM has ended.
         has_all = is_alive and len(list(jvm_folder.glob("exceptions.log*"))) == 1
-        errors.append(oom.find_oom(jvm_folder, None if has_all else node.log))
-    return min((error for error in errors if error), key=lambda error: error.at_ns, default=None)
+        if (error := oom.find_oom(jvm_folder, None if has_all else node.log)) is not None:
+            errors.append(dataclasses.replace(error, at_ns=int(node.clock.to_ours(np.array(error.at_ns)))))
+    return min(errors, key=lambda error: error.at_ns, default=None)
 
 
 def describe_failure(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ingest_bench.load.fleet.keys import WorkerKeys
+    from ingest_bench.load.fleet.transfer import Watched
     from ingest_bench.model.target import Url
 
 _FOLDER, _LOCK = "ingest-bench-worker-", "worker.lock"
@@ -40,10 +41,15 @@ class JoinOptions:
     """Name in messages; empty: this machine's."""
     timeout_s: float = 300.0
     """How long to wait for the run, which waits as long for us (`fleet.roster`)."""
+    watched: Watched | None = None
+    """The JVM to watch; None: it sends loads instead."""
+    observer_argv: tuple[str, ...] = ()
+    """Command of the child that watches a run. Lines of JSON: a request with `raw` on its standard input, then any line
+    to stop; `transfer.Observed` on its standard output."""
 
 
 def run_worker(options: JoinOptions, folder: Path, log: Callable[[str], None]) -> None:
-    """Send all loads of an experiment for the run that waits there; RunFailed otherwise.
+    """Send all loads of an experiment for the run that waits there, or watch its runs; RunFailed otherwise.
 
     The run is waited for, so that both may be started in any order. Files are kept below *folder* until they were
     collected. *log* gets a line about each step.
@@ -55,10 +61,10 @@ def run_worker(options: JoinOptions, folder: Path, log: Callable[[str], None]) -
     del os.environ["LOCUST_SKIP_MONKEY_PATCH"]
     log(f"waiting for {options.master}, at most {options.timeout_s:.0f} s")
     try:
-        loads = FleetMember(options, folder, log).run()
+        count = FleetMember(options, folder, log).run()
     except RunFailed as error:
         raise RunFailed(f"{options.master}: {error}") from None
-    log(f"{options.master} has no more loads; sent: {loads}")
+    log(f"{options.master} has no more {'loads; sent' if options.watched is None else 'runs; watched'}: {count}")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from gevent.pool import Pool
 from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError, RunFailed
-from ingest_bench.inputs.records import from_json
+from ingest_bench.inputs.records import decode, from_json
 from ingest_bench.load.channel import LineChannel, run_child
 from ingest_bench.load.fleet import curve
 from ingest_bench.load.fleet.keys import RunKeys
@@ -62,6 +62,7 @@ class Master:
         handlers: dict[str, Callable[[str, dict[str, Any]], None]] = {
             "hello": self._on_hello,
             "status": self._on_status,
+            "observed": self._on_observed,
             "pong": functools.partial(self._on_reply, "pong"),
             "piece": functools.partial(self._on_reply, "piece"),
         }
@@ -110,6 +111,9 @@ class Master:
     def _on_status(self, worker: str, data: dict[str, Any]) -> None:
         gap_ns = int(self._longest_gap_s.get(worker, 0) * 1e9)
         self._report(worker=worker, longest_heartbeat_gap_ns=gap_ns, **data)
+
+    def _on_observed(self, worker: str, data: dict[str, Any]) -> None:
+        self._report(observer=worker, **data)
 
     def _on_reply(self, kind: str, worker: str, data: dict[str, Any]) -> None:
         received_ns = time.monotonic_ns()
@@ -168,11 +172,11 @@ class Master:
 
     def _fetch(self, line: dict[str, Any]) -> None:
         """Transfer the files of one worker to our disk."""
-        worker, clock, failure = line["from"], from_json(ClockOffset, line["clock"]), ""
+        worker, clock, failure = line["from"], decode(ClockOffset | None, line["clock"]), ""
         try:
             for name, path in line["files"].items():
                 request = functools.partial(self._request_piece, worker, name)
-                receive_file(Path(path), request, clock)
+                receive_file(Path(path), request, clock, line["sizes"].get(name))
         except RunFailed as error:
             failure = str(error)
         self._report(fetched=worker, error=failure)

@@ -11,22 +11,22 @@ import itertools
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from ingest_bench.errors import RunFailed
-from ingest_bench.inputs.records import decode
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.inputs.records import check, decode
 from ingest_bench.load.figures import LoadFigures, check_figures
 from ingest_bench.model.samples import MOMENTS, RECORDS, ClockOffset, WorkerReport
-from ingest_bench.model.values import monotonic_fields
+from ingest_bench.model.target import Endpoint, Pid
+from ingest_bench.model.values import Between, Label, Length, Line, Name, Pattern, monotonic_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from numpy.typing import NDArray
 
 # Pieces of about 512 kB, one after the other: 10 MB/s at 50 ms RTT, and heartbeats wait for one piece only. A piece
 # holds whole records of each type.
@@ -36,6 +36,33 @@ PIECE_BYTES = 512 * 1024 // _RECORDS_BYTES * _RECORDS_BYTES
 MAX_MESSAGE_BYTES = 64 * 1024**2
 # The double of a time, and the difference of two, still fit 64 bits.
 _MAX_TIME_NS = 2**62
+# CLOCK_REALTIME minus CLOCK_MONOTONIC of a machine changes only when its clock is set. Reading both costs 0.1 us; the
+# rest is for a machine without a free CPU.
+_MAX_LEAD_CHANGE_NS = 10**6
+
+_FileName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", "the name of a probe's file")]
+_FileSize = Annotated[int, Between(0, 2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The JVM that an observer watches, and its machine."""
+
+    pid: Pid
+    """Its pid on that machine."""
+    began: Label
+    """Identifies its process, as `jvm.attach.read_start_id` returns it."""
+    java: Annotated[str, Pattern(r"[0-9]{1,3}(?:[._+-][A-Za-z0-9._+-]{0,100})?", "a version of Java")]
+    """The version of its JDK, such as "17.0.15"."""
+    collector: Line
+    heap_bytes: Annotated[int, Between(0, 2**62)] | None
+    """None: it does not report its maximum."""
+    addresses: Annotated[tuple[Endpoint, ...], Length(0, 10_000)]
+    """Where clients may reach it."""
+    host: Annotated[dict[Name, Line], Length(0, 100)]
+    """Settings of its machine."""
+    unavailable: Annotated[dict[Name, Line], Length(0, 100)]
+    """Probes that cannot watch there, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +72,8 @@ class Hello:
     machine: str
     pid: int
     version: str
+    watched: Watched | None = None
+    """None: it is a load worker, not an observer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +84,20 @@ class Status:
     documents: int = 0
     seconds_left: float | None = None
     figures: LoadFigures | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """State of an observer in a run."""
+
+    phase: Literal["watching", "stopped", "failed"]
+    realtime_lead_ns: Annotated[int, Between(0, _MAX_TIME_NS)] = 0
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC of its machine."""
+    files: Annotated[dict[_FileName, _FileSize], Length(0, 1000)] = field(default_factory=dict)
+    """Bytes of each file of its probes."""
+    has_ended: bool = False
+    """The JVM ended during the run."""
     error: str = ""
 
 
@@ -89,6 +132,7 @@ class _Heartbeat:
 _KINDS: Mapping[str, Any] = {
     "hello": Hello,
     "status": Status,
+    "observed": Observed,
     "pong": Pong,
     "piece": Piece,
     "client_ready": str,
@@ -118,9 +162,14 @@ def _check(expected: Any, data: Any) -> None:
     message = decode(expected, data)
     if isinstance(message, str) and not message:
         raise ValueError("an empty text")
+    if isinstance(message, (Status, Observed)) and (message.phase == "failed") != bool(message.error):
+        raise ValueError("an error belongs to the phase `failed`, and only to it")
+    if isinstance(message, (Hello, Observed)):
+        try:
+            check(message, "message")
+        except SpecError as error:
+            raise ValueError(str(error)) from None
     if isinstance(message, Status):
-        if (message.phase == "failed") != bool(message.error):
-            raise ValueError("an error belongs to the phase `failed`, and only to it")
         if message.figures is not None:
             check_figures(message.figures)
     elif isinstance(message, Pong):
@@ -141,25 +190,56 @@ def _check_numbers(value: Any) -> None:
             _check_numbers(item)
 
 
-def to_local_times(clock: ClockOffset, remote_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert times of another machine's CLOCK_MONOTONIC to ours, with an offset that changes evenly.
+def read_realtime_lead_ns() -> int:
+    """Return CLOCK_REALTIME minus CLOCK_MONOTONIC of this machine, from the quickest of several readings."""
+    readings = []
+    for _ in range(5):
+        before_ns, realtime_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after_ns - before_ns, realtime_ns - (before_ns + after_ns) // 2))
+    return min(readings)[1]
 
-    With one constant offset, times at both ends of an hour would be 36 ms off for clocks that differ by 20 ppm.
-    """
-    since_ns = remote_ns - (clock.measured_before_at_ns + clock.offset_before_ns)
-    span_ns = clock.measured_after_at_ns + clock.offset_after_ns
-    span_ns -= clock.measured_before_at_ns + clock.offset_before_ns
-    rate = (clock.offset_after_ns - clock.offset_before_ns) / max(1, span_ns)
-    # Floats are exact to a microsecond per year here: only the small product is added.
-    drift_ns = np.rint(since_ns * rate).astype(np.int64)
-    return np.asarray(remote_ns - clock.offset_before_ns - drift_ns, dtype=np.int64)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockReading:
+    """Clocks of another machine and of this one at one moment."""
+
+    offset_ns: int
+    """Of its CLOCK_MONOTONIC from ours."""
+    round_trip_ns: int
+    at_ns: int
+    """Our CLOCK_MONOTONIC."""
+    their_lead_ns: int
+    our_lead_ns: int
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC."""
+
+
+def realtime_offset(node: int, machine: str, before: ClockReading, after: ClockReading) -> ClockOffset:
+    """Return the offset of a machine's CLOCK_REALTIME from ours; InvalidRun if either was set meanwhile."""
+    for name, change_ns in (
+        (f"the clock of {machine}", after.their_lead_ns - before.their_lead_ns),
+        ("the clock of this machine", after.our_lead_ns - before.our_lead_ns),
+    ):
+        if abs(change_ns) > _MAX_LEAD_CHANGE_NS:
+            raise InvalidRun(
+                f"{name} was set by {change_ns / 1e9:+.3f} s during the run: times of both machines cannot be "
+                "compared. Let the time service slew the clock instead of stepping it, and repeat the run."
+            )
+    return ClockOffset(
+        worker=node,
+        machine=machine,
+        offset_before_ns=before.offset_ns + before.their_lead_ns - before.our_lead_ns,
+        measured_before_at_ns=before.at_ns + before.our_lead_ns,
+        offset_after_ns=after.offset_ns + after.their_lead_ns - after.our_lead_ns,
+        measured_after_at_ns=after.at_ns + after.our_lead_ns,
+        round_trip_ns=max(before.round_trip_ns, after.round_trip_ns),
+    )
 
 
 def convert_records(data: bytes, clock: ClockOffset, record: np.dtype[Any]) -> bytes:
     """Convert the times of records to our clock; 0 means no time. An incomplete last record (full disk) is dropped."""
     records = np.frombuffer(data, dtype=record, count=len(data) // record.itemsize).copy()
     for name in MOMENTS[record]:
-        records[name] = np.where(records[name] == 0, 0, to_local_times(clock, records[name]))
+        records[name] = np.where(records[name] == 0, 0, clock.to_ours(records[name]))
     return records.tobytes()
 
 
@@ -167,7 +247,7 @@ def convert_report(report: WorkerReport, clock: ClockOffset) -> WorkerReport:
     """Convert the times of a worker's report to our clock."""
     times: dict[str, Any] = {name: getattr(report, name) for name in monotonic_fields(WorkerReport)}
     for name, remote_ns in times.items():
-        times[name] = int(to_local_times(clock, np.array([remote_ns], dtype=np.int64))[0]) if remote_ns else 0
+        times[name] = int(clock.to_ours(np.array([remote_ns], dtype=np.int64))[0]) if remote_ns else 0
     realtime_minus_monotonic_ns = time.time_ns() - time.monotonic_ns()
     return dataclasses.replace(
         report, **times, realtime_minus_monotonic_ns=realtime_minus_monotonic_ns, clock_offsets=(clock,)
@@ -185,11 +265,21 @@ def read_piece(path: Path, number: int) -> dict[str, Any]:
     return {"number": number, "data": data}
 
 
-def receive_file(path: Path, request_piece: Callable[[int], Mapping[str, Any]], clock: ClockOffset) -> None:
-    """Write a file that is requested in pieces, its records converted to our clock. RunFailed if it is incomplete."""
-    record = RECORDS.get(path.name.partition("-")[0])
+def receive_file(
+    path: Path,
+    request_piece: Callable[[int], Mapping[str, Any]],
+    clock: ClockOffset | None,
+    size_bytes: int | None = None,
+) -> None:
+    """Write a file that is requested in pieces. RunFailed if it is incomplete.
+
+    Records of a load are converted to our clock; without a *clock* a file is written as it is. A file of known size is
+    new, and has that size: a larger one is not received to its end.
+    """
+    record = None if clock is None else RECORDS.get(path.name.partition("-")[0])
+    received_bytes = 0
     try:
-        with path.open("wb") as file:
+        with path.open("wb" if size_bytes is None else "xb") as file:
             for number in itertools.count():
                 piece = request_piece(number)
                 if piece.get("error"):
@@ -197,8 +287,14 @@ def receive_file(path: Path, request_piece: Callable[[int], Mapping[str, Any]], 
                 if piece["number"] != number:
                     raise RunFailed(f"{path.name}: received piece {piece['number']} instead of {number}")
                 data = piece["data"]
-                file.write(data if record is None else convert_records(data, clock, record))
-                if len(data) < PIECE_BYTES:
+                received_bytes += len(data)
+                is_last = len(data) < PIECE_BYTES
+                if size_bytes is not None and (
+                    received_bytes > size_bytes or (is_last and received_bytes < size_bytes)
+                ):
+                    raise RunFailed(f"{path.name}: received {received_bytes} bytes of {size_bytes}")
+                file.write(data if clock is None or record is None else convert_records(data, clock, record))
+                if is_last:
                     break
     except OSError as error:
         raise RunFailed(f"{path}: cannot be written ({error.strerror})") from None

@@ -1,5 +1,7 @@
 """Worker of a fleet: joins the master by Locust's WorkerRunner, and sends each load by a child process (`load.worker`).
 
+An observer is such a worker, whose child process watches a JVM of this machine instead.
+
 Commands of the master go to the child, and the child's status to the master. The files of a load stay in a folder of
 this machine until the master has read them.
 """
@@ -28,9 +30,10 @@ from gevent.queue import Empty, Queue
 from gevent.socket import wait_read
 from locust.env import Environment
 
+from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, RunFailed, describe_error_for_remote
 from ingest_bench.inputs import credentials
-from ingest_bench.inputs.records import from_json
+from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.fleet import curve
 from ingest_bench.load.fleet.transfer import read_piece
 from ingest_bench.load.plan import LoadPlan
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 _MAX_UNANSWERED_HEARTBEATS = 6
 # A process that sends reports its status twice a second, and we write to it each second.
 _MAX_SILENCE_S = 8.0
+# An observer that is not needed any more removes everything from its JVM. Later its watchdog does it.
+_DETACH_GRACE_S = 15.0
 _ABANDONED = "has ended before its experiment did"
 
 
@@ -62,6 +67,8 @@ class FleetMember:
         """Files of the current load, by name."""
         self._child: LocalWorker | None = None
         """The process of the current load."""
+        self._observer: system.Child | None = None
+        """The process that watches the current run."""
         self._forwarding: gevent.Greenlet[..., Any] | None = None
 
     def run(self) -> int:
@@ -103,7 +110,8 @@ class FleetMember:
             raise RunFailed(data["reason"])
         self._runner = joining.get()
         curve.require_encrypted(self._runner.client.socket)
-        for kind in ("plan", "command", "released", "dismissed", "abandoned", "refused"):
+        own_kinds = ("plan", "command") if options.watched is None else ("watch", "unwatch")
+        for kind in (*own_kinds, "released", "dismissed", "abandoned", "refused"):
             self._runner.register_message(kind, self._on_message)
         self._runner.register_message("ping", self._on_ping)
         self._runner.register_message("read", self._on_read, concurrent=True)
@@ -111,12 +119,13 @@ class FleetMember:
         heartbeats.add_listener(self._on_heartbeat)
         gevent.spawn(self._watch)
         self._say_hello()
-        self._log(f"joined {options.master}, waiting for its loads")
+        self._log(f"joined {options.master}, waiting for its {'loads' if options.watched is None else 'runs'}")
 
     def _say_hello(self) -> None:
-        """Tell the master that we wait for a load."""
-        machine = self._options.name or socket.gethostname()
-        self._send("hello", {"machine": machine, "pid": os.getpid(), "version": metadata.version("ingest-bench")})
+        """Tell the master that we wait for a load, or a run to watch."""
+        options = self._options
+        hello = {"machine": options.name or socket.gethostname(), "pid": os.getpid()}
+        self._send("hello", hello | {"version": metadata.version("ingest-bench"), "watched": to_json(options.watched)})
 
     def _serve(self) -> None:
         """Process messages until the master dismisses us."""
@@ -126,17 +135,22 @@ class FleetMember:
                 raise RunFailed(data["reason"])
             if kind == "dismissed":
                 return
-            if kind == "plan":
+            if kind in ("plan", "watch"):
+                start = self._start_load if kind == "plan" else self._start_watching
                 try:
-                    self._start_load(data)
+                    start(data)
                 except (IngestBenchError, OSError) as error:
                     self._report_failure(describe_error_for_remote(error))
             elif kind == "command" and self._child is not None:
                 self._child.command(data)
+            elif kind == "unwatch" and self._observer is not None:
+                self._observer.write_line("stop")
             elif kind == "released":
                 self._end_load()
-                self._send("client_ready", locust.__version__)
-                self._say_hello()
+                # An observer stays until the experiment ends.
+                if self._options.watched is None:
+                    self._send("client_ready", locust.__version__)
+                    self._say_hello()
 
     def _start_load(self, data: Mapping[str, Any]) -> None:
         self._loads += 1
@@ -152,6 +166,35 @@ class FleetMember:
         self._child = LocalWorker(plan)
         self._forwarding = gevent.spawn(self._forward_status, self._child)
         run_in_thread(self._child.command, (plan.to_json(),))
+
+    def _start_watching(self, data: Mapping[str, Any]) -> None:
+        self._end_load()
+        self._loads += 1
+        folder = self._folder / f"load-{self._loads}"
+        raw = folder / "raw"
+        raw.mkdir(parents=True)
+        self._log(f"run {self._loads}: probes {', '.join(data['probes'])}")
+        self._observer = system.Child(self._options.observer_argv, name="the observer", log=folder / "observer.log")
+        self._observer.write_line(json.dumps({**data, "raw": str(raw)}))
+        self._forwarding = gevent.spawn(self._forward_observer, self._observer, raw)
+
+    def _forward_observer(self, child: system.Child, raw: Path) -> None:
+        """Send the state of the child that watches to the master."""
+        phase = ""
+        while not child.has_ended:
+            wait_read(child.stdout.fileno())
+            for message in map(json.loads, child.read_lines()):
+                phase = message["phase"]
+                self._files = {name: raw / name for name in message.get("files", ())}
+                self._report_observer(message)
+        if phase not in ("stopped", "failed"):
+            self._log(f"the log of the observer ends with: {child.read_stderr_tail()}")
+            self._report_observer({"phase": "failed", "error": f"its process {child.describe_exit()}"})
+
+    def _report_observer(self, message: Mapping[str, Any]) -> None:
+        if message["phase"] == "failed":
+            self._log(f"run {self._loads} failed: {message['error']}")
+        self._send("observed", message)
 
     def _accept_plan(self, plan: LoadPlan, files: Mapping[str, int]) -> LoadPlan:
         """Return the plan for this machine; RunFailed if files are missing here or credentials are not allowed."""
@@ -190,15 +233,19 @@ class FleetMember:
 
     def _report_failure(self, error: str) -> None:
         if self._runner is not None:
-            self._send("status", {"phase": "failed", "error": error})
+            kind = "status" if self._options.watched is None else "observed"
+            self._send(kind, {"phase": "failed", "error": error})
 
     def _end_load(self) -> None:
-        """End the process of the current load, if there is one, and remove its files."""
+        """End the process of the current load or run, if there is one, and remove its files."""
         if self._forwarding is not None:
             self._forwarding.kill()
         if self._child is not None:
             self._child.child.close()
-        self._child = self._forwarding = None
+        if self._observer is not None:
+            # In a thread: heartbeats continue meanwhile.
+            get_hub().threadpool.apply(self._observer.close, (_DETACH_GRACE_S,))
+        self._child = self._observer = self._forwarding = None
         self._files = {}
         shutil.rmtree(self._folder / f"load-{self._loads}", ignore_errors=True)
 

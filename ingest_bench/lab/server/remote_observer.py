@@ -1,0 +1,159 @@
+"""Observers on the machines of a server's nodes: `ingest-bench worker --watch PID`, and the run that they join.
+
+`python -m ingest_bench.lab.server.remote_observer`: child of such a worker, which watches one run. It dies with the
+worker, and the watchdog then removes everything from the JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingest_bench import probes, system
+from ingest_bench.errors import IngestBenchError, MissingCapability, RunFailed, describe_error_for_remote
+from ingest_bench.host import settings
+from ingest_bench.inputs import files, records
+from ingest_bench.jvm.attach import AttachedJvm, attach, read_facts, read_start_id
+from ingest_bench.lab.server import reach
+from ingest_bench.load.fleet.roster import Fleet
+from ingest_bench.load.fleet.transfer import Observed, Watched, read_realtime_lead_ns
+from ingest_bench.model.results import NodeObserver
+from ingest_bench.probes import observer, recording
+from ingest_bench.probes.context import Probe
+from ingest_bench.results import layout
+
+# --- On the server's machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A run to watch."""
+
+    raw: Path
+    probes: tuple[str, ...]
+    limit_s: int
+    is_profiling: bool
+
+
+def describe_jvm(pid: int) -> Watched:
+    """Attach to a JVM of this machine and return what a run must know of it; the errors of `attach`."""
+    jvm = attach(pid)
+    facts = read_facts(jvm)
+    unavailable = {}
+    for name in probes.PROBES:
+        try:
+            probes.require_probes([name])
+        except MissingCapability as error:
+            unavailable[name] = " ".join(str(error).split())
+    return Watched(
+        pid=pid,
+        began=jvm.start_id,
+        java=jvm.version,
+        collector=facts.collector,
+        heap_bytes=facts.heap_bytes,
+        addresses=tuple(reach.reachable_endpoints(pid)),
+        host=settings.read_settings(),
+        unavailable=unavailable,
+    )
+
+
+def build_argv(watched: Watched) -> tuple[str, ...]:
+    """Return the command of the child that watches a run, as `join.JoinOptions.observer_argv`."""
+    return system.build_module_argv(__name__, str(watched.pid), watched.began)
+
+
+def main() -> None:
+    """Watch the JVM of a pid, if it still began then. A request is read from standard input, then a line to stop."""
+    pid, began = sys.argv[1:]
+    try:
+        request = records.from_json(_Request, json.loads(sys.stdin.readline()))
+        if read_start_id(int(pid)) != began:
+            raise RunFailed(f"the JVM with pid {pid} has ended since the observer joined. Start it for the new pid.")
+        jvm = attach(int(pid))
+        with observer.watch_attached(
+            [jvm],
+            probes.select_probes(request.probes),
+            [request.raw],
+            request.limit_s,
+            is_profiling=request.is_profiling,
+        ):
+            _report(Observed(phase="watching", realtime_lead_ns=read_realtime_lead_ns()))
+            # Empty if the worker wants no more of it.
+            sys.stdin.readline()
+        _report(_describe_end(jvm, request.raw))
+    except (IngestBenchError, OSError) as error:
+        _report(Observed(phase="failed", error=describe_error_for_remote(error)))
+
+
+def _describe_end(jvm: AttachedJvm, raw: Path) -> Observed:
+    return Observed(
+        phase="stopped",
+        realtime_lead_ns=read_realtime_lead_ns(),
+        files={path.name: path.stat().st_size for path in sorted(raw.iterdir()) if path.is_file()},
+        has_ended=not jvm.is_alive(),
+    )
+
+
+def _report(state: Observed) -> None:
+    sys.stdout.write(json.dumps(records.to_json(state)) + "\n")
+    sys.stdout.flush()
+
+
+# --- On the machine of `run`
+
+
+def jvm_facts(watched: Watched) -> dict[str, Any]:
+    """Return what `reach.describe_jvm` returns for a JVM of this machine."""
+    heap = {} if watched.heap_bytes is None else {"heap_bytes": watched.heap_bytes}
+    return {
+        "pid": watched.pid,
+        "began": watched.began,
+        "java": watched.java,
+        "collector": watched.collector,
+        **heap,
+    }
+
+
+@contextmanager
+def watch_remote(
+    fleet: Fleet, selected: Mapping[str, Probe], raws: Sequence[Path], limit_s: int, *, is_profiling: bool = False
+) -> Iterator[None]:
+    """Let the observers of a fleet watch, one per node. Their files are those of `observer.watch_attached`.
+
+    RunFailed if an observer fails or is lost, or if its JVM ends. InvalidRun if a clock was set meanwhile.
+    """
+    try:
+        fleet.watch({"probes": list(selected), "limit_s": limit_s, "is_profiling": is_profiling})
+        try:
+            yield
+        except RunFailed:
+            # An OutOfMemoryError of the server is a result, if the observers can still show it.
+            with suppress(IngestBenchError):
+                _collect(fleet, raws)
+            raise
+        _collect(fleet, raws)
+        for watching in fleet.observers:
+            if watching.has_ended:
+                raise RunFailed(f"the JVM with pid {watching.watched.pid} ended during the run ({watching.machine})")
+    finally:
+        fleet.release_observers()
+
+
+def _collect(fleet: Fleet, raws: Sequence[Path]) -> None:
+    """Bring the files of all observers here, each with the offset of the clock that its times are on."""
+    for watching, clock, raw in zip(fleet.observers, fleet.unwatch(), raws, strict=True):
+        watched = NodeObserver(pid=watching.watched.pid, clock=clock)
+        files.write_json(raw / layout.OBSERVER, records.to_json(watched))
+        fleet.fetch_raw(watching, raw)
+        # Only we may write what we read later without the recording.
+        for name in recording.CACHES:
+            (raw / name).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
