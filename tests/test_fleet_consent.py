@@ -13,9 +13,11 @@ from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.urls import parse_url
-from ingest_bench.load.fleet.transfer import find_fault
+from ingest_bench.lab.server import remote_observer
+from ingest_bench.load.fleet.transfer import Observed, find_fault
 from ingest_bench.load.fleet.worker import FleetMember, allow_credentials
 from ingest_bench.load.plan import LoadPlan
+from ingest_bench.model.network import LinkCheck, PortRange, Profile, RealInterface
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 
 HERE = Endpoint("127.0.0.1", 9200)
@@ -94,6 +96,37 @@ def test_a_worker_without_a_client_certificate_names_the_variables(
     requested = plan(tmp_path, tls=dataclasses.replace(RUNS, client_cert="/file"))
     with pytest.raises(RunFailed, match=r"names none\. Set INGEST_BENCH_CLIENT_CERT and INGEST_BENCH_CLIENT_KEY"):
         FleetMember(options, tmp_path, print)._accept_plan(requested, {})
+
+
+def test_an_observer_shapes_only_what_its_machine_allows() -> None:
+    link = RealInterface(name="eth1", port=(PortRange(9200, 9200),))
+    request = remote_observer._Request(
+        raw=Path("raw"), probes=(), limit_s=5, is_profiling=False, profile=Profile(name="p"), endpoint=HERE
+    )
+    with remote_observer._shape(request, "eth1") as path:
+        assert path is None
+    for changes in ({"name": "eth0"}, {"port": ()}, {"interface_mtu": True}, {"shared_settings": True}):
+        changed = dataclasses.replace(request, link=dataclasses.replace(link, **changes))
+        with pytest.raises(RunFailed, match="may not be shaped like this on this machine; --may-shape allows 'eth1'"):
+            remote_observer._shape(changed, "eth1")
+
+
+def test_links_of_several_observers_are_added() -> None:
+    check = LinkCheck(name="rtt", expected="", measured="", tolerance="", passed=None)
+    observers: list[Any] = [
+        SimpleNamespace(
+            state=Observed(phase="stopped", link={"wire_packets": 5, "qdisc_drops": drops}, link_checks=(check,))
+        )
+        for drops in (1, None)
+    ]
+    first, second = ({"wire_packets": 5, "qdisc_drops": drops} for drops in (1, None))
+    assert remote_observer.link_fields([]) == {}
+    assert remote_observer.link_fields(observers[:1]) == {"link": first, "link_checks": (check,)}
+    assert remote_observer.link_fields(observers) == {
+        "link": {"wire_packets": 10, "qdisc_drops": None},
+        "link_checks": tuple(dataclasses.replace(check, link=f"node {number}") for number in (1, 2)),
+        "node_links": (first, second),
+    }
 
 
 def test_the_run_reads_only_files_of_its_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

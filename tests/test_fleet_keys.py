@@ -135,6 +135,14 @@ URL = ("--url", "http://127.0.0.1:1")
         (["run", *URL, "--watchers", "2", "--attach", "1"], "target.watchers conflicts with target.attach"),
         (["run", *URL, "--keys", "{run}", "--set", "target.watchers=1,2"], "target.watchers: 1, 2: the same observers"),
         (["worker", "--connect", "h", "--watch", "4194304", "--keys", "{key}"], "--watch 4194304: no such process"),
+        (["worker", "--connect", "h", "--may-shape", "eth1"], "--may-shape requires --watch PID"),
+        (
+            [
+                *("run", *URL, "--watchers", "1", "--interface", "eth1", "--port", "9200", "--interface-mtu"),
+                *("--set", "network=wan-50ms"),
+            ],
+            "--interface-mtu and --shared-settings conflict with --watchers",
+        ),
         (
             ["worker", "--connect", "h", "--watch", "1", "--credentials-to", "http://h:1"],
             "--watch cannot be combined with --credentials-to",

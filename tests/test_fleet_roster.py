@@ -133,6 +133,9 @@ def watched(pid: int = 7, **changes: Any) -> Watched:
         ({"observers": 1}, watched(8), "all 1 observers have joined"),
         ({"observers": 2}, watched(8, unavailable={"kernel-reads": "needs root", "host": "x"}), "needs root"),
         ({"observers": 2}, watched(8, unavailable={"host": "x"}), ""),
+        ({"observers": 2, "shapes": "eth1"}, watched(8), "the run shapes eth1 on this machine. Allow it: "),
+        ({"observers": 2, "shapes": "eth1"}, watched(8, may_shape="eth0"), "the run shapes eth1 on this machine."),
+        ({"observers": 2, "shapes": "eth1"}, watched(8, may_shape="eth1"), ""),
     ],
 )
 def test_run_refuses_workers_and_observers_that_it_cannot_use(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,13 +39,14 @@ def watched_sink(at: Machine, here: Machine, folder: Path) -> Iterator[tuple[Htt
         yield started
 
 
-def start_observer(processes: Processes, at: Machine, here: Machine, pid: int, number: int = 0) -> Any:
-    return processes.start(
-        f"worker-{number}", "worker", "--watch", str(pid), "--connect", here.address, enter=at.place.command
-    )
+def start_observer(
+    processes: Processes, at: Machine, here: Machine, pid: int, number: int = 0, *options: str
+) -> subprocess.Popen[bytes]:
+    watching = ("worker", "--watch", str(pid), "--connect", here.address, *options)
+    return processes.start(f"worker-{number}", *watching, enter=at.place.command)
 
 
-def start_run(processes: Processes, here: Machine, *options: str) -> Any:
+def start_run(processes: Processes, here: Machine, *options: str) -> subprocess.Popen[bytes]:
     return processes.start("run", "run", "--bind", here.address, *options, enter=here.place.command)
 
 
@@ -76,6 +78,32 @@ def test_server_on_another_machine_is_watched_as_on_this_one(tmp_path: Path) -> 
     for offset_ns in (watching.clock.offset_before_ns, watching.clock.offset_after_ns):
         assert abs(offset_ns) <= watching.clock.round_trip_ns / 2 + 100_000
     assert not [path for name in ("worker-0", "worker-1") for path in (tmp_path / name).glob("*")]
+
+
+@pytest.mark.nightly
+def test_observer_shapes_the_interface_of_its_machine_and_restores_it(tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text('medium = "veth"\n[to_server]\nrate = "40mbit"\n')
+    shown = ("tc", "qdisc", "show", "dev", "eth0")
+    with (
+        machines(2) as (at, here),
+        watched_sink(at, here, tmp_path) as (http, server),
+        start_processes(tmp_path) as processes,
+    ):
+        before = at.place.run(shown)
+        refused = start_observer(processes, at, here, server.jvm_pid, 1)
+        shape = ("--interface", "eth0", "--port", "9200", "--set", "network=slow.toml", *SHORT[:4])
+        run = start_run(processes, here, "--url", http.origin, "--watchers", "1", *shape)
+        processes.wait_for_texts({"worker-1": "Allow it: start with --may-shape eth0"}, LIMIT_S)
+        assert refused.wait(LIMIT_S) == 3
+        observer = start_observer(processes, at, here, server.jvm_pid, 0, "--may-shape", "eth0")
+        assert run.wait(LIMIT_S) == 0, processes.output("run")
+        assert observer.wait(LIMIT_S) == 0
+        assert at.place.run(shown) == before
+        checks = {check.name: check.passed for check in processes.record.link_checks}
+        values = processes.summary
+    assert checks["qdisc to-server"] is checks["rate to-server"] is True
+    assert values["qdisc_drops"] > 0
+    assert values["bytes_read"] == values["bytes_sent"]
 
 
 LOST = r"observer \([^()]*, worker-1, pid \d+\): is lost: (no heartbeat for \d\.\d s|it left)"
@@ -162,7 +190,10 @@ def test_two_observers_of_one_jvm_and_its_end_are_named(tmp_path: Path) -> None:
         assert "ended during the run" in processes.record.reason
 
 
-OPENSEARCH = TargetOptions(name="opensearch", heap_bytes=512 << 20, nodes=3)
+# Without files mapped into memory it does not require a larger vm.max_map_count.
+SETTINGS = {"node.store.allow_mmap": "false"}
+OPENSEARCH = TargetOptions(name="opensearch", heap_bytes=512 << 20, nodes=3, setting=SETTINGS)
+FILES = ("prlimit", "--nofile=65536:65536", "--")
 
 
 @contextlib.contextmanager
@@ -182,7 +213,7 @@ def cluster(at: Sequence[Machine], here: Machine, folder: Path) -> Iterator[tupl
             home = folder / f"home-{index}"
             return Launch(
                 plan=target.launch_plan(NodeStart(OPENSEARCH, java, home, index, endpoints, ())),
-                enter=at[index].place.command,
+                enter=lambda argv: at[index].place.command((*FILES, *argv)),
                 log=logs[index],
                 listen=endpoints[index],
                 is_ready=lambda limit_s: target.is_ready(index, [node.with_deadline(limit_s) for node in nodes]),

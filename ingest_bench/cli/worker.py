@@ -35,6 +35,7 @@ class WorkerOptions:
         str | None, {"help": f"Address of the `run` to join: HOST or HOST:PORT. Default port: {PORT}."}
     ] = None
     watch: int | None = None
+    may_shape: str | None = None
     key_file: Annotated[Path | None, {"envvar": KEYS_VARIABLE}] = None
     credentials_to: Annotated[str | None, {"envvar": "INGEST_BENCH_CREDENTIALS_TO"}] = None
     ca_file: Annotated[
@@ -74,8 +75,10 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
         server = records.read_key(TargetOptions, ("url",), options.credentials_to, "--credentials-to")
     if options.ca_file is not None and (server is None or server.scheme != "https"):
         raise SpecError("--ca-file requires --credentials-to https://HOST:PORT, the server that it vouches for")
+    if options.may_shape is not None and options.watch is None:
+        raise SpecError("--may-shape requires --watch PID")
     worker_keys = keys.read(keys.WorkerKeys, _require_keys(options.key_file, "worker-1.key"))
-    watched = None if options.watch is None else _describe_jvm(options.watch)
+    watched = None if options.watch is None else _describe_jvm(options.watch, options.may_shape)
     joining = join.JoinOptions(
         master=join.parse_endpoint(options.connect),
         keys=worker_keys,
@@ -88,9 +91,9 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
         join.run_worker(joining, folder, screen.print_text)
 
 
-def _describe_jvm(pid: int) -> Watched:
+def _describe_jvm(pid: int, may_shape: str | None) -> Watched:
     try:
-        return remote_observer.describe_jvm(pid)
+        return remote_observer.describe_jvm(pid, may_shape)
     except SpecError as error:
         raise SpecError(str(error).replace("--attach", "--watch")) from None
 
@@ -126,6 +129,7 @@ def parse_workers(
         workers=workers or 0,
         observers=max(observers, default=0),
         probes=frozenset(name for cell in watched for name in cell.probes),
+        shapes=next((_shaped_interface(cell.target) for cell in watched if cell.target.is_shaped_remotely), ""),
         keys=keys.read(keys.RunKeys, _require_keys(key_file, keys.RUN_FILE)),
     )
 
@@ -146,11 +150,21 @@ def parse_page_address(option: str, text: str | None, example: int) -> Endpoint 
     return address
 
 
+def _shaped_interface(target: TargetOptions) -> str:
+    """Return the interface that the observers shape; SpecError if their other traffic would be affected."""
+    link = target.interface
+    assert link is not None  # noqa: S101 - they shape one
+    if link.interface_mtu or link.shared_settings:
+        raise SpecError("--interface-mtu and --shared-settings conflict with --watchers: use a profile without them")
+    return link.name
+
+
 def check_workers(remote: RemoteWorkers | None, plans: Sequence[Plan]) -> None:
     """Raise SpecError for loads that remote workers cannot send, and for an interface that the load does not cross."""
     is_remote = remote is not None and remote.workers > 0
     for cell in (run.cell for plan in plans for run in plan.runs):
-        if cell.target.interface is not None and bool(cell.target.interface.port) != is_remote:
+        link = None if cell.target.is_shaped_remotely else cell.target.interface
+        if link is not None and bool(link.port) != is_remote:
             raise SpecError(
                 "--workers: the load comes from other machines and does not leave by --interface; give --port if the "
                 "server is on this machine"

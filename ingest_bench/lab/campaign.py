@@ -126,7 +126,8 @@ def _check_running_server(cell: Cell, options: runner.RunOptions) -> tuple[str, 
             cell, server.address, Path(), may_delete=options.allow_delete, target=server.target
         )
         borrowed.check_conflicts(server, procedure)
-        reach.check_interface(cell, server.address, server.enter)
+        if not cell.target.is_shaped_remotely:
+            reach.check_interface(cell, server.address, server.enter)
         return tuple(f"note: {note}" for note in server.notes)
 
 

@@ -62,7 +62,7 @@ def link_counts(server: RunningServer, folder: RunFolder) -> dict[str, Any]:
         fields: dict[str, Any] = {"node_links": ({},) * node_count if node_count > 1 else ()}
         if (path := server.real_path) is not None:
             fields |= {"link": path.columns(), "link_checks": (*server.link_checks, *path.check_load())}
-        return fields
+        return fields | server.remote_link_fields()
     links = server.links.clients
     wires = [node.raw / wire_module.WIRE_FILE for node in folder.nodes(len(links))]
     columns = [

@@ -368,6 +368,11 @@ class TargetOptions:
         return len(self.attach) or self.watchers or self.nodes
 
     @property
+    def is_shaped_remotely(self) -> bool:
+        """Return True if the observers shape the interface, each that of its machine."""
+        return bool(self.watchers and self.interface is not None and self.interface.port)
+
+    @property
     def is_already_running(self) -> bool:
         """Return whether the server is running already, so that ingest-bench does not launch it."""
         return self.observer != "launched"

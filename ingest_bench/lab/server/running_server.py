@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.lab.server import reach, remote_observer
 from ingest_bench.load.fleet.roster import Fleet
 from ingest_bench.model.experiment import Cell, HostSettings
-from ingest_bench.model.network import LinkCheck
+from ingest_bench.model.network import LinkCheck, Profile
 from ingest_bench.model.target import Endpoint, LaunchPlan, ServerAddress, TargetOptions, Tls
 from ingest_bench.network.act import link as links_module
 from ingest_bench.network.act.link import Links
@@ -105,6 +105,8 @@ class RunningServer:
     notes: tuple[str, ...] = ()
     ended_nodes: Callable[[], tuple[int, ...]] = tuple
     """Returns the indices of the nodes that have ended."""
+    remote_link_fields: Callable[[], dict[str, Any]] = dict
+    """Returns fields of the record about interfaces that observers shaped."""
 
     @property
     def http(self) -> Http:
@@ -297,10 +299,14 @@ def _open_running(cell: Cell, setup: ServerSetup) -> Iterator[RunningServer]:
             with setup.phase("reach"):
                 server = stack.enter_context(
                     reach_server(
-                        cell.target, setup.java_home, is_profiling=setup.is_profiling, observers=setup.observers
+                        cell.target,
+                        setup.java_home,
+                        is_profiling=setup.is_profiling,
+                        observers=setup.observers,
+                        network=cell.network,
                     )
                 )
-            if cell.network is not None:
+            if cell.network is not None and not cell.target.is_shaped_remotely:
                 with setup.phase("link"):
                     path = stack.enter_context(reach.shape_interface(cell, cell.network, server.address, server.enter))
                 server = dataclasses.replace(server, real_path=path, link_checks=path.checks)
@@ -319,10 +325,12 @@ def reach_server(
     *,
     is_profiling: bool = False,
     observers: Fleet | None = None,
+    network: Profile | None = None,
 ) -> Iterator[RunningServer]:
     """Connect to the server at `options.url`, or that of the JVMs `options.attach`, or one that is both.
 
-    Without *observers*, a server that they watch can be reached, and not watched.
+    Without *observers*, a server that they watch can be reached, and not watched. They shape their interface with the
+    profile *network* if the options say so.
     SpecError if it cannot be measured, MissingCapability if we may not attach to it, RunFailed if it does not respond.
     """
     jvms = reach.attach_jvms(options, java_home)
@@ -341,7 +349,10 @@ def reach_server(
         if jvms:
             watched = _attach(jvms, is_profiling=is_profiling)
         elif options.watchers and observers is not None:
-            watched = _join_observers(observers, is_profiling=is_profiling)
+            request: dict[str, Any] = {"is_profiling": is_profiling}
+            if options.is_shaped_remotely:
+                request |= {"link": options.interface, "profile": network, "endpoint": address.endpoint}
+            watched = _join_observers(observers, records.to_json(request))
         address_nodes: tuple[int, ...] = ()
         if watched.facts:
             reader = find_reader([int(facts["java"].split(".")[0]) for facts in watched.facts], java_home)
@@ -367,6 +378,7 @@ def reach_server(
             path=reached.describe_path(),
             notes=(*server.notes, *reach.unencrypted_notes(address), *notes),
             ended_nodes=watched.ended_nodes,
+            remote_link_fields=watched.link_fields,
         )
 
 
@@ -380,6 +392,7 @@ class _WatchedJvms:
     listening: tuple[tuple[Endpoint, ...], ...] = ()
     host: dict[str, str] = field(default_factory=dict)
     ended_nodes: Callable[[], tuple[int, ...]] = tuple
+    link_fields: Callable[[], dict[str, Any]] = dict
 
 
 def _attach(jvms: Sequence[AttachedJvm], *, is_profiling: bool) -> _WatchedJvms:
@@ -393,15 +406,16 @@ def _attach(jvms: Sequence[AttachedJvm], *, is_profiling: bool) -> _WatchedJvms:
     )
 
 
-def _join_observers(fleet: Fleet, *, is_profiling: bool) -> _WatchedJvms:
+def _join_observers(fleet: Fleet, request: Mapping[str, Any]) -> _WatchedJvms:
     """Return the JVMs that observers on other machines watch; RunFailed if one of these is missing."""
     joined = fleet.gather_observers()
     return _WatchedJvms(
-        watch=functools.partial(remote_observer.watch_remote, fleet, is_profiling=is_profiling),
+        watch=functools.partial(remote_observer.watch_remote, fleet, request),
         facts=tuple(remote_observer.jvm_facts(watching.watched) for watching in joined),
         listening=tuple(watching.watched.addresses for watching in joined),
         host=reach.find_common([watching.watched.host for watching in joined]),
         ended_nodes=lambda: tuple(index for index, watching in enumerate(joined) if watching.has_ended),
+        link_fields=lambda: remote_observer.link_fields(joined),
     )
 
 

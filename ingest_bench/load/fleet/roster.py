@@ -63,6 +63,8 @@ class RemoteWorkers:
     observers: int = 0
     probes: frozenset[str] = frozenset()
     """Probes with which the observers must be able to watch."""
+    shapes: str = ""
+    """The interface that they must be allowed to shape; empty: none."""
     keys: RunKeys
     join_timeout_s: float = 300.0
 
@@ -485,6 +487,8 @@ def find_refusal(
         return f"{twin.machine} watches the same JVM. Start one observer for each node."
     if len(others) >= options.observers:
         return f"all {options.observers} observers have joined. Give the run more --watchers."
+    if options.shapes not in ("", watched.may_shape):
+        return f"the run shapes {options.shapes} on this machine. Allow it: start with --may-shape {options.shapes}."
     reasons = (watched.unavailable[name] for name in sorted(options.probes & watched.unavailable.keys()))
     return next(reasons, "")
 

@@ -19,6 +19,7 @@ import numpy as np
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.inputs.records import check, decode
 from ingest_bench.load.figures import LoadFigures, check_figures
+from ingest_bench.model.network import InterfaceName, LinkCheck
 from ingest_bench.model.samples import MOMENTS, RECORDS, ClockOffset, WorkerReport
 from ingest_bench.model.target import Endpoint, Pid
 from ingest_bench.model.values import Between, Label, Length, Line, Name, Pattern, monotonic_fields
@@ -41,6 +42,7 @@ _MAX_TIME_NS = 2**62
 _MAX_LEAD_CHANGE_NS = 10**6
 
 _FileName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", "the name of a probe's file")]
+_LinkColumn = Literal["wire_packets", "qdisc_drops", "loss_ppm", "idle_rtt_ms", "idle_rtt_samples"]
 _FileSize = Annotated[int, Between(0, 2**62)]
 
 
@@ -63,6 +65,8 @@ class Watched:
     """Settings of its machine."""
     unavailable: Annotated[dict[Name, Line], Length(0, 100)]
     """Probes that cannot watch there, with the reason."""
+    may_shape: InterfaceName | None = None
+    """The interface of its machine that a run may shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,9 @@ class Observed:
     """Bytes of each file of its probes."""
     has_ended: bool = False
     """The JVM ended during the run."""
+    link: dict[_LinkColumn, int | None] = field(default_factory=dict)
+    """Columns of the interface that it shaped."""
+    link_checks: Annotated[tuple[LinkCheck, ...], Length(0, 100)] = ()
     error: str = ""
 
 
