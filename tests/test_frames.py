@@ -38,7 +38,7 @@ def frames(**keys: Any) -> Frames:
     ("keys", "heads"),
     [
         ({}, ("00000003", "00000000")),
-        ({"length_size": 1}, ("03", "00")),
+        ({"length_size": "1"}, ("03", "00")),
         ({"length_size": 2, "length_includes_itself": True}, ("0005", "0002")),
         ({"length_size": 8, "byte_order": "little"}, ("0300000000000000", "0000000000000000")),
     ],

@@ -233,6 +233,8 @@ class _Walker:
                 for key, item in self.expect(value, dict, self.table_name, where).items()
             }
         if origin is Literal:
+            # A level of a factor is text: "8" is 8.
+            value = next((option for option in get_args(kind) if value == str(option)), value)
             if value not in get_args(kind):
                 if isinstance(value, str) and (match := find_match(value, map(str, get_args(kind)))):
                     self.fail(where, f'{self.quote(value)} is unknown; did you mean "{match}"?')
