@@ -194,7 +194,8 @@ def test_a_launched_server_is_spoken_to_over_tls_under_its_name(here: Place) -> 
     here.run("--target", "tls.toml", *SHORT)
     values = here.read_row()
     assert values["documents_counted"] == values["documents_acked"] != "0"
-    assert values["bytes_read"] == values["bytes_sent"] != "0"
+    # With the handshakes and the frames of records.
+    assert int(values["bytes_read"]) > int(values["bytes_sent"]) > 0
     (here.folder / "tls.toml").write_text(TLS.replace("events.example", "other.example"))
     assert "Hostname mismatch" in here.run("--target", "tls.toml", *SHORT, exit_code=3)
 

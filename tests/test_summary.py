@@ -12,6 +12,7 @@ from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.run.summary import summarise
+from ingest_bench.inputs import urls
 from ingest_bench.inputs.load_values import parse_arrivals
 from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.load import LoadOptions
@@ -235,6 +236,15 @@ def test_only_requests_without_response_may_miss_bytes_and_add_documents() -> No
         record = {"documents_counted": counted}
         row = summary(rows, report={"bytes_written": 3_550_000}, measured={"bytes_read": bytes_read}, record=record)
         assert (row.state, row.values["requests_failed"]) == (state, 1)
+
+
+@pytest.mark.parametrize(("more_bytes", "state"), [(0, "measured"), (10_638, "measured"), (-1, "invalid")])
+def test_over_tls_the_jvm_may_read_more_than_was_sent(more_bytes: int, state: str) -> None:
+    plain = made.cell()
+    cell = dataclasses.replace(plain, target=dataclasses.replace(plain.target, url=urls.parse_url("https://h:9200")))
+    measured = {"bytes_read": made.report().bytes_written + more_bytes}
+    assert summary(cell=cell, measured=measured).state == state
+    assert summary(measured=measured).state == ("invalid" if more_bytes else "measured")
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,13 @@ class TargetOptions:
         return bool(self.watchers and self.interface is not None and self.interface.port)
 
     @property
+    def is_encrypted(self) -> bool:
+        """Return whether the load speaks TLS."""
+        if self.url is not None:
+            return self.url.scheme == "https"
+        return self.custom is not None and self.custom.start is not None and self.custom.start.tls is not None
+
+    @property
     def is_already_running(self) -> bool:
         """Return whether the server is running already, so that ingest-bench does not launch it."""
         return self.observer != "launched"

@@ -23,6 +23,8 @@ def find_invalid_reasons(
     report: WorkerReport | None,
     values: Mapping[str, ColumnValue],
     queries: SampleSource | None = None,
+    *,
+    is_encrypted: bool = False,
 ) -> list[InvalidReason]:
     """Return the reasons why this run is invalid; empty for a valid run.
 
@@ -30,7 +32,8 @@ def find_invalid_reasons(
     equal what the JVM read from these connections. The sink's count and the kernel's reads must equal it, too.
     Responses are not counted. Bytes may be missing only from attempts without a response (reset, timeout, end of the
     run), with a 5xx response, or with a rejection that closed the connection or was its last response; at most the
-    bytes of these attempts.
+    bytes of these attempts. Over TLS (*is_encrypted*) the JVM reads the handshakes and the frames of records too, which
+    are not counted when sent: it may read more.
 
     Documents: the acknowledged documents, without those that replaced one with the same id, must equal the documents in
     the index. The index may have more only if the outcome of documents is unknown: of an attempt without a response or
@@ -62,7 +65,7 @@ def find_invalid_reasons(
     has_response = _has_response(samples, window, "ok", "partial", "rejected")
     has_reply = queries is None or _has_response(queries, window, "ok")
     texts: list[tuple[InvalidKind, str]] = [
-        *(("bytes", text) for text in _check_bytes(samples, queries, report, values)),
+        *(("bytes", text) for text in _check_bytes(samples, queries, report, values, is_encrypted)),
         ("probe", describe_allocation_mismatch(values)),
         ("documents", delivery.describe_account_error(record.counters)),
         ("documents", _describe_document_mismatch(values, may_be_more)),
@@ -81,7 +84,11 @@ def _has_response(samples: SampleSource, window: load.Window, *outcomes: str) ->
 
 
 def _check_bytes(
-    samples: SampleSource, queries: SampleSource | None, report: WorkerReport, values: Mapping[str, ColumnValue]
+    samples: SampleSource,
+    queries: SampleSource | None,
+    report: WorkerReport,
+    values: Mapping[str, ColumnValue],
+    is_encrypted: bool,
 ) -> Iterator[str]:
     sent, may_miss = values.get("bytes_sent"), report.bytes_unread
     for source in (samples, queries):
@@ -89,7 +96,11 @@ def _check_bytes(
     unanswered = f" (requests without a response: at most {may_miss:,} bytes)" if may_miss else ""
     for column, reader in _READERS.items():
         read = values.get(column)
-        if isinstance(sent, int) and isinstance(read, int) and not sent - may_miss <= read <= sent:
+        if (
+            isinstance(sent, int)
+            and isinstance(read, int)
+            and not (sent - may_miss <= read and (read <= sent or is_encrypted))
+        ):
             others = values.get("other_recordings") if column == "bytes_read" else None
             cause = f"; other flight recordings ran in this JVM ({others})" if others else ""
             yield f"bytes: the load wrote {sent:,}, {reader} {read:,}, {read - sent:+,}{unanswered}{cause}"

@@ -193,7 +193,10 @@ def _find_invalid_reasons(
 ) -> list[InvalidReason]:
     report = inputs.report
     reasons = [InvalidReason("files", text) for text in inputs.changed_files]
-    reasons += integrity.find_invalid_reasons(inputs.record, inputs.samples, report, values, inputs.queries)
+    is_encrypted = inputs.cell.target.is_encrypted
+    reasons += integrity.find_invalid_reasons(
+        inputs.record, inputs.samples, report, values, inputs.queries, is_encrypted=is_encrypted
+    )
     # With the sink, whose work costs nothing, the generator is always the limit: that is the purpose of the sink.
     if report is not None and _server_name(inputs.record, inputs.cell.target) != "sink":
         limit = generator.describe_generator_limit(report, results.busy, values["response_ms_p50"])
