@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from fault_lab import wait_until
+from readied import ready
 
 from ingest_bench import system
 from ingest_bench.jvm import java
@@ -46,6 +46,7 @@ KINDS = {
 _SOURCE = """
 class Sleeps {
     public static void main(String[] a) throws Exception {
+        System.out.println("ready");
         for (int i = 0; i < 6000; i++) { new byte[1 << 20].hashCode(); Thread.sleep(100); }
     }
 }
@@ -91,19 +92,7 @@ def contained(kind: str, folder: Path, java_version: int = 17) -> Iterator[Conta
     options = ("-Xmx16m", "-Xshare:auto", "-cp", str(classes), "Sleeps")
     jvm = (*after, str(runtime.java), *options)
     argv = system.tie_to_parent((*before, "sh", "-ec", f'{script} && exec "$@"', "sh", *jvm))
-    with subprocess.Popen(argv, env={"PATH": system.PATH, "DISK": str(disk)}) as process:
-        try:
-            wait_until(lambda: _find_jvm(process.pid))
-            yield Contained(_find_jvm(process.pid), disk)
-        finally:
-            process.kill()
-
-
-def _find_jvm(pid: int) -> int:
-    """Return the pid of the JVM below a process; 0 if it has not started."""
-    top = psutil.Process(pid)
-    for process in (top, *top.children(recursive=True)):
-        with suppress(OSError):
-            if "/libjvm.so" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8"):
-                return process.pid
-    return 0
+    with ready(argv, {"PATH": system.PATH, "DISK": str(disk)}) as process:
+        top = psutil.Process(process.pid)
+        (pid,) = (child.pid for child in (top, *top.children(recursive=True)) if child.name() == "java")
+        yield Contained(pid, disk)
