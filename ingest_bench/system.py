@@ -109,16 +109,18 @@ def start(
     stderr: int | None = subprocess.STDOUT,
     cwd: str | Path | None = "/",
     env: Mapping[str, str] | None = None,
+    is_tied: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Start a child that the kernel kills when we die (parent-death signal), out of reach of the terminal's Ctrl-C.
 
     Call it from the main thread: the death signal follows the thread that forked. A path as `stdout` is appended to.
-    `env` replaces `build_environment()` completely. `cwd=None` is the current folder.
+    `env` replaces `build_environment()` completely. `cwd=None` is the current folder. With `is_tied=False` it survives
+    us, and must notice the end of its standard input.
     """
     _require_program(argv)
     with stdout.open("ab") if isinstance(stdout, Path) else nullcontext(stdout) as output:
         return subprocess.Popen(
-            tie_to_parent(argv),
+            tie_to_parent(argv) if is_tied else argv,
             stdin=stdin,
             stdout=output,
             stderr=stderr,
@@ -164,17 +166,25 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
 class Child(AbstractContextManager["Child"]):
     """A child process that reads and writes lines of text. It dies with us, and is killed at the end of its block.
 
+    With *grace_s* it survives us, must notice the end of its standard input, and has that time to exit at the end.
+
     Start it from the main thread, as with `start`. Its errors contain its name and the end of its standard error, which
     is a file: an unread pipe would block the child when it is full. A child that is late is killed, because its late
     reply would be taken for that to the next request.
     """
 
-    def __init__(self, argv: Sequence[str], *, name: str, log: Path | None = None) -> None:
+    def __init__(self, argv: Sequence[str], *, name: str, log: Path | None = None, grace_s: float = 0) -> None:
         """Start the child. Its standard error is written to *log*; without one to memory, and lost at its end."""
-        self.name = name
+        self.name, self._grace_s = name, grace_s
         self._errors = os.fdopen(os.memfd_create("stderr"), "rb") if log is None else log.open("w+b")
         try:
-            self._popen = start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors.fileno())
+            self._popen = start(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors.fileno(),
+                is_tied=not grace_s,
+            )
         except BaseException:
             self._errors.close()
             raise
@@ -184,7 +194,7 @@ class Child(AbstractContextManager["Child"]):
         """True once `read_lines` has seen the end of its output."""
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.close(self._grace_s)
 
     @property
     def pid(self) -> int:

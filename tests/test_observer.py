@@ -197,9 +197,13 @@ def test_unknown_probe_is_refused_with_a_suggestion() -> None:
     [
         ("", "there is no flight recording in "),
         ('target.attach = [7]\ntarget.url = "http://127.0.0.1:9200"\n', "there is no flight recording in "),
+        (
+            'target.url = "http://127.0.0.1:1"\ntarget.watch_jmx = ["[::1]:7091"]\n',
+            "there is no flight recording in ",
+        ),
         ('target.url = "http://127.0.0.1:9200"\n', "only its URL is known"),
     ],
-    ids=["launched", "attached", "external"],
+    ids=["launched", "attached", "jmx", "external"],
 )
 def test_run_is_read_by_the_observer_of_its_plan(target: str, message: str, tmp_path: Path) -> None:
     results = example_runs.write_results(tmp_path, f'probes = ["reads"]\n{target}')

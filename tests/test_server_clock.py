@@ -17,6 +17,7 @@ from ingest_bench.analysis.run import summary
 from ingest_bench.analysis.run.clock import bound_clock_offset, clock_outputs
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.model.results import READ_FIELDS, Summary
+from ingest_bench.results.layout import SampleFiles
 
 MS = 10**6
 FASTEST_NS = MS // 10
@@ -117,11 +118,13 @@ def test_without_equal_bytes_there_are_no_limits(read_bytes: int | None) -> None
     if read_bytes is not None:
         load.reads = [(made.START + made.OFFSET + MS // 2, read_bytes, 40000)]
     assert load.bound() is None
-    assert list(clock_outputs(load.samples, load.read_records, made.OFFSET)) == []
+    assert list(clock_outputs(load.samples, load.read_records, made.report(), None)) == []
 
 
 def test_no_request_gives_no_limits() -> None:
     assert Load(1, 0).bound() is None
+    # A load whose workers left no file.
+    assert bound_clock_offset(SampleFiles([]), Load(1, 0).read_records, made.OFFSET) is None
 
 
 def test_requests_without_a_response_give_no_limits() -> None:
@@ -138,7 +141,7 @@ def summarise(load: Load) -> Summary:
         made.inputs(
             samples=samples,
             report=made.report(bytes_written=sent),
-            outputs=[*made.measured(bytes_read=sent), *clock_outputs(samples, load.read_records, made.OFFSET)],
+            outputs=[*made.measured(bytes_read=sent), *clock_outputs(samples, load.read_records, made.report(), None)],
             record=made.record(documents_counted=len(samples) * 100),
         )
     )
@@ -163,6 +166,20 @@ def test_a_clock_that_differs_makes_the_run_invalid(ahead_ms: int, reason: str) 
     assert low_ms < ahead_ms < high_ms < low_ms + 1
     assert re.fullmatch(reason, row.reason)
     assert row.state == ("invalid" if reason else "measured")
+
+
+def test_the_clock_over_jmx_is_that_of_the_fastest_request_of_a_slow_server() -> None:
+    load, round_trip_ns = Load(1, 137 * MS), 2 * FASTEST_NS
+    for row in range(10):
+        sent_ns = made.START + row * made.SECOND
+        # A quick way to the server, and half a second until its response.
+        load.reads.append((sent_ns + FASTEST_NS + row * MS + made.OFFSET + load.ahead_ns, 1000, 40000))
+        load.add(40000, sent_ns, sent_ns + made.SECOND // 2, bytes_sent=1000)
+    limits = bound_clock_offset(load.samples, load.read_records, made.OFFSET)
+    assert limits is not None
+    clock = limits.to_offset(0, "node-1", round_trip_ns, made.report())
+    assert clock.to_theirs(made.START + made.OFFSET) - (made.START + made.OFFSET) == load.ahead_ns
+    assert clock.round_trip_ns / 2 == load.ahead_ns - limits.low_ns > 400 * MS
 
 
 @pytest.mark.parametrize("step_ms", [5000, -5000])

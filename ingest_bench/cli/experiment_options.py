@@ -49,6 +49,7 @@ class ExperimentOptions:
     url: list[str] = field(default_factory=list)
     attach: list[int] = field(default_factory=list)
     watchers: int | None = None
+    watch_jmx: list[str] = field(default_factory=list)
     interface: str | None = None
     flows: FlowOptions = field(default_factory=FlowOptions)
     ca_file: Path | None = None
@@ -168,12 +169,14 @@ def _server_settings(options: ExperimentOptions) -> dict[str, Any]:
         "more_urls": more or None,
         "attach": options.attach or None,
         "watchers": options.watchers,
+        "watch_jmx": options.watch_jmx or None,
         "interface": options.flows.to_table(options.interface) or None,
     }
     if table["interface"] and not (options.url or options.attach):
         raise SpecError("--interface requires --url URL, a server that runs already")
-    if options.watchers and not options.url:
-        raise SpecError("--watchers requires --url URL, a server that runs on another machine")
+    for name, value in {"--watchers": options.watchers, "--watch-jmx": options.watch_jmx}.items():
+        if value and not options.url:
+            raise SpecError(f"{name} requires --url URL, a server that runs on another machine")
     return {key: value for key, value in table.items() if value is not None}
 
 
@@ -181,7 +184,7 @@ def _default_experiment(options: ExperimentOptions, settings: dict[str, Any], se
     """Return the experiment to run when none is named."""
     if options.track is not None:
         return "track"
-    if options.attach or options.watchers:
+    if options.attach or options.watchers or options.watch_jmx:
         return "attached"
     if server:
         return "running"

@@ -50,7 +50,7 @@ def check_profile(profile: Profile, where: str) -> Profile:
 
 
 # Keys of a target that runs already; the first ones require its URL.
-_URL_KEYS = ("more_urls", "watchers", "interface", "ca_file", "client_cert", "client_key")
+_URL_KEYS = ("more_urls", "watchers", "watch_jmx", "interface", "ca_file", "client_cert", "client_key")
 _RUNNING_KEYS = (*_URL_KEYS, "file", "custom", "url", "attach", "attached_process_starts")
 _REMEDY = "Remove it, or give no experiment: there is one for servers that run already."
 
@@ -81,8 +81,9 @@ def _check_url_keys(target: Mapping[str, object], where: str) -> None:
     for key in _URL_KEYS:
         if target.get(key) and "url" not in target:
             raise SpecError(f"{where}: target.{key} requires target.url, a server that runs already")
-    if target.get("watchers") and target.get("attach"):
-        raise SpecError(f"{where}: target.watchers conflicts with target.attach: a JVM is watched here or there")
+    watching = [f"target.{key}" for key in ("attach", "watchers", "watch_jmx") if target.get(key)]
+    if len(watching) > 1:
+        raise SpecError(f"{where}: {' conflicts with '.join(watching)}: a JVM is watched in one way")
     if bool(target.get("client_cert")) != bool(target.get("client_key")):
         raise SpecError(f"{where}: target.client_cert and target.client_key require each other")
 

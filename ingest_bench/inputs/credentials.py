@@ -12,6 +12,7 @@ from ingest_bench.inputs import files
 
 CLIENT_CERT, CLIENT_KEY = "INGEST_BENCH_CLIENT_CERT", "INGEST_BENCH_CLIENT_KEY"
 USER, PASSWORD, API_KEY = "INGEST_BENCH_USER", "INGEST_BENCH_PASSWORD", "INGEST_BENCH_API_KEY"
+JMX_USER, JMX_PASSWORD = "INGEST_BENCH_JMX_USER", "INGEST_BENCH_JMX_PASSWORD"
 
 
 def read_authorization(environment: Mapping[str, str]) -> dict[str, str]:
@@ -31,6 +32,18 @@ def read_authorization(environment: Mapping[str, str]) -> dict[str, str]:
         raise SpecError(f"{USER}: HTTP basic authentication cannot carry a user name with a colon")
     user_and_password = b":".join((_encode_utf8(USER, user), _encode_utf8(PASSWORD, password)))
     return {"authorization": f"Basic {base64.b64encode(user_and_password).decode()}"}
+
+
+def read_jmx_credentials(environment: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Return user and password for JMX in UTF-8; empty without credentials. No message repeats a value."""
+    user, password = (environment.get(name, "") for name in (JMX_USER, JMX_PASSWORD))
+    if not (user or password):
+        return ()
+    if not user or not password:
+        raise SpecError(
+            f"{JMX_USER} and {JMX_PASSWORD} require each other; {JMX_PASSWORD if user else JMX_USER} is not set"
+        )
+    return _encode_utf8(JMX_USER, user), _encode_utf8(JMX_PASSWORD, password)
 
 
 def list_secrets(headers: Mapping[str, str]) -> tuple[bytes, ...]:

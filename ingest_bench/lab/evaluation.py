@@ -21,12 +21,12 @@ from ingest_bench.analysis.run.sample_columns import SampleSource
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, key_paths
 from ingest_bench.inputs import escaping, files
-from ingest_bench.inputs.records import from_json
+from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.jvm.java import Java, find_recorded
 from ingest_bench.lab import buffer_advice, link_watch
 from ingest_bench.model.experiment import Cell, Plan, Run, RunState
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import ColumnValue, Note, ProbeOutput, RunRecord, Summary
+from ingest_bench.model.results import ColumnValue, NodeObserver, Note, ProbeOutput, RunRecord, Summary
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.network.measure import readings as waits_module
 from ingest_bench.network.measure import wire
@@ -35,6 +35,9 @@ from ingest_bench.probes import observer, recording
 from ingest_bench.report import buffer_tables, reports, search_table, summary_files
 from ingest_bench.results import layout
 from ingest_bench.results.layout import NodeFolder, Results, RunFolder
+
+# Readings of the whole recording.
+_TOTALS = ("bytes_read", "reads_recorded", "reads_empty")
 
 
 def load_measured_report(folder: RunFolder, cell: Cell) -> WorkerReport | None:
@@ -238,22 +241,72 @@ def _read_node(
 ) -> list[ProbeOutput]:
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
-    target = targets.resolve(planned.cell.target)
-    context = context_module.ReadContext(
-        raw=node.raw,
+    context = dataclasses.replace(
+        _read_context(planned, node, load, record, java_home),
         start_ns=record.measure_start_realtime_ns,
         end_ns=record.measure_end_realtime_ns,
+    )
+    selected = probes.select_probes(planned.cell.probes)
+    observed, watching = planned.cell.target.observer, node.read_observer()
+    outputs = list(observer.read_outputs(observed, selected, context, node.clock))
+    if observed == "jmx":
+        if watching is None:
+            # Totals need no clock.
+            outputs = [item for item in outputs if isinstance(item, Note) or getattr(item, "name", "") in _TOTALS]
+        outputs.append(Note(source="jmx", text=_describe_jmx_clock(watching)))
+    return [
+        *outputs,
+        *clock.clock_outputs(samples, node.read_socket_reads(), load, watching.clock if watching else None),
+        *waits_module.wire_outputs(wire.read_wire(node.raw / wire.WIRE_FILE), load.local_ports),
+    ]
+
+
+def _describe_jmx_clock(watching: NodeObserver | None) -> str:
+    if watching is None:
+        return (
+            "the server's clock is unknown, so its columns within the measurement are empty: it is known only if sent "
+            "and read bytes of a connection agree (probe reads)"
+        )
+    return (
+        "the server's clock is estimated by the fastest request; sent and read bytes prove that its error is at most "
+        f"{watching.clock.round_trip_ns / 2e6:.3f} ms"
+    )
+
+
+def _read_context(
+    planned: Run, node: NodeFolder, load: WorkerReport, record: RunRecord, java_home: Path | None
+) -> context_module.ReadContext:
+    """Return the files of a node, without a measurement."""
+    target = targets.resolve(planned.cell.target)
+    return context_module.ReadContext(
+        raw=node.raw,
+        start_ns=0,
+        end_ns=0,
         ports=frozenset(load.local_ports),
         reader=lambda: recording.reader_command(_find_java(node, record, java_home)),
         thread_roles=target.thread_roles,
         network=target.network,
     )
-    selected = probes.select_probes(planned.cell.probes)
-    return [
-        *observer.read_outputs(planned.cell.target.observer, selected, context, node.clock),
-        *clock.clock_outputs(samples, node.read_socket_reads(), load.realtime_minus_monotonic_ns),
-        *waits_module.wire_outputs(wire.read_wire(node.raw / wire.WIRE_FILE), load.local_ports),
-    ]
+
+
+def write_jmx_clocks(planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None) -> None:
+    """Write the clock of each node that was recorded over JMX, by sent and read bytes.
+
+    The clock that JMX itself reports is wrong by 100 ms. A node without limits gets no clock.
+    """
+    load = folder.read_load_report()
+    if load is None or planned.cell.target.observer != "jmx":
+        return
+    jvms = record.server.get("jvms", [record.server])
+    for number, (node, jvm) in enumerate(zip(folder.nodes(planned.cell.target.node_count), jvms, strict=True)):
+        recording.load_recording(_read_context(planned, node, load, record, java_home))
+        bound = clock.bound_clock_offset(folder.samples(), node.read_socket_reads(), load.realtime_minus_monotonic_ns)
+        if bound is not None:
+            offset = bound.to_offset(number, jvm["machine"], jvm["round_trip_ns"], load)
+            files.write_json(node.raw / layout.OBSERVER, to_json(NodeObserver(pid=jvm["pid"], clock=offset)))
+        # They have the times of no measurement.
+        for name in recording.CACHES:
+            (node.raw / name).unlink(missing_ok=True)
 
 
 def _node_columns(

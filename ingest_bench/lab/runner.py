@@ -124,7 +124,7 @@ class _Execution:
         on_phase: Callable[[str], None],
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self._cell, self._folder, self._options = planned.cell, folder, options
+        self._planned, self._cell, self._folder, self._options = planned, planned.cell, folder, options
         self._on_phase, self._on_progress = on_phase, on_progress
         self.record = RunRecord(
             run=planned.id,
@@ -185,6 +185,7 @@ class _Execution:
             finally:
                 with self.phase("stop"):
                     stack.close()
+        evaluation.write_jmx_clocks(self._planned, self._folder, self.record, self._options.java_home)
         self.update(state="measured", **evaluation.measurement_fields(self._folder, self._cell))
 
     @contextlib.contextmanager

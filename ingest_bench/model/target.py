@@ -32,7 +32,7 @@ from ingest_bench.model.values import (
 
 Allocator = Literal["default", "pooled", "unpooled"]
 Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
-ObserverName = Literal["launched", "attached", "remote", "external"]
+ObserverName = Literal["launched", "attached", "remote", "jmx", "external"]
 Scheme = Literal["http", "https"]
 Pid = Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")]
 Heap = Annotated[int, Between(16 * MIB, 16 * TIB, "no server starts with less; the most that ZGC takes")]
@@ -335,6 +335,8 @@ class TargetOptions:
     processes listen on."""
     attached_process_starts: Annotated[tuple[Label, ...], Length(0, 256)] = ()
     """Start times of these processes, set in the plan: a process that reuses a PID is refused."""
+    watch_jmx: Annotated[tuple[Endpoint, ...], Length(0, 256, distinct=True)] = ()
+    """HOST:PORT of each node's JMX (`jmxremote.port`), by which a flight recording of its JVM is made."""
     watchers: Annotated[int, Between(0, 256)] = 0
     """Number of its nodes whose JVMs `ingest-bench worker --watch` watches on their own machines."""
     interface: RealInterface | None = None
@@ -355,6 +357,8 @@ class TargetOptions:
             return "attached"
         if self.watchers:
             return "remote"
+        if self.watch_jmx:
+            return "jmx"
         return "launched" if self.url is None else "external"
 
     @property
@@ -365,7 +369,7 @@ class TargetOptions:
     @property
     def node_count(self) -> int:
         """Return the number of nodes whose files a run keeps: launched ones, or the JVMs that are watched."""
-        return len(self.attach) or self.watchers or self.nodes
+        return len(self.attach) or self.watchers or len(self.watch_jmx) or self.nodes
 
     @property
     def is_shaped_remotely(self) -> bool:

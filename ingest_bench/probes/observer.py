@@ -17,7 +17,7 @@ import numpy as np
 
 from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import read_facts
-from ingest_bench.jvm.observe import observe
+from ingest_bench.jvm.observe import RECORDING, observe
 from ingest_bench.model.results import CauseIntervals, Note, Series
 from ingest_bench.model.samples import ClockOffset
 from ingest_bench.probes import node_stats, oom, recording
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingest_bench.jvm.attach import AttachedJvm
+    from ingest_bench.jvm.jmx import JmxJvm
     from ingest_bench.model.results import ProbeOutput
     from ingest_bench.model.target import ObserverName
     from ingest_bench.probes.context import Probe, ReadContext
@@ -101,6 +102,28 @@ def _watch_attached(
 
 
 @contextmanager
+def watch_jmx(
+    jvms: Sequence[JmxJvm], probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int
+) -> Iterator[None]:
+    """Record JVMs over JMX, one per node. Their logs, and counters of their machines, cannot be had this way."""
+    settings = recording.format_settings(recording.merge_events(probe.events for probe in probes.values()))
+    with ExitStack() as stack:
+        for jvm, raw in zip(jvms, raws, strict=True):
+            path = recording.settings_path(raw)
+            path.write_text(settings, encoding="utf-8")
+            stack.enter_context(jvm.record(path, raw / RECORDING, limit_s))
+            attachment = Attachment(
+                # Nothing in the recording is older than itself. Its clock is known after the run.
+                since_ns=1,
+                collector=jvm.facts.collector,
+                stack_depth=jvm.facts.stack_depth,
+                g1_region_bytes=jvm.facts.g1_region_bytes,
+            )
+            (raw / ATTACHMENT_FILE).write_text(json.dumps(records.to_json(attachment)), encoding="utf-8")
+        yield
+
+
+@contextmanager
 def watch_external(
     connect: Callable[[], AbstractContextManager[Any]],
     request_stats: Callable[[Any], Any] | None,
@@ -151,7 +174,9 @@ def _to_our_clock(item: ProbeOutput, clock: ClockOffset) -> ProbeOutput:
 
 def _read_outputs(observer: ObserverName, probes: Mapping[str, Probe], context: ReadContext) -> Iterator[ProbeOutput]:
     for name, probe in probes.items():
-        if observer != "external":
+        if observer == "jmx" and not probe.events:
+            yield Note(source=name, text="unavailable: the probe runs on the server's host, and only its JMX is known")
+        elif observer != "external":
             yield from probe.read(context)
         elif name == _EXTERNAL_PROBE:
             yield from node_stats.read(context.raw, context.start_ns, context.end_ns)

@@ -18,6 +18,7 @@ from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, MissingCapability, RunFailed, SpecError
 from ingest_bench.inputs import credentials
 from ingest_bench.jvm.attach import AttachedJvm, attach, find_endpoints, read_facts, read_start_id
+from ingest_bench.jvm.jmx import JmxJvm
 from ingest_bench.model.experiment import Cell, Plan
 from ingest_bench.model.network import PortRange, Profile, RealInterface, RemoteAddress
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions, Tls, Url
@@ -310,6 +311,23 @@ def find_common(tables: Sequence[Mapping[str, _Value]]) -> dict[str, _Value]:
     """Return the entries that all tables share; there is at least one table."""
     first, *others = tables
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def describe_jmx_jvm(jvm: JmxJvm) -> dict[str, Any]:
+    """Return facts about a JVM that is connected over JMX. `pid` is that of its machine."""
+    pid, _, machine = jvm.name.partition("@")
+    heap = {} if jvm.facts.heap_bytes is None else {"heap_bytes": jvm.facts.heap_bytes}
+    facts = {"pid": int(pid) if pid.isdecimal() else 0, "machine": f"{machine[:100]}, {jvm.endpoint}"}
+    facts["round_trip_ns"] = jvm.round_trip_ns
+    return facts | {"java": jvm.version, "collector": jvm.facts.collector} | heap
+
+
+def unencrypted_jmx_notes(jvms: Sequence[JmxJvm]) -> list[str]:
+    """Return a note if credentials are sent to JMX without TLS."""
+    if not credentials.read_jmx_credentials(os.environ):
+        return []
+    plain = [jvm.endpoint for jvm in jvms if not jvm.is_encrypted and not jvm.endpoint.host.startswith(("127.", "::1"))]
+    return [f"the JMX credentials are sent unencrypted to {', '.join(map(str, plain))}"] if plain else []
 
 
 def describe_jvm(jvm: AttachedJvm) -> dict[str, Any]:

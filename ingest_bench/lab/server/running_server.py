@@ -25,7 +25,7 @@ from ingest_bench.host import node_resources as node_resources_module
 from ingest_bench.host import settings as settings_module
 from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.inputs import records
-from ingest_bench.jvm import process
+from ingest_bench.jvm import jmx, process
 from ingest_bench.jvm.attach import AttachedJvm, find_reader, launched
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
@@ -353,16 +353,20 @@ def reach_server(
             if options.is_shaped_remotely:
                 request |= {"link": options.interface, "profile": network, "endpoint": address.endpoint}
             watched = _join_observers(observers, records.to_json(request))
+        elif options.watch_jmx:
+            recorded = [stack.enter_context(jmx.connect(node, options.ca_file)) for node in options.watch_jmx]
+            watched = _record_jmx(recorded)
+            notes += reach.unencrypted_jmx_notes(recorded)
         address_nodes: tuple[int, ...] = ()
         if watched.facts:
             reader = find_reader([int(facts["java"].split(".")[0]) for facts in watched.facts], java_home)
             description |= reach.combine_facts(watched.facts) | {"runtime": records.to_json(reader)}
-            address_nodes = reach.find_address_nodes(address, watched.listening)
+            address_nodes = reach.find_address_nodes(address, watched.listening) if watched.listening else ()
             notes += [
                 f"the JVM with pid {facts['pid']} listens at no address of the load: it was not checked that it "
                 "belongs to this cluster"
                 for number, facts in enumerate(watched.facts, 1)
-                if len(watched.facts) > 1 and number not in address_nodes
+                if len(watched.listening) > 1 and number not in address_nodes
             ]
         yield RunningServer(
             target=server.target,
@@ -390,6 +394,7 @@ class _WatchedJvms:
     facts: tuple[dict[str, Any], ...] = ()
     """Those of `reach.describe_jvm`; empty if only the server's API is known."""
     listening: tuple[tuple[Endpoint, ...], ...] = ()
+    """Where each listens; empty if that is unknown."""
     host: dict[str, str] = field(default_factory=dict)
     ended_nodes: Callable[[], tuple[int, ...]] = tuple
     link_fields: Callable[[], dict[str, Any]] = dict
@@ -416,6 +421,13 @@ def _join_observers(fleet: Fleet, request: Mapping[str, Any]) -> _WatchedJvms:
         host=reach.find_common([watching.watched.host for watching in joined]),
         ended_nodes=lambda: tuple(index for index, watching in enumerate(joined) if watching.has_ended),
         link_fields=lambda: remote_observer.link_fields(joined),
+    )
+
+
+def _record_jmx(jvms: Sequence[jmx.JmxJvm]) -> _WatchedJvms:
+    """Return JVMs that are connected over JMX."""
+    return _WatchedJvms(
+        watch=functools.partial(observer.watch_jmx, jvms), facts=tuple(map(reach.describe_jmx_jvm, jvms))
     )
 
 
