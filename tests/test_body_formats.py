@@ -107,12 +107,6 @@ def protocol_of(name: str, **options: Any) -> Protocol:
     return create_protocol(targets.resolve(target).wire(target, WORKLOAD), "i", LoadOptions(**options))
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_targets_are_short(path: Path) -> None:
-    # The 26th line is one of the six jars of Jetty.
-    assert len(path.read_text().splitlines()) <= 26
-
-
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("gzip", [False, True])
 def test_body_has_the_published_form_and_every_document(name: str, gzip: bool) -> None:

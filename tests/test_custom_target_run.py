@@ -86,7 +86,10 @@ CHEAP = ("tomcat", "undertow")
 
 @pytest.mark.parametrize(
     "name",
-    [*CHEAP, *(pytest.param(name, marks=pytest.mark.nightly) for name in ("helidon", "solr", "vertx", "webflux"))],
+    [
+        *CHEAP,
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("flume", "helidon", "solr", "vertx", "webflux")),
+    ],
 )
 def test_a_server_by_others_is_measured(here: Place, name: str) -> None:
     (here.folder / "probed.toml").write_text(PROBED)

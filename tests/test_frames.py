@@ -167,7 +167,7 @@ def test_netty_reads_every_frame() -> None:
     commands.fill_cache()
     with commands.place() as here:
         options = ("--warm-up", "500ms", "--measure", "1s", "--set", "bulk=500KB", "--out", "out")
-        here.run("--target", str(EXAMPLE), "--set", "network=ethernet", *options)
+        here.run("--target", str(EXAMPLE), "--set", "network=ethernet-100m", *options)
         values = here.read_row()
     assert (values["state"], values["documents_check"]) == ("measured", "counted")
     assert values["documents_counted"] == values["documents_acked"] != "0"
