@@ -8,7 +8,7 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 BANNED = tomllib.loads((Path(__file__).parent / "data" / "banned.toml").read_text(encoding="utf-8"))
@@ -27,24 +27,26 @@ def violations(path: Path) -> Iterator[str]:
     tree = ast.parse(text)
     if path.stem in _NAMES:
         yield f"1: module named {path.stem}"
-    yield from _banned_names(tree)
-    yield from _docstring_starts(tree)
-    yield from _long_test_names(tree)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    nodes = list(ast.walk(tree))
+    yield from _banned_names(nodes)
+    yield from _docstring_starts(nodes)
+    yield from _long_test_names(nodes)
+    # The tokenizer is slow, and hardly any file has such a word anywhere.
+    for token in tokenize.generate_tokens(io.StringIO(text).readline) if _WORDS.search(text) else ():
         if token.type in {tokenize.COMMENT, tokenize.STRING}:
             yield from _banned_words(token.string, token.start[0])
 
 
-def _banned_names(tree: ast.Module) -> Iterator[str]:
+def _banned_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
     fields = [
         node.target
-        for part in ast.walk(tree)
+        for part in nodes
         if isinstance(part, ast.ClassDef)
         for node in part.body
         if isinstance(node, ast.AnnAssign)
     ]
     keys = {id(field) for field in fields if isinstance(field, ast.Name) and field.id in BANNED["keys"]}
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in keys:
             continue
         name = ""
@@ -60,16 +62,16 @@ def _banned_names(tree: ast.Module) -> Iterator[str]:
             yield f"{getattr(node, 'lineno', 0)}: name {name}"
 
 
-def _docstring_starts(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _docstring_starts(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, _DOCUMENTED) and (docstring := ast.get_docstring(node)):
             first = docstring.split(maxsplit=1)[0]
             if first in _STARTS:
                 yield f"{node.body[0].lineno}: docstring starts with {first}"
 
 
-def _long_test_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _long_test_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             length = len(node.name)
             if length > BANNED["longest_test_name"]:

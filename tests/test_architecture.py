@@ -109,7 +109,7 @@ ALLOWED = {
     # A child that becomes the server after it has sent its seccomp listener.
     "host/supervised.py": {"os.execvp"},
     # Typed on the console of User-Mode Linux; made of constants.
-    "network/plan/link_plan.py": {'"-c"  && \'.join(lines)'},
+    "network/plan/link_plan.py": {"\"-c\" ' && '.join(lines)"},
 }
 # Absolute path of a program, or name of a Python.
 PROGRAM = re.compile(r"/(usr/)?(local/)?s?bin/|(.*/)?python[0-9.]+$")
@@ -215,14 +215,17 @@ def _starts(name: str, parent: ast.AST | None, above: ast.AST | None) -> bool:
 
 def _texts(argv: ast.Tuple | ast.List, constants: set[str]) -> Iterator[str]:
     """Yield programs given as text in an argv. Only `sh -c` with a constant is allowed; its values are arguments."""
-    words = [ast.unparse(word).strip("'") for word in argv.elts]
+    words = [_text(word) for word in argv.elts]
     for before, word, following, element in zip(
         ["", *words], words, [*words[1:], ""], [*argv.elts[1:], None], strict=False
     ):
-        if word == "-c" and not (before == "sh" and (isinstance(element, ast.Constant) or following in constants)):
-            yield f'"-c" {following}'
-        if word == "python" or (word == "-m" and before != "mkdir"):
-            yield f'"{word}" {following}'
+        allowed = before == "sh" and (isinstance(element, ast.Constant) or following in constants)
+        if word == "python" or (word == "-m" and before != "mkdir") or (word == "-c" and not allowed):
+            yield f'"{word}" {ast.unparse(element) if element else ""}'
+
+
+def _text(word: ast.expr) -> str:
+    return str(word.value) if isinstance(word, ast.Constant) else word.id if isinstance(word, ast.Name) else ""
 
 
 def test_only_system_starts_processes() -> None:

@@ -281,7 +281,7 @@ def test_headline_of_one_run_names_its_known_numbers() -> None:
     assert headline.describe_run(none) == "One run over time"
 
 
-@pytest.mark.parametrize("start", [0, -(2**62), 2**62, made.START_NS - 10**18])
+@pytest.mark.parametrize("start", [-(2**62), 2**62])
 def test_fault_far_outside_the_load_does_not_prevent_a_picture(start: int) -> None:
     run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
     ends = (None, 0, 2**62, made.START_NS + SECOND)
@@ -334,15 +334,15 @@ def test_each_setting_is_a_column_and_each_fault_a_line_on_one_scale() -> None:
     every = [text.get_text() for text in texts(figure)]
     for expected in ("transparent hugepages always", "fault none", "fault fragmented", "Its context switches/s"):
         assert expected in every
-    failed = machine_figure([*HOST[:-1], made.changed(HOST[-1], state="failed", reason="no memory.")])
-    assert f"Left out: 1 of 6 runs. {HOST[-1].run}: failed: no memory" in words(failed).splitlines()
     # A counter that stayed at 0 has no panel and is named.
     assert "0 at all times: Pages moved between NUMA nodes/s" in every
     blind = [
         dataclasses.replace(run, series={key: line for key, line in run.series.items() if "numa" not in key})
         for run in HOST
     ]
-    assert "NUMA" not in words(machine_figure(blind))
+    others = words(machine_figure([*blind[:-1], made.changed(blind[-1], state="failed", reason="no memory.")]))
+    assert "NUMA" not in others
+    assert f"Left out: 1 of 6 runs. {HOST[-1].run}: failed: no memory" in others.splitlines()
 
 
 def test_picture_of_settings_requires_valid_watched_runs() -> None:
