@@ -64,7 +64,7 @@ _TEXTS: Mapping[str, str] = {
     '`"steps 100/s 200/s 400/s 10s"`, `"sine 1000/s 50% 60s"`, `"recorded FILE"`; rates are in requests, `docs` or '
     "bytes, `/s` or `/min`",
     "AbortCondition": '`"errors > 5% for 10s"`, `"p99 > 2s for 30s"`',
-    "Url": '`"http://HOST:PORT"` or `"https://…"`',
+    "Url": '`"http://HOST:PORT"`, `"https://…"` or `"cassandra://…"`',
     "RemoteAddress": '`"HOST:PORTS"` or `"NETWORK/BITS:PORTS"`',
     "PortRange": '`"9200"` or `"9300-9310"`',
 }

@@ -19,14 +19,17 @@ from thrift_server import StoreServer
 
 from ingest_bench import targets
 from ingest_bench.errors import InvalidRun, RunFailed
+from ingest_bench.inputs import urls
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import planning
+from ingest_bench.lab.server import borrowed
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import BulkAction, LoadOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.model.values import GIB, MIB
 from ingest_bench.protocols import cql_wire, thrift_wire
-from ingest_bench.targets import rpc_child
+from ingest_bench.protocols.response import InvalidResponseError
+from ingest_bench.targets import detect, rpc_child
 from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.cassandra import node as cassandra_node
 from ingest_bench.targets.cassandra.versions import CQL, THRIFT, Generation
@@ -193,6 +196,49 @@ def test_a_node_of_another_version_makes_the_run_invalid(
         targets.find_target("cassandra").describe(http, cassandra("5.0.9"))
 
 
+def test_rows_go_into_a_new_keyspace_of_a_running_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[tuple[str, dict[str, Any]]] = []
+
+    def answer(_http: Http, _protocol: str, ask: str, **arguments: Any) -> dict[str, Any]:
+        questions.append((ask, arguments))
+        return {"version": "4.1.3", "interface": "3.4.6", "cluster": "c", "rows": {"i": 7}}
+
+    monkeypatch.setattr(Http, "ask_rpc", answer)
+    http: Any = Http(ServerAddress(endpoint=Endpoint("192.0.2.1", 19042)), SimpleNamespace(), {}, tuple)  # type: ignore[arg-type]
+    options = TargetOptions(url=urls.parse_url("cassandra://192.0.2.1:19042"))
+    first = detect.identify(http, options)
+    assert first.notes[0] == "cassandra 4.1.3 was not tried; it is treated as 5.0.9"
+    assert (first.options.name, first.cluster_id) == ("cassandra", "c")
+    target, other = first.target, detect.identify(http, options).target
+    assert isinstance(target, cassandra_node.Cassandra)
+    assert isinstance(other, cassandra_node.Cassandra)
+    keyspace = target.keyspace
+    assert keyspace not in ("ingest_bench", other.keyspace)
+    load = LoadOptions(workload="geopoint")
+    cell = Cell(name="c", levels={}, network=None, target=first.options, load=load)
+    procedure = planning.build_procedure(cell, http.address, Path(), may_delete=False, target=target)
+    server: Any = SimpleNamespace(target=target, http=http, is_launched=False)
+    assert borrowed.check_conflicts(server, procedure) == ()
+    with borrowed.clean_up_after(server, procedure, "mark") as before:
+        target.execute(http, procedure.requests[0])
+        assert target.count([http], ["i"]) - (before or 0) == 7
+    with pytest.raises(RunFailed, match="of the run"), borrowed.clean_up_after(server, procedure, "mark"):
+        raise RunFailed("of the run")
+    assert procedure.plans[0].wire.keys == {"keyspace": keyspace}
+    assert [(ask, arguments["keyspace"]) for ask, arguments in questions if ask != "describe"] == [
+        (ask, keyspace) for ask in ("create", "count", "drop", "drop")
+    ]
+
+
+def test_a_node_that_requires_a_password_is_named() -> None:
+    ready = encode_response(cql_wire.AUTHENTICATE, b"\0\0")
+    with cql_server(lambda *_: b"", ready=ready) as server:
+        node = rpc_child.CqlNode.__new__(rpc_child.CqlNode)
+        rpc_child._Connection.__init__(node, server.address.host, server.address.port)
+        with closing(node), pytest.raises(InvalidResponseError, match="user and password, which are unsupported"):
+            node._exchange(cql_wire.encode_startup())
+
+
 def count_families(server: StoreServer, *families: str, keyspace: str = "k") -> dict[str, int]:
     node = rpc_child.ThriftNode(server.address.host, server.address.port)
     try:
@@ -307,9 +353,10 @@ def test_create_waits_until_all_nodes_have_the_tables() -> None:
 
     with cql_server(reply) as server:
         node = rpc_child.CqlNode(server.address.host, server.address.port)
-        assert node.create({"keyspace": "k", "tables": ["a", "b"], "copies": 2}) == {}
+        assert node.create({"keyspace": "k", "tables": ["a", "b"], "copies": 2}) == node.drop({"keyspace": "k"}) == {}
         node.close()
     created = [text for text in statements if text.startswith("CREATE")]
+    assert statements[-1] == 'DROP KEYSPACE IF EXISTS "k"'
     assert created[0].endswith("{'class': 'SimpleStrategy', 'replication_factor': 2}")
     assert created[1:] == [f'CREATE TABLE "k"."{name}" (key text PRIMARY KEY, document blob)' for name in "ab"]
     assert sum("system.peers" in text for text in statements) == 3

@@ -21,10 +21,12 @@ from certificates import Certificates
 from commands import Place, nothing_left
 from running import free_port, running
 
+from ingest_bench import system
 from ingest_bench.documents import corpus
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets.http import Http
+from ingest_bench.targets.rpc_child import CqlNode
 
 pytestmark = [pytest.mark.jvm, pytest.mark.processes]
 
@@ -161,6 +163,24 @@ def test_own_documents_get_a_new_index_and_the_refused_ones_are_quoted(node: Htt
     output = run(here, "--url", node.origin, "--documents", "Orders (1).ndjson", *SHORT, exit_code=2)
     assert f'there is an index "{name}" already; it is not touched' in output
     assert indices(node) == {"existing"}
+
+
+@pytest.mark.nightly
+def test_cassandra_is_found_by_its_pid_and_keeps_no_keyspace(tmp_path: Path, here: Place) -> None:
+    options = TargetOptions(name="cassandra", version="5.0.9", heap_bytes=1 << 30)
+    with running(tmp_path, options) as (http, process):
+        place = ("--attach", str(process.jvm_pid)) if system.is_root() else ("--url", f"cassandra://{http.endpoint}")
+        run(here, *place, *CLOSED)
+        values = here.read_row()
+        assert values["target"] == "cassandra 5.0.9"
+        assert values["bytes_read"] in ("", values["bytes_sent"])
+        node = CqlNode(http.endpoint.host, http.endpoint.port)
+        keyspaces = b" ".join(
+            name or b"" for (name,) in node._query("SELECT keyspace_name FROM system_schema.keyspaces")
+        )
+        node.close()
+        assert b"system" in keyspaces
+        assert b"ingest_bench" not in keyspaces
 
 
 @pytest.mark.nightly

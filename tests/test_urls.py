@@ -38,6 +38,7 @@ ELASTICSEARCH = {"name": "n1", "version": {"number": "7.10.2", "build_flavor": "
         ("https://search.example/", ("https", "search.example", 9200, "")),
         ("http://[::1]:9201/a", ("http", "::1", 9201, "/a")),
         ("https://h:1/a/b%20c/", ("https", "h", 1, "/a/b%20c")),
+        ("cassandra://h", ("cassandra", "h", 9042, "")),
         ("http://h/..a", ("http", "h", 9200, "/..a")),
     ],
 )
@@ -62,11 +63,12 @@ def test_url_is_scheme_host_port_and_path_prefix(text: str, result: tuple[str, s
         "http://x:9200/hunter2%",
         "http://x:9200/hunter 2",
         "http://x?key=hunter2",
+        "cassandra://x:9042/hunter2",
         "http://[::1",
     ],
 )
 def test_invalid_url_is_refused_without_repeating_it(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like https://") as refused:
+    with pytest.raises(ValueError, match=r"write it like (https|cassandra)://") as refused:
         urls.parse_url(text)
     assert "hunter2" not in str(refused.value)
 

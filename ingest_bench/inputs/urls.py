@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlsplit
 
 from ingest_bench.model.network import PortRange, RealInterface, RemoteAddress
@@ -15,7 +15,11 @@ from ingest_bench.model.target import Endpoint, Scheme, Url
 from ingest_bench.model.values import PATH_PREFIX
 from ingest_bench.units import quote_value
 
-_DEFAULT_PORT = 9200
+_DEFAULT_PORTS: Mapping[str, tuple[Scheme, int]] = {
+    "http": ("http", 9200),
+    "https": ("https", 9200),
+    "cassandra": ("cassandra", 9042),
+}
 # Host, prefix bits and ports. A host with colons needs brackets if ports follow.
 _REMOTE_ADDRESSES = (
     r"\[([^\]\[/]+)(?:/([0-9]{1,3}))?\](?::([0-9,-]+))?",
@@ -40,16 +44,18 @@ def parse_url(text: str) -> Url:
             "a user or password in a URL would end up in results and process lists; set the environment variables "
             "INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or INGEST_BENCH_API_KEY"
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        scheme_missing = "" if "://" in text else ": it begins with neither http:// nor https://"
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        scheme_missing = "" if "://" in text else ": it does not begin with http://, https:// or cassandra://"
         raise ValueError(f"not the URL of a server{scheme_missing}; write it like https://search.example:9200")
     prefix = parts.path.rstrip("/")
     if parts.query or parts.fragment or "?" in text or "#" in text:
         raise ValueError("the URL has a query or fragment; write it like https://search.example:9200/prefix")
     if re.fullmatch(PATH_PREFIX, prefix) is None:
         raise ValueError("the path of the URL is not usable; write it like https://search.example:9200/prefix")
-    scheme: Scheme = "https" if parts.scheme == "https" else "http"
-    return Url(scheme=scheme, host=parts.hostname, port=_DEFAULT_PORT if port is None else port, path_prefix=prefix)
+    scheme, default_port = _DEFAULT_PORTS[parts.scheme]
+    if prefix and scheme == "cassandra":
+        raise ValueError("cassandra:// has no path; write it like cassandra://node.example:9042")
+    return Url(scheme=scheme, host=parts.hostname, port=default_port if port is None else port, path_prefix=prefix)
 
 
 def join_path(*parts: str | Sequence[str]) -> str:

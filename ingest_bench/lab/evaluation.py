@@ -277,7 +277,10 @@ def _read_context(
     planned: Run, node: NodeFolder, load: WorkerReport, record: RunRecord, java_home: Path | None
 ) -> context_module.ReadContext:
     """Return the files of a node, without a measurement."""
-    target = targets.resolve(planned.cell.target)
+    options = planned.cell.target
+    # A plan for a running server does not say which one it is.
+    identified = None if options.custom is not None else targets.TARGETS.get(str(record.server.get("name")))
+    target = identified or targets.resolve(options)
     return context_module.ReadContext(
         raw=node.raw,
         start_ns=0,

@@ -33,8 +33,8 @@ from ingest_bench.model.values import (
 Allocator = Literal["default", "pooled", "unpooled"]
 Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
 ObserverName = Literal["launched", "attached", "remote", "jmx", "external"]
-Scheme = Literal["http", "https"]
 Pid = Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")]
+Scheme = Literal["http", "https", "cassandra"]
 Heap = Annotated[int, Between(16 * MIB, 16 * TIB, "no server starts with less; the most that ZGC takes")]
 # AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
 ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]

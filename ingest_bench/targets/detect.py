@@ -6,6 +6,7 @@ Its requests are those of the nearest version of our tables, and its API decides
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets import TARGETS, counting
 from ingest_bench.targets.base import OTHER_SERVERS, Target
+from ingest_bench.targets.cassandra.node import KEYSPACE, Cassandra
+from ingest_bench.targets.cassandra.versions import CQL
 from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.elastic.node import ElasticTarget
 from ingest_bench.targets.http import Http, NoResponse, Response
@@ -29,6 +32,10 @@ _API_CHECKS = (
     # Without an id.
     ("POST", "_bulk", b'{"delete":{}}\n', 400),
 )
+_SNAPSHOTS = (
+    "Cassandra keeps a snapshot of the tables that the run drops at its end, unless its auto_snapshot is off; "
+    "`nodetool clearsnapshot` removes it"
+)
 _OPENSEARCH_TAGLINE = "The OpenSearch Project"
 # Versions and names have a hundredth of it.
 _MAX_TEXT_CHARACTERS = 10_000
@@ -39,6 +46,10 @@ _REFUSED_CERTIFICATE = (
     "ALERT_BAD_CERTIFICATE",
     "ALERT_CERTIFICATE_UNKNOWN",
 )
+
+
+class NotHttpError(SpecError):
+    """A server responded, but not over plain HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,8 @@ def identify(http: Http, options: TargetOptions) -> Identified:
         custom.check()
         _require_ready(http, custom)
         return Identified(target=custom, options=options, description=custom.describe(http, options))
+    if is_cassandra(options):
+        return _identify_cassandra(http, options)
     server = detect(http)
     target = adapt_target(http, server)
     options = replace(options, name=server.name, version=server.version)
@@ -103,6 +116,31 @@ def identify(http: Http, options: TargetOptions) -> Identified:
         description=description,
         notes=server.notes,
         cluster_id=server.root.get("cluster_uuid"),
+    )
+
+
+def is_cassandra(options: TargetOptions) -> bool:
+    """Return True if the URL is that of a Cassandra node."""
+    return options.url is not None and options.url.scheme == "cassandra"
+
+
+def _describe_cassandra(http: Http) -> dict[str, Any]:
+    return http.ask_rpc(CQL.protocol, "describe", limit_s=20)
+
+
+def _identify_cassandra(http: Http, options: TargetOptions) -> Identified:
+    """Identify a node by its answer in CQL. Rows go into a keyspace of this run alone."""
+    answer = _describe_cassandra(http)
+    number = answer["version"]
+    server = Detected(
+        name="cassandra", number=number, version=nearest_version(number, CQL.versions), root={}
+    )
+    return Identified(
+        target=Cassandra(f"{KEYSPACE}_{secrets.token_hex(4)}"),
+        options=replace(options, name=server.name, version=server.version),
+        description=shorten_texts({"name": server.name, "version": number, "interface": answer["interface"]}),
+        notes=(*server.notes, _SNAPSHOTS),
+        cluster_id=answer["cluster"],
     )
 
 
@@ -121,6 +159,8 @@ def identify_name(http: Http, options: TargetOptions) -> str:
     if options.custom is not None:
         _require_ready(http, Custom(name=options.name, definition=options.custom))
         return options.name
+    if is_cassandra(options):
+        return f"cassandra {_describe_cassandra(http)['version']}"
     server = detect(http)
     return f"{server.name} {server.number}"
 
@@ -130,6 +170,8 @@ def read_cluster_id(http: Http, target: Target) -> str | None:
     if isinstance(target, Custom):
         _require_ready(http, target)
         return None
+    if isinstance(target, Cassandra):
+        return str(_describe_cassandra(http)["cluster"])
     try:
         root = http.request("GET", "/").json()
     except ValueError as error:
@@ -313,7 +355,7 @@ def _explain_failure(origin: str, text: str) -> Exception:
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text or "HTTP_REQUEST" in text:
         return SpecError(f"{origin}: it does not speak TLS. Is it http://?")
     if origin.startswith("http:") and any(word in text for word in ("RemoteDisconnected", "BadStatusLine", "Reset")):
-        return SpecError(
+        return NotHttpError(
             f"{origin}: it does not speak plain HTTP ({text.rpartition('(')[2].rstrip(')')}). Is it https://?"
         )
     return RunFailed(text)

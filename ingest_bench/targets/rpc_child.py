@@ -173,7 +173,7 @@ class _Connection:
 
 
 class CqlNode(_Connection):
-    """A node of Cassandra 5."""
+    """A node of Cassandra 4 or later."""
 
     # Counting reads twelve bytes per row, however long the documents are.
     _PAGE_ROWS = 5000
@@ -185,9 +185,13 @@ class CqlNode(_Connection):
         self._exchange(cql_wire.encode_startup())
 
     def describe(self, _question: Question) -> Answer:
-        """Return the versions of the server and of CQL."""
-        ((version, interface),) = self._query("SELECT release_version, cql_version FROM system.local")
-        return {"version": _decode(version), "interface": _decode(interface)}
+        """Return the versions of the server and of CQL, and the cluster's name."""
+        ((version, interface, cluster),) = self._query(
+            "SELECT release_version, cql_version, cluster_name FROM system.local"
+        )
+        # Cassandra 3 lacks this table, which `create` needs.
+        list(self._query("SELECT peer FROM system.peers_v2"))
+        return {"version": _decode(version), "interface": _decode(interface), "cluster": _decode(cluster)}
 
     def create(self, question: Question) -> Answer:
         """Create a keyspace with its tables, and wait until all nodes have them."""
@@ -202,6 +206,11 @@ class CqlNode(_Connection):
             if own >= set(self._query("SELECT schema_version FROM system.peers_v2")):
                 return {}
             time.sleep(_POLL_S)
+
+    def drop(self, question: Question) -> Answer:
+        """Drop a keyspace with its tables, if it exists."""
+        self._exchange(cql_wire.encode_query(f'DROP KEYSPACE IF EXISTS "{question["keyspace"]}"'))
+        return {}
 
     def count(self, question: Question) -> Answer:
         """Return the rows with a document in each table that exists, read page by page."""
@@ -230,6 +239,8 @@ class CqlNode(_Connection):
         self.send(request)
         head = self.read(cql_wire.HEAD.size)
         response = cql_wire.parse_response(head + self.read(cql_wire.frame_length(head) - cql_wire.HEAD.size))
+        if response.opcode == cql_wire.AUTHENTICATE:
+            raise InvalidResponseError("the server requires a user and password, which are unsupported")
         if response.opcode not in (cql_wire.READY, cql_wire.RESULT):
             raise InvalidResponseError(f"opcode {response.opcode} is not a response to this request")
         return response.body

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from ingest_bench.inputs import urls
 from ingest_bench.inputs.user_json import parse_json
 from ingest_bench.lab.planning import Procedure
 from ingest_bench.lab.server.running_server import RunningServer
+from ingest_bench.targets.cassandra.node import Cassandra
 from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.http import Http, open_http
 from ingest_bench.units import quote_value
@@ -180,6 +182,11 @@ def clean_up_after(server: RunningServer, procedure: Procedure, mark: str) -> It
     if server.is_launched:
         yield server.count(procedure.indices if server.options.preloaded_documents else ())
         return
+    if isinstance(server.target, Cassandra):
+        drop = functools.partial(server.target.drop, server.http)
+        with _finish(drop, drop):
+            yield 0
+        return
     writes = compute_write_set(procedure)
     try:
         absent = check_conflicts(server, procedure)
@@ -238,6 +245,9 @@ def _finish(after_success: Callable[[], None], after_error: Callable[[], None]) 
 
 def check_conflicts(server: RunningServer, procedure: Procedure) -> tuple[ServerObject, ...]:
     """Return the objects that do not exist yet; SpecError for an existing object that would be written to."""
+    if isinstance(server.target, Cassandra):
+        # Its keyspace is of this run alone, with a random name.
+        return ()
     writes = compute_write_set(procedure)
     absent = []
     for thing in writes.things:
@@ -262,7 +272,7 @@ def check_templates(server: RunningServer, procedure: Procedure) -> None:
 
     Called before each load. An existing index is checked as it is, a missing one as the server would create it.
     """
-    if server.is_launched or not procedure.indices:
+    if server.is_launched or isinstance(server.target, Cassandra) or not procedure.indices:
         return
     writes, names = compute_write_set(procedure), Names()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
@@ -76,7 +77,7 @@ def resolve_address(options: TargetOptions, enter: Enter) -> ServerAddress:
     if len(set(urls)) < len(urls):
         raise SpecError(f"--url: {', '.join(map(str, urls))}: an address is given twice. Remove one of them.")
     if len({url.scheme for url in urls}) > 1:
-        raise SpecError(f"--url: {', '.join(map(str, urls))}: the addresses of a cluster must all be https://, or none")
+        raise SpecError(f"--url: {', '.join(map(str, urls))}: the addresses of a cluster must begin with one scheme")
     cert, key = credentials.read_client_certificate(os.environ)
     cert, key = options.client_cert or cert, options.client_key or key
     for name, path in {"target.ca_file": options.ca_file, "target.client_cert": options.client_cert}.items():
@@ -85,7 +86,8 @@ def resolve_address(options: TargetOptions, enter: Enter) -> ServerAddress:
     ca_pem = "" if options.ca_file is None else credentials.read_ca_certificates(Path(options.ca_file))
     if cert and first.scheme == "https":
         credentials.load_client_certificate(ssl.create_default_context(), cert, key)
-    has_credentials = bool(credentials.read_authorization(os.environ))
+    # CQL: requests carry none.
+    has_credentials = first.scheme != "cassandra" and bool(credentials.read_authorization(os.environ))
 
     def address(url: Url, endpoint: Endpoint) -> ServerAddress:
         tls = Tls(name=url.host, ca_pem=ca_pem, client_cert=cert, client_key=key) if url.scheme == "https" else None
@@ -248,23 +250,34 @@ def _find_urls(
     jvm: AttachedJvm, enter: Enter, origin: AttachedJvm | None, options: TargetOptions, attempts: list[str]
 ) -> list[Url]:
     """Return the URLs at which the JVM is a known server, seen from the namespace of *origin*; add to *attempts*."""
-    has_credentials = bool(credentials.read_authorization(os.environ))
     is_elsewhere = _network_namespace(jvm.pid) != _network_namespace("self" if origin is None else origin.pid)
     urls: list[Url] = []
     for endpoint in find_endpoints(jvm.pid):
-        url = Url(scheme="http", host=endpoint.host, port=endpoint.port)
         if is_elsewhere and ipaddress.ip_address(endpoint.host).is_loopback:
             # Another server may have this address here.
             continue
         try:
-            with open_http(ServerAddress(endpoint=endpoint, has_credentials=has_credentials), enter) as http:
-                name = detect.identify_name(http, options)
+            url, name = _identify_endpoint(endpoint, enter, options)
         except IngestBenchError as error:
             attempts.append(str(error).splitlines()[0])
         else:
             urls.append(url)
             attempts.append(f"{url}: {name}")
     return urls
+
+
+def _identify_endpoint(endpoint: Endpoint, enter: Enter, options: TargetOptions) -> tuple[Url, str]:
+    """Return the URL and the name of the known server that listens there; an error if there is none."""
+    url = Url(scheme="http", host=endpoint.host, port=endpoint.port)
+    has_credentials = bool(credentials.read_authorization(os.environ))
+    with open_http(ServerAddress(endpoint=endpoint, has_credentials=has_credentials), enter) as http:
+        try:
+            return url, detect.identify_name(http, options)
+        except detect.NotHttpError:
+            url = dataclasses.replace(url, scheme="cassandra")
+            with contextlib.suppress(RunFailed):
+                return url, detect.identify_name(http, dataclasses.replace(options, url=url))
+            raise
 
 
 def find_address_nodes(address: ServerAddress, listening: Sequence[Collection[Endpoint]]) -> tuple[int, ...]:

@@ -75,6 +75,10 @@ class Cassandra(Target):
         for version, jars in generation.versions.items()
     }
 
+    def __init__(self, keyspace: str = KEYSPACE) -> None:
+        self.keyspace = keyspace
+        """On a server that is not ours, one of this run alone."""
+
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have."""
         requirements = super().requirements(options)
@@ -116,13 +120,13 @@ class Cassandra(Target):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return the protocol of the version, into the one keyspace."""
-        return ProtocolOptions(protocol=self._generation(options).protocol, keys={"keyspace": KEYSPACE})
+        return ProtocolOptions(protocol=self._generation(options).protocol, keys={"keyspace": self.keyspace})
 
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return the request for a keyspace with a table per index; rows have no mapping."""
         tables = [*map(thrift_wire.table_name, indices)]
         body = {"tables": tables, **self._generation(options).table_options(options)}
-        request = AdminRequest(method="PUT", path=f"/{KEYSPACE}", body=body)
+        request = AdminRequest(method="PUT", path=f"/{self.keyspace}", body=body)
         return Preparation(requests=(request,), indices=tuple(indices))
 
     def execute(self, http: Http, request: AdminRequest) -> None:
@@ -130,17 +134,21 @@ class Cassandra(Target):
         keyspace, protocol = request.path.removeprefix("/"), _generation_of(http).protocol
         http.ask_rpc(protocol, "create", keyspace=keyspace, **(request.body or {}))
 
+    def drop(self, http: Http) -> None:
+        """Remove the keyspace with its tables, if it exists."""
+        http.ask_rpc(CQL.protocol, "drop", keyspace=self.keyspace)
+
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """Return the number of rows in these tables, read back through the first node."""
         tables = [*map(thrift_wire.table_name, indices)]
         protocol = _generation_of(nodes[0]).protocol
-        answer = nodes[0].ask_rpc(protocol, "count", limit_s=_COUNT_LIMIT_S, keyspace=KEYSPACE, tables=tables)
+        answer = nodes[0].ask_rpc(protocol, "count", limit_s=_COUNT_LIMIT_S, keyspace=self.keyspace, tables=tables)
         return sum(answer["rows"].values())
 
     def flush(self, nodes: Sequence[Http], jvms: Sequence[AttachedJvm], indices: Sequence[str]) -> None:
         """Write all tables in memory to files. `nodetool flush` would write one after the other."""
         generation = _generation_of(nodes[0])
-        calls = [(KEYSPACE, thrift_wire.table_name(index)) for index in indices]
+        calls = [(self.keyspace, thrift_wire.table_name(index)) for index in indices]
         for jvm in jvms:
             mbeans.invoke(jvm, "org.apache.cassandra.db:type=StorageService", generation.flush, calls)
 
@@ -168,7 +176,8 @@ class Cassandra(Target):
 
 
 def _generation_of(http: Http) -> Generation:
-    return next(generation for generation in _GENERATIONS if generation.port == http.endpoint.port)
+    """Return the generation of a node; any port but that of Thrift is one of a running server that speaks CQL."""
+    return THRIFT if http.endpoint.port == THRIFT.port else CQL
 
 
 def _read_log(http: Http) -> LogFacts:
