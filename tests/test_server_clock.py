@@ -111,6 +111,18 @@ def test_the_offset_is_within_the_limits_whatever_the_connections_did(seed: int,
     assert low_ns + FASTEST_NS <= ahead_ns <= high_ns - FASTEST_NS
 
 
+def test_a_handshake_is_read_before_the_first_request_of_a_connection_was_sent() -> None:
+    load = Load(1, 0)
+    handshake_bytes, sent_ns = 300, made.START + 200 * MS
+    load.reads.append((made.START + made.OFFSET, handshake_bytes, 40000))
+    load.connect(40000, sent_ns, 5)
+    # It is sent when the first request is due, and its bytes are those of this request.
+    load.requests[0]["bytes_sent"] += handshake_bytes
+    bound = load.bound()
+    assert bound is not None
+    assert bound[0] < 0 < bound[1]
+
+
 @pytest.mark.parametrize("read_bytes", [None, 49_000, 51_000])
 def test_without_equal_bytes_there_are_no_limits(read_bytes: int | None) -> None:
     load = Load(1, 0)

@@ -132,9 +132,7 @@ def _identify_cassandra(http: Http, options: TargetOptions) -> Identified:
     """Identify a node by its answer in CQL. Rows go into a keyspace of this run alone."""
     answer = _describe_cassandra(http)
     number = answer["version"]
-    server = Detected(
-        name="cassandra", number=number, version=nearest_version(number, CQL.versions), root={}
-    )
+    server = Detected(name="cassandra", number=number, version=nearest_version(number, CQL.versions), root={})
     return Identified(
         target=Cassandra(f"{KEYSPACE}_{secrets.token_hex(4)}"),
         options=replace(options, name=server.name, version=server.version),

@@ -1,8 +1,8 @@
 """Offset of the server's clock from the load's, bounded by the bytes of each connection, without a clock protocol.
 
-A read that returns a request's first byte ends after this byte was sent. The response to a stored bulk arrives after
-the read that returned the request's last byte. Sent and read bytes are counted per connection, so the bounds do not
-depend on symmetric network delays.
+A read that returns a request's first byte ends after this byte was sent. The response to a stored bulk ends after the
+read that returned the request's last byte; it may begin earlier, where a library sends a request in parts (Kafka). Sent
+and read bytes are counted per connection, so the bounds do not depend on symmetric network delays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingest_bench.model.samples import ClockOffset, WorkerReport
 # Java 11 and 17 cut the start of each chunk of a recording to whole milliseconds: reads of Java 11.0.13 ended up to
 # 0.9 ms before their bytes were sent.
 _RECORDER_NS = 5_000_000
-_REQUEST_FIELDS = ("local_port", "sent_ns", "first_byte_ns", "done_ns", "bytes_sent", "bytes_unanswered")
+_REQUEST_FIELDS = ("local_port", "sent_ns", "done_ns", "bytes_sent", "bytes_unanswered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,13 @@ def bound_clock_offset(samples: SampleSource, reads: Samples, realtime_minus_mon
     answered = requests["is_answered"]
     if not answered.any():
         return None
-    first = np.searchsorted(read_until, (sent_until - requests["bytes_sent"])[answered], side="right")
+    # A connection's first bytes may be a handshake, which `sent_ns` does not include: there its last byte counts.
+    opens = np.diff(requests["local_port"], prepend=-1) != 0
+    late_start = sent_until - np.where(opens, 1, requests["bytes_sent"])
+    first = np.searchsorted(read_until, late_start[answered], side="right")
     last = np.searchsorted(read_until, sent_until[answered])
     return ClockBound(
-        low_ns=int((ends_ns[last] - requests["first_byte_ns"][answered]).max()),
+        low_ns=int((ends_ns[last] - requests["done_ns"][answered]).max()),
         high_ns=int((ends_ns[first] - requests["sent_ns"][answered]).min()),
     )
 
