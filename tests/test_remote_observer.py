@@ -190,10 +190,7 @@ def test_two_observers_of_one_jvm_and_its_end_are_named(tmp_path: Path) -> None:
         assert "ended during the run" in processes.record.reason
 
 
-# Without files mapped into memory it does not require a larger vm.max_map_count.
-SETTINGS = {"node.store.allow_mmap": "false"}
-OPENSEARCH = TargetOptions(name="opensearch", heap_bytes=512 << 20, nodes=3, setting=SETTINGS)
-FILES = ("prlimit", "--nofile=65536:65536", "--")
+OPENSEARCH = TargetOptions(name="opensearch", heap_bytes=512 << 20, nodes=3)
 
 
 @contextlib.contextmanager
@@ -213,7 +210,7 @@ def cluster(at: Sequence[Machine], here: Machine, folder: Path) -> Iterator[tupl
             home = folder / f"home-{index}"
             return Launch(
                 plan=target.launch_plan(NodeStart(OPENSEARCH, java, home, index, endpoints, ())),
-                enter=lambda argv: at[index].place.command((*FILES, *argv)),
+                enter=at[index].place.command,
                 log=logs[index],
                 listen=endpoints[index],
                 is_ready=lambda limit_s: target.is_ready(index, [node.with_deadline(limit_s) for node in nodes]),
@@ -230,7 +227,7 @@ def test_three_nodes_on_machines_of_their_own_read_what_a_fourth_sends(tmp_path:
     if not system.is_root():
         pytest.skip("a JVM in the namespace of an ordinary user has another uid")
     with (
-        machines(4, mtu_bytes) as (here, *at),
+        machines(4, mtu_bytes, in_loopback_range=True) as (here, *at),
         cluster(at, here, tmp_path) as (_, servers),
         start_processes(tmp_path) as processes,
     ):
@@ -239,7 +236,7 @@ def test_three_nodes_on_machines_of_their_own_read_what_a_fourth_sends(tmp_path:
             for number, (machine, server) in enumerate(zip(at, servers, strict=True))
         ]
         urls = [word for machine in at for word in ("--url", f"http://{machine.address}:9200")]
-        load = ("--warm-up", "2s", "--measure", "4s", "--set", "users=6", "--set", "bulk_documents=500")
+        load = ("--warm-up", "1s", "--documents", "10000", "--set", "users=6", "--set", "bulk_documents=50")
         run = start_run(processes, here, *urls, "--watchers", "3", *load)
         assert run.wait(3 * LIMIT_S) == 0, processes.output("run")
         assert [observer.wait(LIMIT_S) for observer in observers] == [0] * 3
