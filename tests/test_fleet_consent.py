@@ -101,7 +101,7 @@ def test_a_worker_without_a_client_certificate_names_the_variables(
 def test_an_observer_shapes_only_what_its_machine_allows() -> None:
     link = RealInterface(name="eth1", port=(PortRange(9200, 9200),))
     request = remote_observer._Request(
-        raw=Path("raw"), probes=(), limit_s=5, is_profiling=False, profile=Profile(name="p"), endpoint=HERE
+        run=1, raw=Path("raw"), probes=(), limit_s=5, is_profiling=False, profile=Profile(name="p"), endpoint=HERE
     )
     with remote_observer._shape(request, "eth1") as path:
         assert path is None
@@ -115,7 +115,7 @@ def test_links_of_several_observers_are_added() -> None:
     check = LinkCheck(name="rtt", expected="", measured="", tolerance="", passed=None)
     observers: list[Any] = [
         SimpleNamespace(
-            state=Observed(phase="stopped", link={"wire_packets": 5, "qdisc_drops": drops}, link_checks=(check,))
+            state=Observed(run=1, phase="stopped", link={"wire_packets": 5, "qdisc_drops": drops}, link_checks=(check,))
         )
         for drops in (1, None)
     ]

@@ -166,8 +166,11 @@ CLOCKS = {"clocks": {"w": {"offset_ns": 5, "round_trip_ns": 2, "at_ns": 10**9}}}
 
 def test_observer_watches_and_stops_and_its_clock_is_read_twice(tmp_path: Path) -> None:
     lead_ns = read_realtime_lead_ns()
-    states = ({"observer": "w", "phase": phase, "realtime_lead_ns": lead_ns} for phase in ("watching", "stopped"))
-    fleet = observing(tmp_path, next(states), CLOCKS, next(states), CLOCKS)
+    states: list[dict[str, Any]] = [
+        {"observer": "w", "run": 1, "phase": phase, "realtime_lead_ns": lead_ns} for phase in ("watching", "stopped")
+    ]
+    late = {"observer": "w", "run": 0, "phase": "failed", "error": "of an earlier run"}
+    fleet = observing(tmp_path, late, states[0], CLOCKS, states[1], CLOCKS)
     fleet.watch({"probes": ["reads"]})
     (clock,) = fleet.unwatch()
     master: Any = fleet._master
@@ -184,7 +187,10 @@ def test_observer_watches_and_stops_and_its_clock_is_read_twice(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ({"observer": "w", "phase": "failed", "error": "no\nrights"}, r"observer \(m, worker-1\): no\?rights"),
+        (
+            {"observer": "w", "run": 1, "phase": "failed", "error": "no\nrights"},
+            r"observer \(m, worker-1\): no\?rights",
+        ),
         ({"worker": "w", "phase": "lost", "error": "is lost: it left"}, r"observer \(m, worker-1\): is lost: it left"),
     ],
 )
@@ -198,7 +204,7 @@ def test_failed_or_lost_observer_ends_the_wait_with_its_name(tmp_path: Path, lin
 def test_files_that_do_not_fit_on_the_disk_are_not_fetched(tmp_path: Path) -> None:
     fleet = observing(tmp_path)
     (observer,) = fleet.observers
-    observer.state = Observed(phase="stopped", files={"recording.jfr": 2**60})
+    observer.state = Observed(run=1, phase="stopped", files={"recording.jfr": 2**60})
     with pytest.raises(RunFailed, match=r"its files have 1,152,921,504,606,846,976 bytes, and .* has [0-9,]+ free"):
         fleet.fetch_raw(observer, tmp_path)
     fleet.close(has_succeeded=False)

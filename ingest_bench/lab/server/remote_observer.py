@@ -39,6 +39,8 @@ from ingest_bench.results import layout
 class _Request:
     """A run to watch."""
 
+    run: int
+    """Its number, part of each state."""
     raw: Path
     probes: tuple[str, ...]
     limit_s: int
@@ -91,8 +93,8 @@ def main() -> None:
     A request is read from standard input, then a line to stop.
     """
     pid, began, may_shape = sys.argv[1:]
+    request = records.from_json(_Request, json.loads(sys.stdin.readline()))
     try:
-        request = records.from_json(_Request, json.loads(sys.stdin.readline()))
         if read_start_id(int(pid)) != began:
             raise RunFailed(f"the JVM with pid {pid} has ended since the observer joined. Start it for the new pid.")
         jvm = attach(int(pid))
@@ -104,13 +106,13 @@ def main() -> None:
                 request.limit_s,
                 is_profiling=request.is_profiling,
             ):
-                _report(Observed(phase="watching", realtime_lead_ns=read_realtime_lead_ns()))
+                _report(Observed(run=request.run, phase="watching", realtime_lead_ns=read_realtime_lead_ns()))
                 # Empty if the worker wants no more of it.
                 sys.stdin.readline()
-            end = _describe_end(jvm, request.raw, path)
+            end = _describe_end(jvm, request, path)
         _report(end)
     except (IngestBenchError, OSError) as error:
-        _report(Observed(phase="failed", error=describe_error_for_remote(error)))
+        _report(Observed(run=request.run, phase="failed", error=describe_error_for_remote(error)))
 
 
 def _shape(request: _Request, may_shape: str) -> AbstractContextManager[ShapedPath | None]:
@@ -124,15 +126,16 @@ def _shape(request: _Request, may_shape: str) -> AbstractContextManager[ShapedPa
     return shape_path(link, request.profile, request.endpoint, time_limit_s=limit_s)
 
 
-def _describe_end(jvm: AttachedJvm, raw: Path, path: ShapedPath | None) -> Observed:
+def _describe_end(jvm: AttachedJvm, request: _Request, path: ShapedPath | None) -> Observed:
     shaped: dict[str, Any] = {}
     if path is not None:
         shaped = {"link": path.columns(), "link_checks": (*path.checks, *path.check_load())}
     return Observed(
         **shaped,
+        run=request.run,
         phase="stopped",
         realtime_lead_ns=read_realtime_lead_ns(),
-        files={path.name: path.stat().st_size for path in sorted(raw.iterdir()) if path.is_file()},
+        files={file.name: file.stat().st_size for file in sorted(request.raw.iterdir()) if file.is_file()},
         has_ended=not jvm.is_alive(),
     )
 

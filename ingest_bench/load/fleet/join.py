@@ -44,8 +44,8 @@ class JoinOptions:
     watched: Watched | None = None
     """The JVM to watch; None: it sends loads instead."""
     observer_argv: tuple[str, ...] = ()
-    """Command of the child that watches a run. Lines of JSON: a request with `raw` on its standard input, then any line
-    to stop; `transfer.Observed` on its standard output."""
+    """Command of the child that watches a run, by lines of JSON: it reads a request with `run` and `raw`, then any line
+    to stop, and writes `transfer.Observed`."""
 
 
 def run_worker(options: JoinOptions, folder: Path, log: Callable[[str], None]) -> None:

@@ -164,6 +164,7 @@ class Fleet(Workers[FleetWorker]):
         """Those that have joined."""
         self.observers: tuple[FleetObserver, ...] = ()
         """Those of the current run, in the order of the nodes."""
+        self._watched_runs = 0
         self._clocks: dict[str, dict[str, int]] = {}
         """The last answer of the master to `clocks`."""
         self._first_clocks: dict[str, dict[str, int]] = {}
@@ -246,15 +247,16 @@ class Fleet(Workers[FleetWorker]):
         self.observers = tuple(sorted(self._observers.values(), key=lambda observer: observer.machine))
         for observer in self.observers:
             observer.state, observer.failure, observer.before = None, "", None
+        self._watched_runs += 1
         return self.observers
 
     def watch(self, request: Mapping[str, Any]) -> None:
         """Let the gathered observers watch a run, and return when they do; RunFailed if one cannot.
 
-        *request* is that of `join.JoinOptions.observer_argv` without `raw`.
+        *request* is that of `join.JoinOptions.observer_argv` without `run` and `raw`.
         """
         for observer in self.observers:
-            self.send(observer.id, "watch", request)
+            self.send(observer.id, "watch", {"run": self._watched_runs, "request": request})
         self._wait_for_phase("watching", _WATCH_TIMEOUT_S)
         for observer, reading in zip(self.observers, self._read_clocks(), strict=True):
             observer.before = reading
@@ -431,7 +433,7 @@ class Fleet(Workers[FleetWorker]):
 
     def _take_observed(self, worker_id: str, line: Mapping[str, Any]) -> None:
         observer = self._observers.get(worker_id)
-        if observer is not None:
+        if observer is not None and line["run"] == self._watched_runs:
             observer.state = from_json(transfer.Observed, line)
             if observer.state.phase == "failed":
                 observer.fail(_to_plain(observer.state.error, _MAX_ERROR_LENGTH))

@@ -95,6 +95,8 @@ class Status:
 class Observed:
     """State of an observer in a run."""
 
+    run: int
+    """The number in the request of the run: a late state of an earlier run is not one of this run."""
     phase: Literal["watching", "stopped", "failed"]
     realtime_lead_ns: Annotated[int, Between(0, _MAX_TIME_NS)] = 0
     """CLOCK_REALTIME minus CLOCK_MONOTONIC of its machine."""

@@ -69,6 +69,8 @@ class FleetMember:
         """The process of the current load."""
         self._observer: system.Child | None = None
         """The process that watches the current run."""
+        self._run = 0
+        """The number of that run in the messages about it."""
         self._forwarding: gevent.Greenlet[..., Any] | None = None
 
     def run(self) -> int:
@@ -173,9 +175,10 @@ class FleetMember:
         folder = self._folder / f"load-{self._loads}"
         raw = folder / "raw"
         raw.mkdir(parents=True)
-        self._log(f"run {self._loads}: probes {', '.join(data['probes'])}")
+        self._run, request = data["run"], data["request"]
+        self._log(f"run {self._loads}: probes {', '.join(request['probes'])}")
         self._observer = system.Child(self._options.observer_argv, name="the observer", log=folder / "observer.log")
-        self._observer.write_line(json.dumps({**data, "raw": str(raw)}))
+        self._observer.write_line(json.dumps({**request, "run": self._run, "raw": str(raw)}))
         self._forwarding = gevent.spawn(self._forward_observer, self._observer, raw)
 
     def _forward_observer(self, child: system.Child, raw: Path) -> None:
@@ -189,7 +192,9 @@ class FleetMember:
                 self._report_observer(message)
         if phase not in ("stopped", "failed"):
             self._log(f"the log of the observer ends with: {child.read_stderr_tail()}")
-            self._report_observer({"phase": "failed", "error": f"its process {child.describe_exit()}"})
+            self._report_observer(
+                {"run": self._run, "phase": "failed", "error": f"its process {child.describe_exit()}"}
+            )
 
     def _report_observer(self, message: Mapping[str, Any]) -> None:
         if message["phase"] == "failed":
@@ -233,8 +238,11 @@ class FleetMember:
 
     def _report_failure(self, error: str) -> None:
         if self._runner is not None:
-            kind = "status" if self._options.watched is None else "observed"
-            self._send(kind, {"phase": "failed", "error": error})
+            failed = {"phase": "failed", "error": error}
+            if self._options.watched is None:
+                self._send("status", failed)
+            else:
+                self._send("observed", failed | {"run": self._run})
 
     def _end_load(self) -> None:
         """End the process of the current load or run, if there is one, and remove its files."""
