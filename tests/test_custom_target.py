@@ -364,6 +364,7 @@ def test_requests_before_the_load_go_to_each_node_in_order(tmp_path: Path) -> No
         assert (base64.b64decode(body), nothing) == (b'{"at": "h:80", "{x}": 1}', None)
     with pytest.raises(RunFailed, match=r"^mine: clean_up: DELETE http://h/topics/rides got status 409: exists$"):
         target.clean_up_nodes(nodes)
+    assert [sent(http)[2:] for http in nodes] == [["DELETE /topics/rides"]] * 2
 
 
 @pytest.mark.processes

@@ -32,7 +32,7 @@ from ingest_bench.model.target import (
 )
 from ingest_bench.targets import counting
 from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
-from ingest_bench.targets.http import Http
+from ingest_bench.targets.http import Http, NoResponse
 
 T = TypeVar("T")
 # Of a log that is read repeatedly until it has a text: ten thousand times what a server writes at its start.
@@ -223,8 +223,15 @@ class Custom(Target):
         self._send_all("prepare", self.definition.prepare, nodes)
 
     def clean_up_nodes(self, nodes: Sequence[Http]) -> None:
-        """Send the requests of `[[clean_up]]` to each node."""
-        self._send_all("clean_up", self.definition.clean_up, nodes)
+        """Send the requests of `[[clean_up]]` to each node, also if one of them fails; then raise the first error."""
+        errors = []
+        for http in nodes:
+            try:
+                self._send_all("clean_up", self.definition.clean_up, (http,))
+            except RunFailed as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _send_all(self, key: str, requests: Sequence[CustomRequest], nodes: Sequence[Http]) -> None:
         for http, request in itertools.product(nodes, requests):
@@ -266,10 +273,13 @@ class Custom(Target):
 
 
 def _send(http: Http, name: str, request: CustomRequest) -> None:
-    """Send a request; RunFailed with *name* quotes a response with another status than the expected ones."""
+    """Send a request; RunFailed begins with *name* without a response, or quotes one with an unexpected status."""
     values = {"{host}": http.endpoint.host, "{port}": str(http.endpoint.port)}
     body = None if request.body is None else _fill(request.body, values).encode()
-    response = http.request(request.method, request.path, body, {"Content-Type": request.content_type})
+    try:
+        response = http.request(request.method, request.path, body, {"Content-Type": request.content_type})
+    except NoResponse as error:
+        raise RunFailed(f"{name}: {error}") from None
     is_expected = response.status in request.status if request.status else 200 <= response.status < 300
     if not is_expected:
         target = f"{request.method} {http.origin}{request.path}"
