@@ -8,25 +8,30 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import ORDINARY_UID, fill_cache, place
-from running import canned_server, running
+from running import canned_server, free_port, running
 from servers import list_outputs, served, visible
 
-from ingest_bench import system
+from ingest_bench import system, targets
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.experiment import spec
+from ingest_bench.host import cgroup_files
 from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import AttachedJvm, attach, find_endpoints, read_start_id
+from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.lab import evaluation
 from ingest_bench.lab.server import reach, running_server
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions, Url
 from ingest_bench.results.layout import open_results
+from ingest_bench.targets.base import NodeStart
+from ingest_bench.targets.http import open_http
 
 PIDS = (os.getpid(), os.getppid())
 SHORT = ("--warm-up", "1s", "--measure", "2s", "--out", "out")
@@ -116,6 +121,57 @@ def test_a_run_reads_what_the_sink_counts(java: int, user: int | None) -> None:
     assert [note.text for note in summary.notes if note.source in ("reads", "gc", "host")] == []
 
 
+@contextlib.contextmanager
+def running_cluster(folder: Path, count: int) -> Iterator[list[tuple[int, Endpoint]]]:
+    """Yield the pid and address of each node of an OpenSearch cluster on this machine."""
+    options = TargetOptions(nodes=count, heap_bytes=512 << 20)
+    target, java = targets.resolve(options), targets.fetch(targets.resolve(options).requirements(options))
+    port = free_port()
+    endpoints = [Endpoint(f"127.0.0.{number}", port) for number in range(2, count + 2)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(visible())
+        clients = [stack.enter_context(open_http(ServerAddress(endpoint=endpoint))) for endpoint in endpoints]
+
+        def launch(index: int) -> Launch:
+            (home := folder / f"home-{index}").mkdir(parents=True)
+            return Launch(
+                plan=target.launch_plan(NodeStart(options, java, home, index, endpoints, ())),
+                enter=tuple,
+                log=folder / f"{index}.log",
+                listen=endpoints[index],
+                is_ready=lambda limit_s: target.is_ready(index, [client.with_deadline(limit_s) for client in clients]),
+            )
+
+        processes = stack.enter_context(serve(*map(launch, range(count)), timeout_s=180))
+        yield [(process.jvm_pid, endpoint) for process, endpoint in zip(processes, endpoints, strict=True)]
+
+
+@pytest.mark.nightly
+@pytest.mark.opensearch
+@pytest.mark.processes
+def test_nodes_of_a_cluster_are_watched_together(tmp_path: Path) -> None:
+    fill_cache()
+    with running_cluster(tmp_path, 3) as nodes, place() as where:
+        # In another order than the addresses.
+        pids = [word for pid, _ in reversed(nodes) for word in ("--attach", str(pid))]
+        urls = [word for _, endpoint in nodes for word in ("--url", f"http://{endpoint}")]
+        load = ("--set", "bulk_documents=100", "--set", "users=3", "--warm-up", "2s", "--measure", "6s", "--out", "out")
+        with where.command("run", *pids, *urls, *load) as command:
+            assert command.end() == 0, command.text
+        assert [list_outputs(attach(pid))[1] for pid, _ in nodes] == [[], [], []]
+        folder = open_results(where.results[0])
+        (summary,) = evaluation.summarise_runs(folder)
+        (record,) = folder.read_records().values()
+    assert summary.state == "measured", summary.reason
+    assert summary.values["documents_counted"] == summary.values["documents_acked"]
+    assert summary.values["bytes_read"] == summary.values["bytes_sent"]
+    assert record.address_nodes == (3, 2, 1)
+    for name in ("bytes_read", "documents_acked", "allocated_bytes"):
+        parts: list[Any] = [node[name] for node in summary.nodes]
+        assert min(parts) > 0
+        assert sum(parts) == summary.values[name]
+
+
 @pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.processes
@@ -165,6 +221,18 @@ def test_addresses_are_those_of_the_process_that_listens_there() -> None:
         assert reach.find_address_nodes(both, (parent,)) == ()
         unknown = ServerAddress(endpoint=Endpoint("name.invalid", ports[0]))
         assert reach.find_address_nodes(dataclasses.replace(both, other_addresses=(unknown,)), (us,)) == ()
+
+
+@pytest.mark.parametrize(("left_mib", "is_noted"), [(63, True), (64, False), (-1, True), (None, False)])
+def test_small_headroom_of_a_jvm_is_noted(
+    left_mib: int | None, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm = AttachedJvm(pid=os.getpid(), uid=0, gid=0, jcmd=Path("jcmd"), version="17", start_id="")
+    monkeypatch.setattr(cgroup_files, "find_process_cgroup", lambda *_: None)
+    monkeypatch.setattr(cgroup_files, "read_headroom", lambda _: None if left_mib is None else left_mib << 20)
+    notes = list(reach.memory_notes([jvm]))
+    text = f"the JVM with pid {os.getpid()} has {max(left_mib or 0, 0)}"
+    assert [note.startswith(text) for note in notes] == [True] * is_noted
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ import pytest
 from probe_lab import make_context, notes
 
 from ingest_bench import probes
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs import files, records, urls
 from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.lab import evaluation
@@ -146,6 +146,29 @@ def test_attached_jvm_gets_a_recording_and_the_logs_of_the_probes(
         assert make_context(raw, 10 * S, 12 * S).attachment.stack_depth == 64
         assert json.loads((raw / ATTACHMENT_FILE).read_text())["since_ns"] > 0
         assert {(raw / name).read_bytes() for name in ("gc.log", "exceptions.log")} == {b""}
+
+
+def test_a_jvm_that_cannot_be_watched_ends_the_watch_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+
+    @contextlib.contextmanager
+    def observe(jvm: AttachedJvm, _: Path, **__: Any) -> Iterator[None]:
+        if jvm.pid == 8:
+            raise RunFailed("attach: pid 8 refused JFR.start")
+        try:
+            yield
+        finally:
+            ended.append(jvm.pid)
+
+    facts = SimpleNamespace(collector="g1", stack_depth=64, g1_region_bytes=None)
+    monkeypatch.setattr(observer, "observe", observe)
+    monkeypatch.setattr(observer, "read_facts", lambda _: facts)
+    jvms = [cast("AttachedJvm", SimpleNamespace(pid=pid)) for pid in (7, 8)]
+    with pytest.raises(RunFailed, match="pid 8"), observer.watch_attached(jvms, {}, [tmp_path, tmp_path], 5):
+        pytest.fail("one of them is not watched")
+    assert ended == [7]
 
 
 @pytest.mark.parametrize("names", [("gc", "host"), ("reads", "host")])

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, MissingCapability, RunFailed, SpecError
+from ingest_bench.host import cgroup_files
 from ingest_bench.inputs import credentials
 from ingest_bench.jvm.attach import AttachedJvm, attach, find_endpoints, read_facts, read_start_id
 from ingest_bench.jvm.jmx import JmxJvm
@@ -27,10 +28,15 @@ from ingest_bench.network.act import interface
 from ingest_bench.network.measure.shaped_path import ShapedPath, shape_path
 from ingest_bench.targets import detect
 from ingest_bench.targets.http import Enter, open_http
+from ingest_bench.units import format_bytes
 
 _Value = TypeVar("_Value")
 
 CONNECT_LIMIT_S = 10
+# The flight recorder has 15 MiB of buffers (Java 11 to 25: 10 MB of global ones, 8 KiB for each thread). When it starts
+# and stops, the JVM commits up to 46 MB more than before (native memory tracking, Java 17). `JFR.configure
+# memorysize=2M` changed neither.
+_RECORDER_BYTES = 64 << 20
 # For a load of unknown length; and the time that requests, waits and counting take in addition to a known one.
 _MAX_LOAD_S, _OVERHEAD_S = 24 * 3600.0, 1800.0
 
@@ -278,6 +284,21 @@ def _identify_endpoint(endpoint: Endpoint, enter: Enter, options: TargetOptions)
             with contextlib.suppress(RunFailed):
                 return url, detect.identify_name(http, dataclasses.replace(options, url=url))
             raise
+
+
+def memory_notes(jvms: Sequence[AttachedJvm]) -> Iterator[str]:
+    """Yield a note for each JVM that a flight recording may push over the memory limit of its cgroup."""
+    for jvm in jvms:
+        try:
+            left_bytes = cgroup_files.read_headroom(cgroup_files.find_process_cgroup(jvm.pid, "memory"))
+        except MissingCapability:
+            continue
+        if left_bytes is not None and left_bytes < _RECORDER_BYTES:
+            left, needed = format_bytes(max(left_bytes, 0)), format_bytes(_RECORDER_BYTES)
+            yield (
+                f"the JVM with pid {jvm.pid} has {left} left below the memory limit of its cgroup, and a flight "
+                f"recording needs up to {needed}: the kernel may kill the JVM. Raise the limit, or use --url alone."
+            )
 
 
 def find_address_nodes(address: ServerAddress, listening: Sequence[Collection[Endpoint]]) -> tuple[int, ...]:
