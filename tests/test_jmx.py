@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,6 +144,12 @@ def test_a_jvm_without_the_recorder_over_jmx_is_named(tmp_path: Path) -> None:
 
 
 def test_a_port_without_jmx_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jmx, "_CONNECT_LIMIT_S", 2)
+        endpoint = Endpoint(*silent.getsockname())
+        message = rf"--watch-jmx {endpoint}: JMX does not respond within \d+ s\. Give the port of jmxremote\.port"
+        with pytest.raises(RunFailed, match=message), jmx.connect(endpoint, None):
+            pytest.fail("it said nothing")
     endpoint = Endpoint("127.0.0.1", free_port())
     message = rf"--watch-jmx {endpoint}: cannot connect \(Connection refused.*jmxremote\.port"
     with pytest.raises(RunFailed, match=message), jmx.connect(endpoint, None):

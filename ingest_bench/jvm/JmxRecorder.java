@@ -228,7 +228,7 @@ public final class JmxRecorder {
       return "unreachable " + text;
     }
     if (isTls) {
-      return "tls " + text;
+      return text.contains("unrecognized SSL message") ? "no-jmx" : "tls " + text;
     }
     if (cause instanceof SecurityException) {
       return "denied " + text;

@@ -27,6 +27,7 @@ _SERIAL_FILTER = "java.base/*;java.management/*;java.management.rmi/*;java.rmi/*
 # For each line of the child, such as one for each block of a recording. RMI alone waits forever.
 _REPLY_LIMIT_S = 60
 _HANDSHAKES = 5
+_CONNECT_LIMIT_S = 30
 # To delete the recording.
 _EXIT_LIMIT_S = 10
 # The recording's own end, after that of the run.
@@ -36,7 +37,9 @@ _FAILURES = {
     "unknown-host": "unknown host. Check its spelling.",
     "unreachable": "cannot connect ({details}). Start the JVM with -Dcom.sun.management.jmxremote.port and "
     "jmxremote.rmi.port, and open these ports to this machine.",
-    "no-jmx": "this RMI registry has no JMX. Give the port of jmxremote.port.",
+    "silent": f"JMX does not respond within {_CONNECT_LIMIT_S} s. Give the port of jmxremote.port, and open that of "
+    "jmxremote.rmi.port to this machine.",
+    "no-jmx": "this is not the port of JMX. Give that of jmxremote.port.",
     "elsewhere": "its JMX is at another address, {details}. Start the JVM with -Djava.rmi.server.hostname={host}.",
     "unauthenticated": "authentication failed. Set INGEST_BENCH_JMX_USER and INGEST_BENCH_JMX_PASSWORD to those of a "
     "role with readwrite access.",
@@ -98,7 +101,13 @@ def connect(endpoint: Endpoint, ca_file: str | None) -> Iterator[JmxJvm]:
     with system.Child(argv, name=f"--watch-jmx {endpoint}", grace_s=_EXIT_LIMIT_S) as child:
         secrets_base64 = (base64.b64encode(text) for text in credentials.read_jmx_credentials(os.environ))
         child.write_line(b" ".join(secrets_base64).decode())
-        _, transport, *texts = _read_reply(child, endpoint).split(" ")
+        start_s = time.monotonic()
+        try:
+            _, transport, *texts = _read_reply(child, endpoint, _CONNECT_LIMIT_S).split(" ")
+        except RunFailed:
+            if time.monotonic() - start_s < _CONNECT_LIMIT_S:
+                raise
+            raise _describe_failure(endpoint, "silent", "") from None
         name, version, flags, recorder = (base64.b64decode(text).decode(errors="replace") for text in texts)
         release = re.search(r"^JDK ([0-9][0-9A-Za-z.+-]*)", version, re.MULTILINE)
         if release is None:
@@ -124,9 +133,9 @@ def _time_handshake_ns(endpoint: Endpoint) -> int:
     return time.monotonic_ns() - start_ns
 
 
-def _read_reply(child: system.Child, endpoint: Endpoint) -> str:
+def _read_reply(child: system.Child, endpoint: Endpoint, limit_s: float = _REPLY_LIMIT_S) -> str:
     """Return the child's next line; RunFailed for an error."""
-    reply = child.read_line(_REPLY_LIMIT_S)
+    reply = child.read_line(limit_s)
     if reply.startswith("failed "):
         _, key, details = f"{reply} ".split(" ", 2)
         raise _describe_failure(endpoint, key, details.strip())
