@@ -58,6 +58,17 @@ kept = [bytearray(1 << 20) for _ in range(64)]
 print("grown", flush=True)
 sys.stdin.readline()
 """
+SENDER = """
+import contextlib, socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+client.setblocking(False)
+with contextlib.suppress(BlockingIOError):
+    while True:
+        client.send(bytes(65536))
+print("full", flush=True)
+sys.stdin.readline()
+"""
 FIND_OWN = """
 from ingest_bench.host import cgroup_files, cgroups
 for controller in ("cpu", "memory"):
@@ -66,6 +77,7 @@ print(cgroups.require_cgroups())
 """
 # This machine may have version 1; User-Mode Linux has both.
 VERSION_2 = """
+ip link set lo up
 mount -t cgroup2 none /sys/fs/cgroup
 echo "+cpu +memory" > /sys/fs/cgroup/cgroup.subtree_control
 exec "$@"
@@ -306,6 +318,17 @@ def test_node_that_needs_more_memory_waits_and_is_not_killed(nodes: tuple[NodeCg
             assert effect.endswith("; at the end a thread waited for memory")
 
 
+@pytest.mark.netns
+def test_unread_bytes_are_memory_of_sockets(nodes: tuple[NodeCgroups, ...]) -> None:
+    cgroup = nodes[0].by_controller["memory"]
+    if cgroup.version == 1:
+        # From then on it is counted.
+        cgroups.write_file(cgroup.folder / "memory.kmem.tcp.limit_in_bytes", 64 << 20)
+    with run_in(nodes[0], SENDER) as sender:
+        assert sender.read_line() == "full"
+        assert (cgroup_files.read_sock_bytes(cgroup) or 0) > 100_000
+
+
 @pytest.mark.nightly
 @pytest.mark.measures
 @pytest.mark.netem
@@ -314,4 +337,4 @@ def test_cgroups_of_version_2_behave_the_same(tmp_path: Path) -> None:
         pytest.skip("runs this file inside User-Mode Linux")
     # Files in memory cannot be reclaimed without swap; those of this folder are on a disk.
     tests = ("-m", "netns", "--basetemp", "/share/files", __file__)
-    inside_uml.assert_passes("4 passed", tmp_path, *tests, before=("sh", "-c", VERSION_2, "sh"))
+    inside_uml.assert_passes("5 passed", tmp_path, *tests, before=("sh", "-c", VERSION_2, "sh"))
