@@ -30,8 +30,8 @@ def _read_reads(context: ReadContext) -> Iterator[ProbeOutput]:
         yield Note(
             source="reads",
             text=f"the recording has no reads of the load's connections, and {others} of others: a server with a"
-            " native transport (epoll) does not write them (the probe kernel-reads sees those), and a proxy or forwarded"
-            " port in front of it has connections of its own",
+            " native transport (epoll) does not write them (the probe kernel-reads sees those), and a proxy or"
+            " forwarded port in front of it has connections of its own",
         )
         yield from (Reading(name, None) for name in ("bytes_read", "reads_recorded", "reads_empty"))
         return
