@@ -15,7 +15,7 @@ from ingest_bench.cli.options import App, grouped
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import credentials, records
 from ingest_bench.lab import planning
-from ingest_bench.lab.server import remote_observer
+from ingest_bench.lab.server import reach, remote_observer
 from ingest_bench.load.fleet import join, keys
 from ingest_bench.load.fleet.roster import PORT, RemoteWorkers
 from ingest_bench.load.fleet.transfer import Watched
@@ -79,6 +79,8 @@ def worker(context: typer.Context, options: WorkerOptions) -> None:
         raise SpecError("--may-shape requires --watch PID")
     worker_keys = keys.read(keys.WorkerKeys, _require_keys(options.key_file, "worker-1.key"))
     watched = None if options.watch is None else _describe_jvm(options.watch, options.may_shape)
+    for note in reach.memory_notes([] if watched is None else [watched.pid]):
+        screen.print_text(f"note: {note}")
     joining = join.JoinOptions(
         master=join.parse_endpoint(options.connect),
         keys=worker_keys,

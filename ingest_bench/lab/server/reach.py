@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,18 +286,18 @@ def _identify_endpoint(endpoint: Endpoint, enter: Enter, options: TargetOptions)
             raise
 
 
-def memory_notes(jvms: Sequence[AttachedJvm]) -> Iterator[str]:
+def memory_notes(pids: Iterable[int]) -> Iterator[str]:
     """Yield a note for each JVM that a flight recording may push over the memory limit of its cgroup."""
-    for jvm in jvms:
+    for pid in pids:
         try:
-            left_bytes = cgroup_files.read_headroom(cgroup_files.find_process_cgroup(jvm.pid, "memory"))
+            left_bytes = cgroup_files.read_headroom(cgroup_files.find_process_cgroup(pid, "memory"))
         except MissingCapability:
             continue
         if left_bytes is not None and left_bytes < _RECORDER_BYTES:
             left, needed = format_bytes(max(left_bytes, 0)), format_bytes(_RECORDER_BYTES)
             yield (
-                f"the JVM with pid {jvm.pid} has {left} left below the memory limit of its cgroup, and a flight "
-                f"recording needs up to {needed}: the kernel may kill the JVM. Raise the limit, or use --url alone."
+                f"the JVM with pid {pid} has {left} left below the memory limit of its cgroup, and a flight "
+                f"recording needs up to {needed}: the kernel may kill the JVM. Raise the limit, or do not attach."
             )
 
 

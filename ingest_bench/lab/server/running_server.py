@@ -380,7 +380,7 @@ def reach_server(
             watch=watched.watch,
             host=watched.host,
             path=reached.describe_path(),
-            notes=(*server.notes, *reach.unencrypted_notes(address), *notes, *reach.memory_notes(jvms)),
+            notes=(*server.notes, *reach.unencrypted_notes(address), *notes, *reach.memory_notes(options.attach)),
             ended_nodes=watched.ended_nodes,
             remote_link_fields=watched.link_fields,
         )
