@@ -77,6 +77,10 @@ def test_server_on_another_machine_is_watched_as_on_this_one(tmp_path: Path) -> 
     # One kernel has one clock: the rest is the time between reading its two clocks.
     for offset_ns in (watching.clock.offset_before_ns, watching.clock.offset_after_ns):
         assert abs(offset_ns) <= watching.clock.round_trip_ns / 2 + 100_000
+    # Sent and read bytes say the same as the pings. The recorder of Java 17 may be early by 1 ms.
+    error_ms = watching.clock.round_trip_ns / 2e6 + 1.1
+    assert values["clock_offset_ms_min"] <= error_ms
+    assert values["clock_offset_ms_max"] >= -error_ms
     assert not [path for name in ("worker-0", "worker-1") for path in (tmp_path / name).glob("*")]
 
 

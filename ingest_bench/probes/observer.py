@@ -1,4 +1,4 @@
-"""Observers: how a JVM is watched. Launched by us, attached, or external (HTTP API only).
+"""Observers: how a JVM is watched. Launched by us, attached, remote, over JMX, or external (HTTP API only).
 
 Each observer watches with the probes of a run, and writes files below the raw folder of each node. A plan has the name
 of its observer (`TargetOptions.observer`), which decides how the files are read.
