@@ -132,10 +132,14 @@ URL = ("--url", "http://127.0.0.1:1")
         (["run", *URL, "--workers", "2"], "--new-keys DIR` creates it"),
         (["run", *URL, "--watchers", "2"], "--new-keys DIR` creates it"),
         (["run", "--watchers", "2", "--keys", "{run}"], "--watchers requires --url URL"),
-        (["run", *URL, "--watchers", "2", "--attach", "1"], "target.watchers conflicts with target.attach"),
+        (["run", *URL, "--watchers", "2", "--attach", "1"], "target.attach conflicts with target.watchers"),
         (["run", *URL, "--keys", "{run}", "--set", "target.watchers=1,2"], "target.watchers: 1, 2: the same observers"),
         (["worker", "--connect", "h", "--watch", "4194304", "--keys", "{key}"], "--watch 4194304: no such process"),
         (["worker", "--connect", "h", "--may-shape", "eth1"], "--may-shape requires --watch PID"),
+        (
+            ["worker", "--connect", "h", "--keys", "{key}", "--watch", "1", "--may-shape", "none"],
+            "--may-shape none: there is no such interface",
+        ),
         (
             [
                 *("run", *URL, "--watchers", "1", "--interface", "eth1", "--port", "9200", "--interface-mtu"),

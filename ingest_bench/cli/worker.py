@@ -97,7 +97,8 @@ def _describe_jvm(pid: int, may_shape: str | None) -> Watched:
     try:
         return remote_observer.describe_jvm(pid, may_shape)
     except SpecError as error:
-        raise SpecError(str(error).replace("--attach", "--watch")) from None
+        text = str(error).replace("--attach", "--watch").replace("--interface", "--may-shape")
+        raise SpecError(text) from None
 
 
 def _create_keys(context: typer.Context, folder: Path, count: int) -> None:
