@@ -176,7 +176,6 @@ arguments = ["{host}", "{port}", "{folder}/keys.p12"]
 tls = {ca_file = "ca.pem", name = "events.example"}
 [ready]
 path = "/"
-timeout = "15s"
 [count]
 path = "/"
 json = "stored"
@@ -200,7 +199,12 @@ def test_a_launched_server_is_spoken_to_over_tls_under_its_name(here: Place) -> 
     # With the handshakes and the frames of records.
     assert int(values["bytes_read"]) > int(values["bytes_sent"]) > 0
     (here.folder / "tls.toml").write_text(TLS.replace("events.example", "other.example"))
-    assert "Hostname mismatch" in here.run("--target", "tls.toml", *SHORT, exit_code=3)
+    here.run("--target", "tls.toml", *SHORT, exit_code=3)
+    (record,) = (json.loads(path.read_text()) for path in here.results[-1].glob("*/1/run.json"))
+    assert record["reason"].startswith(
+        "tls: start: tls: ca.pem does not verify the server's certificate for the name other."
+    )
+    assert "Hostname mismatch" in record["reason"]
 
 
 @pytest.mark.nightly

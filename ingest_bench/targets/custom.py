@@ -42,6 +42,8 @@ _UNKNOWN_OPTIONS = (
     *("version", "replicas", "setting"),
     *("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes"),
 )
+# OpenSSL's name of the error.
+_UNVERIFIED = "CERTIFICATE_VERIFY_FAILED"
 # Options for a JVM that another program starts (JDK 9 and later).
 _OPTIONS_VARIABLE = "JDK_JAVA_OPTIONS"
 # The java command prints this when it reads them (JLI_AddArgsFromEnvVar in args.c of the JDK).
@@ -178,7 +180,7 @@ class Custom(Target):
         )
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
-        """Return True if the sign in the file says that it is ready."""
+        """Return True if the sign in the file says that it is ready; InvalidRun if its certificate is not verified."""
         http, ready = nodes[node], self.definition.ready
         if ready.log is not None and http.log is not None:
             return _log_contains(http.log, ready.log)
@@ -186,7 +188,17 @@ class Custom(Target):
             http.connect()
             return True
         with http.at_port(ready.port) as server:
-            response = server.request("GET", ready.path, timeout_s=5)
+            try:
+                response = server.request("GET", ready.path, timeout_s=5)
+            except NoResponse as error:
+                start = self.definition.start
+                if http.log is None or start is None or start.tls is None or _UNVERIFIED not in str(error):
+                    raise
+                # Waiting does not help.
+                raise InvalidRun(
+                    f"{self.name}: start: tls: {start.tls.ca_file} does not verify the server's certificate for the "
+                    f"name {start.tls.name}: {error}"
+                ) from None
         if response.status != ready.status:
             raise RunFailed(f"GET {ready.path} got status {response.status}; {ready.status} would mean ready")
         return True
