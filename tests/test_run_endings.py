@@ -37,7 +37,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def server() -> RunningServer:
-    return cast(RunningServer, SimpleNamespace(nodes=(None, None), is_launched=True, ended_nodes=lambda: ()))
+    options = SimpleNamespace(node_count=2)
+    return cast(RunningServer, SimpleNamespace(options=options, is_launched=True, ended_nodes=lambda: ()))
 
 
 def execution(folder: RunFolder) -> runner._Execution:
