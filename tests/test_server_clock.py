@@ -180,6 +180,16 @@ def test_a_clock_that_differs_makes_the_run_invalid(ahead_ms: int, reason: str) 
     assert row.state == ("invalid" if reason else "measured")
 
 
+def test_a_response_before_the_last_read_of_a_request_is_no_step_of_a_clock() -> None:
+    load = Load(1, 0)
+    for row in range(10):
+        sent_ns = made.START + row * made.SECOND
+        for part in range(5):
+            load.reads.append((sent_ns + FASTEST_NS + part * 100 * MS + made.OFFSET, 1000, 40000))
+        load.add(40000, sent_ns, sent_ns + 2 * FASTEST_NS, bytes_sent=5000)
+    assert load.bound() == (-FASTEST_NS, FASTEST_NS)
+
+
 def test_the_clock_over_jmx_is_that_of_the_fastest_request_of_a_slow_server() -> None:
     load, round_trip_ns = Load(1, 137 * MS), 2 * FASTEST_NS
     for row in range(10):

@@ -1,8 +1,7 @@
 """Offset of the server's clock from the load's, bounded by the bytes of each connection, without a clock protocol.
 
-A read that returns a request's first byte ends after this byte was sent. The response to a stored bulk ends after the
-read that returned the request's last byte; it may begin earlier, where a library sends a request in parts (Kafka). Sent
-and read bytes are counted per connection, so the bounds do not depend on symmetric network delays.
+A read that returns a request's first byte ends after this byte was sent, and before the response ends. Sent and read
+bytes are counted per connection, so the bounds do not depend on symmetric network delays.
 """
 
 from __future__ import annotations
@@ -86,9 +85,11 @@ def bound_clock_offset(samples: SampleSource, reads: Samples, realtime_minus_mon
     opens = np.diff(requests["local_port"], prepend=-1) != 0
     late_start = sent_until - np.where(opens, 1, requests["bytes_sent"])
     first = np.searchsorted(read_until, late_start[answered], side="right")
-    last = np.searchsorted(read_until, sent_until[answered])
+    # Not the read of its last byte: a server may respond before it has read all of a request, with 5 MB on a slow link
+    # by half a second.
+    head = np.searchsorted(read_until, (sent_until - requests["bytes_sent"])[answered], side="right")
     return ClockBound(
-        low_ns=int((ends_ns[last] - requests["done_ns"][answered]).max()),
+        low_ns=int((ends_ns[head] - requests["done_ns"][answered]).max()),
         high_ns=int((ends_ns[first] - requests["sent_ns"][answered]).min()),
     )
 
