@@ -315,6 +315,17 @@ def test_a_count_is_awaited_until_all_documents_are_counted(monkeypatch: pytest.
     assert counting.wait_for_count(lambda: next(counts), 7, limit_s=60) == 8
     assert counting.wait_for_count(lambda: next(counts), 10, limit_s=0) == 9
     assert counting.wait_for_count(lambda: None, 10, limit_s=60) is None
+    replies = iter(["busy", "5", "busy", "10"])
+
+    def count() -> int:
+        if (reply := next(replies)) == "busy":
+            raise RunFailed("status 503")
+        return int(reply)
+
+    assert counting.wait_for_count(count, 10, limit_s=60) == 10
+    replies = iter(["busy"])
+    with pytest.raises(RunFailed, match="status 503"):
+        counting.wait_for_count(count, 10, limit_s=0)
 
 
 def test_a_count_is_preceded_by_its_refresh(tmp_path: Path) -> None:

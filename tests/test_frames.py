@@ -74,6 +74,8 @@ def test_acknowledgements_may_come_in_pieces_and_more_are_an_error() -> None:
     assert not reader.is_complete
     with pytest.raises(InvalidResponseError, match="11 bytes instead of 10 acknowledge the frames"):
         read_acknowledgements(10, 9, 2)
+    with pytest.raises(InvalidResponseError, match=r"begin with b'\\x00\\x00'\. Set"):
+        read_acknowledgements(1, 2)
 
 
 def test_request_without_response_is_lost_if_the_server_closes_meanwhile() -> None:
@@ -138,11 +140,31 @@ def test_server_that_responds_or_closes_unexpectedly_is_noticed() -> None:
     assert "bytes instead of 0 acknowledge the frames" in user.state.errors()[0]
 
 
+@pytest.mark.parametrize(
+    ("reply", "expected", "message"),
+    [
+        (ACKNOWLEDGE, "invalid-response", "Set acknowledgement_size in the protocol"),
+        (None, "connection-error", "frames that it had not read are lost"),
+    ],
+)
+def test_end_of_a_connection_between_requests_without_response_is_a_failure(
+    reply: bytes | None, expected: str, message: str
+) -> None:
+    body = frames().build_body([b"x"], 1)
+    with frames_server(lambda _body, _number: reply) as server:
+        user, kept = started(server.address, protocol=frames())
+        user.exchange(body)
+        user.connection._poll_readable(10_000)
+        send(user, body)
+    assert (outcome(kept.only), kept.only.bytes_sent, kept.only.documents_acked) == (expected, 0, 0)
+    assert message in user.state.errors()[0]
+
+
 def test_tls_is_refused() -> None:
     address = ServerAddress(endpoint=Endpoint("127.0.0.1", 1), tls=Tls(name="localhost"))
     user, _ = started(Endpoint("127.0.0.1", 1), protocol=frames())
     user.upstream = resolve_upstream(address)
-    with pytest.raises(RunFailed, match=r"frames: TLS is not supported\. Use a URL with http://"):
+    with pytest.raises(RunFailed, match=r"frames: TLS is not supported\. Use a URL with http://, or remove start\.tls"):
         user.on_start()
 
 

@@ -177,19 +177,23 @@ class Connection(UserConnection):
         finally:
             self._either.stop()
 
-    def close_if_ended(self) -> None:
-        """Close a connection that the server has ended since its last response: a request on it would be lost."""
-        sock = self._sock
+    def close_if_ended(self) -> int | None:
+        """Close a connection that the server has ended since its last response: a request on it would be lost.
+
+        Return the number of unsolicited bytes before its end; None if it goes on, or was not open.
+        """
+        sock, received = self._sock, 0
         if sock is None or not self._poll_readable(0):
-            return
+            return None
         try:
             # Unsolicited bytes end it too, such as those of a 408.
-            sock.recv_into(self._buffer)
+            received = sock.recv_into(self._buffer)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             """It was reset."""
         self.close()
+        return received
 
     def exchange(self, head: bytes, body: bytes | bytearray, timeout_ns: int) -> Response:
         """Return the response to one request; ConnectionBrokenError without one.

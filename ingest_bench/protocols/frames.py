@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ingest_bench.protocols.users import FramesUser
 
 _BUFFER_BYTES = 64 * 1024
+_QUOTED_BYTES = 40
 _ACKNOWLEDGED = ResponseHead(200)
 # As in samples of other requests without a response.
 _SILENCE = ResponseHead(0)
@@ -134,7 +135,7 @@ class AcknowledgementReader(ResponseReader):
         """Count more received bytes."""
         self.filled += size_bytes
         if self.filled > self.expected_bytes:
-            start = bytes(self.view[:40])
+            start = bytes(self.view[: min(size_bytes, _QUOTED_BYTES)])
             raise InvalidResponseError(
                 f"{self.filled} bytes instead of {self.expected_bytes} acknowledge the frames; "
                 f"the last ones begin with {start!r}. Set acknowledgement_size in the protocol."

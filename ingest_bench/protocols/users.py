@@ -13,6 +13,7 @@ from ingest_bench.protocols import tls
 from ingest_bench.protocols.connection import Connection
 from ingest_bench.protocols.frames import AcknowledgementReader
 from ingest_bench.protocols.http1 import HttpResponseReader, build_request_head
+from ingest_bench.protocols.response import INVALID_RESPONSE, ConnectionBrokenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     Request = tuple[bytes, bytes | bytearray]
 
 _CACHED_HEADS = 4096
+# Of connections that end between two requests, although the kernel accepted all frames.
+_CLOSED = "the server closed the connection: frames that it had not read are lost"
+_SURPLUS = "the server sent more than its acknowledgements. Set acknowledgement_size in the protocol."
 
 
 class ProtocolUser(User):
@@ -125,7 +129,7 @@ class BinaryUser(ConnectionUser):
     def on_start(self) -> None:
         """Create the connection."""
         if self.upstream.is_tls:
-            raise RunFailed(f"{self.protocol}: TLS is not supported. Use a URL with http://.")
+            raise RunFailed(f"{self.protocol}: TLS is not supported. Use a URL with http://, or remove start.tls.")
         self._reader = self.reader_class()
         self.connection = Connection(self.upstream, self._reader)
         self.upstream.deadlines.watch(self.connection)
@@ -144,11 +148,19 @@ class FramesUser(BinaryUser):
 
     def exchange(self, body: Body) -> Response:
         """Return the response to one request; ConnectionBrokenError without one."""
-        self.connection.close_if_ended()
+        connection = self.connection
         self._reader.expected_bytes = body.documents * self.acknowledgement_bytes
-        response = self.connection.exchange(b"", body.data, self.timeout_ns)
+        unexpected_bytes = connection.close_if_ended()
+        if unexpected_bytes or (unexpected_bytes == 0 and self._reader.is_silent):
+            # Nothing of this request is sent.
+            connection.bytes_sent = connection.sent_ns = connection.written_ns = connection.first_byte_ns = 0
+            if unexpected_bytes:
+                raise ConnectionBrokenError(INVALID_RESPONSE, _SURPLUS)
+            # A retry would hide that earlier requests were lost.
+            raise ConnectionBrokenError("connection-error", _CLOSED, may_be_stored=True)
+        response = connection.exchange(b"", body.data, self.timeout_ns)
         # The first acknowledgement comes while the server still reads: it is not the response to the request.
-        self.connection.first_byte_ns = self.connection.done_ns
+        connection.first_byte_ns = connection.done_ns
         return response
 
 

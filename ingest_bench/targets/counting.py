@@ -12,6 +12,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from ingest_bench.errors import RunFailed
 from ingest_bench.model.target import DocumentCount
 
 # No column of a summary holds more, and no server has more.
@@ -34,11 +35,21 @@ def read_count(count: DocumentCount, body: bytes) -> int:
 
 
 def wait_for_count(count: Callable[[], int | None], expected: int, limit_s: float) -> int | None:
-    """Return the number of documents once it is at least *expected*, or the last one within the time limit."""
+    """Return the number of documents once it is at least *expected*, or the one after the time limit.
+
+    RunFailed of *count* is raised only after the time limit: a server may be busy after a load.
+    """
     deadline = time.monotonic() + limit_s
-    while (documents := count()) is not None and documents < expected and time.monotonic() < deadline:
+    while True:
+        is_last = time.monotonic() >= deadline
+        try:
+            documents = count()
+            if is_last or documents is None or documents >= expected:
+                return documents
+        except RunFailed:
+            if is_last:
+                raise
         time.sleep(_POLL_S)
-    return documents
 
 
 def pack_numbers(body: bytes) -> bytes:
