@@ -365,7 +365,8 @@ def sent(http: Http) -> list[str]:
 
 
 def test_requests_before_the_load_go_to_each_node_in_order(tmp_path: Path) -> None:
-    target = targets.resolve(target_options(write(tmp_path, PROTOCOL + PREPARE)))
+    text = PREPARE + '[[clean_up]]\npath = "/flush"\n'
+    target = targets.resolve(target_options(write(tmp_path, PROTOCOL + text)))
     assert isinstance(target, Custom)
     nodes = [canned_http({"/topics/rides": (409, b"exists"), "/flush": (204, b"")}) for _ in range(2)]
     target.prepare_nodes(nodes)
@@ -375,7 +376,7 @@ def test_requests_before_the_load_go_to_each_node_in_order(tmp_path: Path) -> No
         assert (base64.b64decode(body), nothing) == (b'{"at": "h:80", "{x}": 1}', None)
     with pytest.raises(RunFailed, match=r"^mine: clean_up: DELETE http://h/topics/rides got status 409: exists$"):
         target.clean_up_nodes(nodes)
-    assert [sent(http)[2:] for http in nodes] == [["DELETE /topics/rides"]] * 2
+    assert [sent(http)[2:] for http in nodes] == [["DELETE /topics/rides", "POST /flush"]] * 2
 
 
 @pytest.mark.processes

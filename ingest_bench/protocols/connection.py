@@ -180,7 +180,7 @@ class Connection(UserConnection):
     def close_if_ended(self) -> int | None:
         """Close a connection that the server has ended since its last response: a request on it would be lost.
 
-        Return the number of unsolicited bytes before its end; None if it goes on, or was not open.
+        Return the number of unsolicited bytes before its end; None if it did not end, or was not open.
         """
         sock, received = self._sock, 0
         if sock is None or not self._poll_readable(0):

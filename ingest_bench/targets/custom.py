@@ -232,22 +232,19 @@ class Custom(Target):
 
     def prepare_nodes(self, nodes: Sequence[Http]) -> None:
         """Send the requests of `[[prepare]]` to each node."""
-        self._send_all("prepare", self.definition.prepare, nodes)
+        for http, request in itertools.product(nodes, self.definition.prepare):
+            _send(http, f"{self.name}: prepare", request)
 
     def clean_up_nodes(self, nodes: Sequence[Http]) -> None:
         """Send the requests of `[[clean_up]]` to each node, also if one of them fails; then raise the first error."""
         errors = []
-        for http in nodes:
+        for http, request in itertools.product(nodes, self.definition.clean_up):
             try:
-                self._send_all("clean_up", self.definition.clean_up, (http,))
+                _send(http, f"{self.name}: clean_up", request)
             except RunFailed as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def _send_all(self, key: str, requests: Sequence[CustomRequest], nodes: Sequence[Http]) -> None:
-        for http, request in itertools.product(nodes, requests):
-            _send(http, f"{self.name}: {key}", request)
 
     def read_delivered(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
         """Return the document numbers of each node; None if the file has no `delivered`."""
