@@ -99,10 +99,10 @@ def netem(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
-    """Run the long tests: every server version, fleets, long variants, 1,000 kills, mutants, an hour of soak."""
+    """Run the long tests: every server version, fleets, long variants, the image, kills, mutants, an hour of soak."""
     run_tests(session, "nightly and not measures", *PARALLEL)
     run_tests(session, "nightly and measures", *IN_PAIRS)
-    for name in ("kills", "mutants", "soak"):
+    for name in ("image", "kills", "mutants", "soak"):
         session.notify(name)
 
 
@@ -193,6 +193,14 @@ def kills(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Detect growth and leftovers: `nox -s soak` takes an hour, `nox -s soak -- --minutes 12` less."""
     session.run(str(with_tests(session) / "python"), "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def image(session: nox.Session) -> None:
+    """Build the container image without a registry, and run the program in it."""
+    if os.geteuid() != 0 or not shutil.which("buildah") or not shutil.which("debootstrap"):
+        session.skip("it needs root, buildah and debootstrap")
+    session.run(".ci/image", external=True)
 
 
 @nox.session
