@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from typing import Any
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 from ingest_bench.analysis.run import summary
 from ingest_bench.analysis.run.clock import bound_clock_offset, clock_outputs
 from ingest_bench.analysis.run.sample_columns import Samples
-from ingest_bench.model.results import READ_FIELDS, Summary
+from ingest_bench.model.results import READ_FIELDS, Note, Summary
+from ingest_bench.model.samples import ClockOffset
 from ingest_bench.results.layout import SampleFiles
 
 MS = 10**6
 FASTEST_NS = MS // 10
 """Shortest time on the wire, so that the limits are at least two of these apart."""
+REPORT = made.report(addresses=("192.0.2.1:9200",))
 Rows = list[dict[str, int]]
 
 
@@ -75,8 +78,8 @@ class Load:
         self.random.shuffle(self.reads)
         return np.array(self.reads, dtype=np.dtype(list(READ_FIELDS)))
 
-    def bound(self) -> tuple[int, int] | None:
-        limits = bound_clock_offset(self.samples, self.read_records, made.OFFSET)
+    def bound(self, **conditions: bool) -> tuple[int, int] | None:
+        limits = bound_clock_offset(self.samples, self.read_records, REPORT, **conditions)
         return None if limits is None else (limits.low_ns, limits.high_ns)
 
 
@@ -100,6 +103,12 @@ def test_the_offset_is_within_the_limits_whatever_the_connections_did(seed: int,
     # Two connections to different servers, or from different machines, share a port at the same time.
     for _ in range(2):
         load.connect(40003, made.START, 10)
+    # Of three connections the last request is cut off. Before, one of them was opened for a second attempt, one port
+    # belonged to a connection to another node, and one to a connection that was reset.
+    for port, earlier in ((40006, {"attempts": 2}), (40007, {"address": 1}), (40008, {"outcome": "timeout"})):
+        size = load.random.randint(1, 10**5)
+        load.add(port, made.START - MS, made.START, bytes_sent=size, **{"bytes_unanswered": size} | earlier)
+        load.cut_off(port, load.connect(port, made.START, 10))
     # The recording lacks reads of one connection, and of another one everything is encrypted.
     load.connect(40004, made.START, 10)
     load.reads = [read for number, read in enumerate(load.reads) if read[2] != 40004 or number % 2]
@@ -130,13 +139,13 @@ def test_without_equal_bytes_there_are_no_limits(read_bytes: int | None) -> None
     if read_bytes is not None:
         load.reads = [(made.START + made.OFFSET + MS // 2, read_bytes, 40000)]
     assert load.bound() is None
-    assert list(clock_outputs(load.samples, load.read_records, made.report(), None)) == []
+    assert list(clock_outputs(load.samples, load.read_records, REPORT, None)) == []
 
 
 def test_no_request_gives_no_limits() -> None:
     assert Load(1, 0).bound() is None
     # A load whose workers left no file.
-    assert bound_clock_offset(SampleFiles([]), Load(1, 0).read_records, made.OFFSET) is None
+    assert bound_clock_offset(SampleFiles([]), Load(1, 0).read_records, REPORT) is None
 
 
 def test_requests_without_a_response_give_no_limits() -> None:
@@ -147,13 +156,33 @@ def test_requests_without_a_response_give_no_limits() -> None:
     assert load.bound() is None
 
 
+def test_unordered_bytes_give_no_limits() -> None:
+    load = Load(1, 0)
+    load.connect(40000, made.START, 10)
+    assert load.bound(is_encrypted=True) is None
+    # A library chose the node.
+    assert bound_clock_offset(load.samples, load.read_records, made.report()) is None
+
+
+@pytest.mark.parametrize(("round_trip_ms", "is_wrong"), [(0, True), (30, True), (40, False)])
+def test_clocks_of_workers_are_known_to_half_a_round_trip(round_trip_ms: int, is_wrong: bool) -> None:
+    load = Load(1, -20 * MS)
+    load.connect(40000, made.START, 100)
+    load.ahead_ns = 20 * MS
+    load.connect(40001, made.START, 100)
+    clocks = tuple(ClockOffset(worker=worker, round_trip_ns=round_trip_ms * MS) for worker in (0, 1))
+    report = dataclasses.replace(REPORT, clock_offsets=clocks)
+    outputs = clock_outputs(load.samples, load.read_records, report, None)
+    assert any(isinstance(item, Note) for item in outputs) == is_wrong
+
+
 def summarise(load: Load) -> Summary:
     samples, sent = load.samples, sum(row["bytes_sent"] for row in load.requests)
     return summary.summarise(
         made.inputs(
             samples=samples,
             report=made.report(bytes_written=sent),
-            outputs=[*made.measured(bytes_read=sent), *clock_outputs(samples, load.read_records, made.report(), None)],
+            outputs=[*made.measured(bytes_read=sent), *clock_outputs(samples, load.read_records, REPORT, None)],
             record=made.record(documents_counted=len(samples) * 100),
         )
     )
@@ -197,7 +226,7 @@ def test_the_clock_over_jmx_is_that_of_the_fastest_request_of_a_slow_server() ->
         # A quick way to the server, and half a second until its response.
         load.reads.append((sent_ns + FASTEST_NS + row * MS + made.OFFSET + load.ahead_ns, 1000, 40000))
         load.add(40000, sent_ns, sent_ns + made.SECOND // 2, bytes_sent=1000)
-    limits = bound_clock_offset(load.samples, load.read_records, made.OFFSET)
+    limits = bound_clock_offset(load.samples, load.read_records, REPORT)
     assert limits is not None
     clock = limits.to_offset(0, "node-1", round_trip_ns, made.report())
     assert clock.to_theirs(made.START + made.OFFSET) - (made.START + made.OFFSET) == load.ahead_ns

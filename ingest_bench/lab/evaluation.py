@@ -26,7 +26,7 @@ from ingest_bench.jvm.java import Java, find_recorded
 from ingest_bench.lab import buffer_advice, link_watch
 from ingest_bench.model.experiment import Cell, Plan, Run, RunState
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import ColumnValue, NodeObserver, Note, ProbeOutput, RunRecord, Summary
+from ingest_bench.model.results import ColumnValue, NodeObserver, Note, ProbeOutput, Reading, RunRecord, Summary
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.network.measure import readings as waits_module
 from ingest_bench.network.measure import wire
@@ -254,9 +254,12 @@ def _read_node(
             # Totals need no clock.
             outputs = [item for item in outputs if isinstance(item, Note) or getattr(item, "name", "") in _TOTALS]
         outputs.append(Note(source="jmx", text=_describe_jmx_clock(watching)))
+    is_incomplete = Reading("bytes_read", None) in outputs
+    reads = node.read_socket_reads()[: 0 if is_incomplete else None]
+    is_encrypted, clock_offset = planned.cell.target.is_encrypted, watching.clock if watching else None
     return [
         *outputs,
-        *clock.clock_outputs(samples, node.read_socket_reads(), load, watching.clock if watching else None),
+        *clock.clock_outputs(samples, reads, load, clock_offset, is_encrypted=is_encrypted),
         *waits_module.wire_outputs(wire.read_wire(node.raw / wire.WIRE_FILE), load.local_ports),
     ]
 
@@ -302,8 +305,10 @@ def write_jmx_clocks(planned: Run, folder: RunFolder, record: RunRecord, java_ho
         return
     jvms = record.server.get("jvms", [record.server])
     for number, (node, jvm) in enumerate(zip(folder.nodes(planned.cell.target.node_count), jvms, strict=True)):
-        recording.load_recording(_read_context(planned, node, load, record, java_home))
-        bound = clock.bound_clock_offset(folder.samples(), node.read_socket_reads(), load.realtime_minus_monotonic_ns)
+        recorded = recording.load_recording(_read_context(planned, node, load, record, java_home))
+        reads = node.read_socket_reads()[: None if recorded.is_complete else 0]
+        is_encrypted = planned.cell.target.is_encrypted
+        bound = clock.bound_clock_offset(folder.samples(), reads, load, is_encrypted=is_encrypted)
         if bound is not None:
             offset = bound.to_offset(number, jvm["machine"], jvm["round_trip_ns"], load)
             files.write_json(node.raw / layout.OBSERVER, to_json(NodeObserver(pid=jvm["pid"], clock=offset)))

@@ -19,7 +19,8 @@ from ingest_bench.model.samples import ClockOffset, WorkerReport
 # Java 11 and 17 cut the start of each chunk of a recording to whole milliseconds: reads of Java 11.0.13 ended up to
 # 0.9 ms before their bytes were sent.
 _RECORDER_NS = 5_000_000
-_REQUEST_FIELDS = ("local_port", "sent_ns", "done_ns", "bytes_sent", "bytes_unanswered")
+_CONNECTION_FIELDS = ("local_port", "user", "address")
+_REQUEST_FIELDS = (*_CONNECTION_FIELDS, "sent_ns", "done_ns", "bytes_sent", "bytes_unanswered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,17 @@ class ClockBound:
         )
 
 
-def bound_clock_offset(samples: SampleSource, reads: Samples, realtime_minus_monotonic_ns: int) -> ClockBound | None:
+def bound_clock_offset(
+    samples: SampleSource, reads: Samples, report: WorkerReport, *, is_encrypted: bool = False
+) -> ClockBound | None:
     """Return the limits by all connections whose sent bytes equal the *reads* (`READ_FIELDS`); None without any.
 
-    They differ with TLS, behind NAT or a proxy, where the recording has holes, and after a retry on another connection.
-    Only the end of a connection's last request may be unread. A port with overlapping requests is left out: it belongs
-    to several connections, or the order of their bytes is unknown.
+    None over TLS, where more bytes are read than were sent before encryption, and for a library (Kafka), which sends
+    some between requests. Other bytes differ behind NAT or a proxy, and after a retry on another connection. Only the
+    end of the last request may be unread, on a port of one connection that read all others. A port with overlapping
+    requests is left out: it belongs to several connections, or the order of their bytes is unknown.
     """
-    if not len(samples):
+    if is_encrypted or not report.addresses or not len(samples):
         return None
     requests = _sort_requests(samples)
     reads = reads[reads["bytes"] > 0]
@@ -68,22 +72,26 @@ def bound_clock_offset(samples: SampleSource, reads: Samples, realtime_minus_mon
     read_bytes = dict(zip(read_ports.tolist(), np.bincount(port_of_read, reads["bytes"]), strict=True))
     unread = np.add.reduceat(requests["bytes_sent"], begins)
     unread -= np.array([read_bytes.get(port, 0) for port in ports.tolist()], dtype=np.int64)
+    # A connection's first bytes may be a handshake, which `sent_ns` does not include: there its last byte counts.
+    opens = np.any([np.diff(requests[name], prepend=-2) for name in _CONNECTION_FIELDS], axis=0)
+    unanswered, connections = (np.add.reduceat(field, begins) for field in (requests["bytes_unanswered"], 1 * opens))
+    may_miss = (connections == 1) & (unanswered == requests["bytes_unanswered"][lasts]) & (unread <= unanswered)
     overlaps = (requests["sent_ns"][1:] < requests["done_ns"][:-1]) & (np.diff(requests["local_port"]) == 0)
-    matching = ports[(unread >= 0) & (unread <= requests["bytes_unanswered"][lasts])]
+    matching = ports[(unread == 0) | ((unread > 0) & may_miss)]
     matching = np.setdiff1d(matching, requests["local_port"][1:][overlaps])
     # From here on both sides have the same bytes, in the same order.
     requests["bytes_sent"][lasts] -= unread
+    requests["opens"] = opens
     requests = {name: field[np.isin(requests["local_port"], matching)] for name, field in requests.items()}
     reads = reads[np.isin(reads["port"], matching)]
-    ends_ns, read_until = reads["end_ns"] - realtime_minus_monotonic_ns, np.cumsum(reads["bytes"], dtype=np.int64)
+    ends_ns = reads["end_ns"] - report.realtime_minus_monotonic_ns
+    read_until = np.cumsum(reads["bytes"], dtype=np.int64)
     sent_until = np.cumsum(requests["bytes_sent"])
     # The server has read all of these, and acknowledged them.
     answered = requests["is_answered"]
     if not answered.any():
         return None
-    # A connection's first bytes may be a handshake, which `sent_ns` does not include: there its last byte counts.
-    opens = np.diff(requests["local_port"], prepend=-1) != 0
-    late_start = sent_until - np.where(opens, 1, requests["bytes_sent"])
+    late_start = sent_until - np.where(requests["opens"], 1, requests["bytes_sent"])
     first = np.searchsorted(read_until, late_start[answered], side="right")
     # Not the read of its last byte: a server may respond before it has read all of a request, with 5 MB on a slow link
     # by half a second.
@@ -106,17 +114,24 @@ def _sort_requests(samples: SampleSource) -> dict[str, Samples]:
 
 
 def clock_outputs(
-    samples: SampleSource, reads: Samples, report: WorkerReport, converted_by: ClockOffset | None
+    samples: SampleSource,
+    reads: Samples,
+    report: WorkerReport,
+    converted_by: ClockOffset | None,
+    *,
+    is_encrypted: bool = False,
 ) -> Iterator[ProbeOutput]:
     """Yield the limits of the offset, and a note that invalidates a run whose clocks differed.
 
     *converted_by*: offset of the server's clock by which the times of *reads* were converted; None: it is ours.
     """
-    bound = bound_clock_offset(samples, reads, report.realtime_minus_monotonic_ns)
+    bound = bound_clock_offset(samples, reads, report, is_encrypted=is_encrypted)
     if bound is not None:
         yield Reading("clock_offset_ms_min", bound.low_ns / 1e6)
         yield Reading("clock_offset_ms_max", bound.high_ns / 1e6)
-        if text := describe_clock_error(bound, 0 if converted_by is None else converted_by.round_trip_ns // 2):
+        # Each limit may be wrong by half the round trip of a worker on another machine.
+        error_ns = max((clock.round_trip_ns for clock in report.clock_offsets), default=0)
+        if text := describe_clock_error(bound, error_ns + (converted_by.round_trip_ns // 2 if converted_by else 0)):
             yield Note(source="reads", text=text, invalidates=True)
     elif converted_by is not None:
         text = "the server's clock was verified by pings alone: on no connection do sent and read bytes agree"
@@ -126,7 +141,7 @@ def clock_outputs(
 def describe_clock_error(bound: ClockBound, error_ns: int = 0) -> str:
     """Describe that the server's clock was not the load's during the whole run; "" if it may have been.
 
-    *error_ns*: error of the conversion from one clock to the other.
+    *error_ns*: error of the conversions from one clock to another.
     """
     low_ms, high_ms, error_ms = bound.low_ns / 1e6, bound.high_ns / 1e6, (_RECORDER_NS + error_ns) / 1e6
     step_ms, effect = low_ms - high_ms, "so its reads, pauses and stalls are at wrong times"
