@@ -210,6 +210,10 @@ LONG_PATH = "/".join(["x" * 200] * 20 + ["y" * 70])
         (PROTOCOL + '[start]\njar = "pipe"\n', r"mine: start: .*/pipe: it is a named pipe, not a file"),
         (PROTOCOL + '[start]\njar = "."\n', r"mine: start: .*: it is a folder, not a file"),
         (PROTOCOL + '[start]\ncommand = ["./"]\n', r"mine: start: .*: it is a folder, not a file"),
+        (
+            PROTOCOL + '[start]\nmain = "M"\nclasspath = ["/a:/bin"]\n',
+            r"mine: start: /a:/bin: java separates .* by colons",
+        ),
         (PROTOCOL + '[start]\njar = "server.jar/x"\n', r"mine: start: .*/x: no such file"),
         (PROTOCOL + f'[start]\njar = "{LONG_PATH}"\n', r"it cannot be read \(File name too long\)"),
         (PROTOCOL + JAR + 'gc = "cms"\n', r'target\.gc: Java 17 has no "cms"'),

@@ -253,6 +253,7 @@ def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.Mo
         "io": pom("io", "util:runtime"),
         "util": pom("util"),
         "other": pom("other", "gone:compile"),
+        "odd": pom("odd", "../../odd:compile"),
     }
     responses = {f"/org/example/{name}/1.0/{name}-1.0.pom": response for name, response in poms.items()}
     server, util, other = (f"org.example:{name}:1.0" for name in ("server", "util", "other"))
@@ -266,6 +267,9 @@ def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.Mo
             RunFailed, match=r"^the dependencies of org\.example:other:1\.0 are not in the cache .*gone"
         ):
             artifacts.resolve_jars((other,))
+        # The resolver would make a path of it.
+        with pytest.raises(RunFailed, match=r"'org\.example:\.\./\.\./odd:1\.0' is not a name and one version"):
+            artifacts.resolve_jars(("org.example:odd:1.0",))
         gc.collect()
     assert [(jar.name, jar.sha256) for jar in jars] == [("server", "a" * 64), ("util", ""), ("io", "")]
     # Without the network, and with other pins.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ _UNTRUSTED_CERTIFICATE = (
     "proxy's certificate: REQUESTS_CA_BUNDLE=FILE (Debian keeps all in /etc/ssl/certs/ca-certificates.crt), then try "
     "again"
 )
+# Of a group, artifact, version or classifier: neither a path nor a range of versions.
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.+-]*")
 
 
 def no_progress(_name: str, _received_bytes: int, _total_bytes: int | None) -> None:
@@ -183,8 +186,9 @@ def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
     # jgo leaves out the dependencies of a file that it cannot download, and says so only in its log.
     def download_or_note(artifact: Any) -> Any:
         try:
+            _check_names(artifact)
             return download(artifact)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             failures.append(error)
             raise
 
@@ -193,6 +197,8 @@ def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
     jars = [Dependency(_jgo_artifact(context, parse_jar(coordinate)), raw=True) for coordinate in coordinates]
     try:
         _, dependencies = context.resolver.resolve(jars)
+        for dependency in dependencies:
+            _check_names(dependency)
     except (OSError, RuntimeError, ValueError) as error:
         failures.append(error)
     if failures:
@@ -204,6 +210,14 @@ def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
         if dependency.type == "jar"
     )
     partial.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _check_names(artifact: Any) -> None:
+    """Raise ValueError for an artifact whose names are not those of a file: jgo makes paths of them as they are."""
+    names = [*map(str, (artifact.groupId, artifact.artifactId, artifact.version, artifact.classifier or "none"))]
+    if not all(map(_NAME.fullmatch, names)):
+        text = ":".join(names[:3])[:200]
+        raise ValueError(f"the dependency {text!r} is not a name and one version. Add it to maven with a version")
 
 
 def _open_repository(folder: Path, progress: Callable[..., Any] | None = None) -> Any:

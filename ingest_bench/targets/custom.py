@@ -325,6 +325,8 @@ def _list_classpath(start: StartOptions, folder: str) -> Iterator[Path]:
 
 def _find_problem(file: Path, *, may_be_folder: bool) -> str:
     """Return why a server cannot be started from a file; empty if it can."""
+    if may_be_folder and ":" in str(file):
+        return "java separates the parts of a class path by colons. List each part, or rename it"
     try:
         problem = files.why_not_plain(file)
     except (FileNotFoundError, NotADirectoryError):
