@@ -120,7 +120,7 @@ URL = ("--url", "http://127.0.0.1:1")
                 "--credentials-to",
                 "https://x",
             ],
-            "no certificates can be read from it",
+            "it holds no certificate",
         ),
         (["worker", "--connect", "bench", "--new-keys", "x"], "--new-keys cannot be combined with --connect"),
         (

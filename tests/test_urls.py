@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import certificates
 import pytest
 from example_tracks import write_track
 from running import canned_http
@@ -133,6 +134,18 @@ def test_fault_requires_a_launched_server(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text('[[fault]]\nkind = "pause"\nat = "1s"\nfor = "1s"\n')
     with pytest.raises(SpecError, match="fault pause"):
         spec.load_experiment(str(tmp_path / "x.toml"), running={"url": URL})
+
+
+def test_ca_file_gives_certificates_alone(tmp_path: Path) -> None:
+    server = certificates.create_certificates(tmp_path).server
+    text = credentials.read_ca_certificates(server)
+    assert "PRIVATE KEY" in server.read_text()
+    assert text == (tmp_path / "server.crt").read_text().strip()
+    # Python trusts the CAs of the machine if it gets an empty text.
+    for content in ("", (tmp_path / "server.key").read_text()):
+        server.write_text(content)
+        with pytest.raises(SpecError, match=r"--ca-file .*: it holds no certificate; a PEM file is needed"):
+            credentials.read_ca_certificates(server)
 
 
 def test_ca_file_without_https_is_refused() -> None:

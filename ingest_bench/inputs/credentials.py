@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from ingest_bench.inputs import files
 CLIENT_CERT, CLIENT_KEY = "INGEST_BENCH_CLIENT_CERT", "INGEST_BENCH_CLIENT_KEY"
 USER, PASSWORD, API_KEY = "INGEST_BENCH_USER", "INGEST_BENCH_PASSWORD", "INGEST_BENCH_API_KEY"
 JMX_USER, JMX_PASSWORD = "INGEST_BENCH_JMX_USER", "INGEST_BENCH_JMX_PASSWORD"
+
+# The labels that OpenSSL reads as certificates (pem.h).
+_CERTIFICATE = re.compile(r"-----BEGIN ((?:TRUSTED |X509 )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 
 
 def read_authorization(environment: Mapping[str, str]) -> dict[str, str]:
@@ -80,15 +84,19 @@ def read_client_certificate(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def read_ca_certificates(path: Path, where: str = "--ca-file") -> str:
-    """Return the text of a file of CA certificates; SpecError begins with *where* if it holds none."""
+    """Return the certificates in a file of CA certificates; SpecError begins with *where* if it holds none."""
     try:
-        text = files.read_text(path)
+        # Without a private key that a server has in the same file: plans go to the workers on other machines.
+        text = "\n".join(match[0] for match in _CERTIFICATE.finditer(files.read_text(path)))
         ssl.create_default_context(cadata=text)
     except OSError as error:
         # ssl.SSLError is an OSError.
         raise SpecError(f"{where} {path}: no certificates can be read from it ({error.strerror or error})") from None
     except ValueError:
-        raise SpecError(f"{where} {path}: it holds no certificate; a PEM file is needed") from None
+        text = ""
+    if not text:
+        # Python would trust this machine's CAs instead.
+        raise SpecError(f"{where} {path}: it holds no certificate; a PEM file is needed")
     return text
 
 
