@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import unpatched_locust  # noqa: F401 - before Locust
 from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.records import to_json
 from ingest_bench.inputs.urls import parse_url
 from ingest_bench.lab.server import remote_observer
 from ingest_bench.load.fleet.transfer import Observed, find_fault
@@ -109,6 +112,51 @@ def test_an_observer_shapes_only_what_its_machine_allows() -> None:
         changed = dataclasses.replace(request, link=dataclasses.replace(link, **changes))
         with pytest.raises(RunFailed, match="may not be shaped like this on this machine; --may-shape allows 'eth1'"):
             remote_observer._shape(changed, "eth1")
+
+
+def joined_observer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FleetMember, list[dict[str, Any]]]:
+    """Return an observer, and the list of what it sends."""
+    options: Any = SimpleNamespace(watched=object())
+    member = FleetMember(options, folder, print)
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(member, "_runner", object())
+    monkeypatch.setattr(member, "_send", lambda _, data: sent.append(data))
+    return member, sent
+
+
+def test_observer_that_cannot_start_names_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    member, sent = joined_observer(tmp_path / "file", monkeypatch)
+    member._messages.put(("watch", {"run": 3, "request": {"probes": []}}))
+    member._messages.put(("dismissed", {}))
+    member._serve()
+    assert [(state["run"], state["phase"]) for state in sent] == [(3, "failed")]
+
+
+class EndedChild:
+    """A process that reported that its JVM has ended, and exited."""
+
+    has_ended = False
+
+    def __init__(self) -> None:
+        read_end, write_end = os.pipe()
+        os.close(write_end)
+        self.stdout = os.fdopen(read_end, "rb")
+
+    def read_lines(self) -> list[str]:
+        self.has_ended = True
+        return [json.dumps(to_json(Observed(run=1, phase="stopped", has_ended=True)))]
+
+
+def test_observer_leaves_after_the_run_in_which_its_jvm_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member, sent = joined_observer(tmp_path, monkeypatch)
+    child: Any = EndedChild()
+    with child.stdout:
+        member._forward_observer(child, tmp_path)
+    assert [state["phase"] for state in sent] == ["stopped"]
+    member._messages.put(("released", {}))
+    with pytest.raises(RunFailed, match="the watched JVM has ended"):
+        member._serve()
 
 
 def test_links_of_several_observers_are_added() -> None:

@@ -16,7 +16,7 @@ from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import supervisor
-from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet import keys, roster
 from ingest_bench.load.fleet.roster import Fleet, FleetObserver, FleetWorker, RemoteWorkers, find_refusal
 from ingest_bench.load.fleet.transfer import Observed, Watched, read_realtime_lead_ns
 from ingest_bench.load.supervisor import RunningLoad
@@ -32,11 +32,15 @@ class FakeMaster:
 
     def __init__(self, *lines: dict[str, Any]) -> None:
         read_end, self._write_end = os.pipe()
-        # So that there is always something to read.
-        os.write(self._write_end, b"\n")
         self.stdout = os.fdopen(read_end, "rb")
-        self._lines = iter(lines)
         self.commands: list[dict[str, Any]] = []
+        self.send(*lines)
+
+    def send(self, *lines: dict[str, Any]) -> None:
+        self._lines = iter(lines)
+        if lines:
+            # So that there is always something to read.
+            os.write(self._write_end, b"\n")
 
     def read_lines(self) -> list[str]:
         return [json.dumps(next(self._lines))]
@@ -153,11 +157,13 @@ def test_run_refuses_workers_and_observers_that_it_cannot_use(
 
 def observing(tmp_path: Path, *lines: dict[str, Any]) -> Fleet:
     """Return a fleet without load workers that an observer has joined, and whose master will send *lines*."""
-    fleet = fleet_with(tmp_path, *lines)
+    fleet = fleet_with(tmp_path)
+    master: Any = fleet._master
     fleet.workers = []
     fleet._options = dataclasses.replace(fleet._options, workers=0, observers=1)
     fleet._observers = {"w": FleetObserver("w", "m, worker-1", watched())}
     fleet.gather_observers()
+    master.send(*lines)
     return fleet
 
 
@@ -198,6 +204,26 @@ def test_failed_or_lost_observer_ends_the_wait_with_its_name(tmp_path: Path, lin
     fleet = observing(tmp_path, line)
     with pytest.raises(RunFailed, match=reason):
         fleet.watch({"probes": []})
+    fleet.close(has_succeeded=False)
+
+
+def test_observer_that_left_after_a_run_does_not_watch_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = observing(tmp_path, {"worker": "w", "phase": "lost", "error": "is lost: it left"})
+    monkeypatch.setattr(fleet._selector, "select", lambda _: fleet._observers)
+    monkeypatch.setattr(roster, "_REJOIN_TIMEOUT_S", 0.0)
+    with pytest.raises(RunFailed, match="0 of 1 observers joined within 0 s"):
+        fleet.gather_observers()
+    fleet.close(has_succeeded=False)
+
+
+def test_reason_of_another_machine_is_one_short_line(tmp_path: Path) -> None:
+    fleet = observing(tmp_path, {"fetched": "w", "error": "no\nrights" * 1000})
+    (observer,) = fleet.observers
+    observer.state = Observed(run=1, phase="stopped", files={"recording.jfr": 1})
+    with pytest.raises(RunFailed, match=r"^observer \(m, worker-1\): no\?rights.{1,4000}$"):
+        fleet.fetch_raw(observer, tmp_path)
     fleet.close(has_succeeded=False)
 
 

@@ -28,8 +28,8 @@ def read_commands(manifest: Path) -> list[list[str]]:
     """Return the commands of ingest-bench in the shell commands of a manifest, with a number for each variable."""
     argvs = [json.loads(text) for text in re.findall(r"^ *command: (\[.*\])$", manifest.read_text(), re.MULTILINE)]
     assert all(argv[:2] == ["sh", "-c"] for argv in argvs)
-    texts = [re.sub(r"\$\(\(.*?\)\)|\$\w+", "1", argv[2].partition("exec ")[2]) for argv in argvs]
-    return [shlex.split(text) for text in texts]
+    texts = [re.sub(r"\$\(\(.*?\)\)|\$\w+", "1", argv[2]) for argv in argvs]
+    return [shlex.split(command) for text in texts for command in re.findall("ingest-bench (?:run|worker) [^&]+", text)]
 
 
 def test_image_copies_what_exists_and_runs_as_an_ordinary_user() -> None:

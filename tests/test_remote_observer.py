@@ -188,10 +188,29 @@ def test_two_observers_of_one_jvm_and_its_end_are_named(tmp_path: Path) -> None:
         assert second.wait(LIMIT_S) == 3
         wait_for_stage(tmp_path, "measuring")
         server.popen.kill()
+        assert first.wait(LIMIT_S) == 3
         assert run.wait(LIMIT_S) == 3
-        assert first.wait(LIMIT_S) == 0
         assert processes.record.state == "failed"
         assert "ended during the run" in processes.record.reason
+
+
+@pytest.mark.nightly
+def test_a_restarted_jvm_is_watched_in_the_next_run_by_an_observer_of_its_pid(tmp_path: Path) -> None:
+    with machines(2) as (at, here), start_processes(tmp_path) as processes:
+        with watched_sink(at, here, tmp_path) as (http, server):
+            first = start_observer(processes, at, here, server.jvm_pid)
+            two_runs = ("--watchers", "1", "--replicates", "2")
+            run = start_run(processes, here, "--url", http.origin, *two_runs, *lasting("10s"))
+            processes.wait_for_texts({"run": "watches pid"}, LIMIT_S)
+            wait_for_stage(tmp_path, "measuring")
+            server.popen.kill()
+            server.popen.wait()
+        (tmp_path / "restarted").mkdir()
+        with watched_sink(at, here, tmp_path / "restarted") as (http, server):
+            assert first.wait(LIMIT_S) == 3
+            second = start_observer(processes, at, here, server.jvm_pid, 1)
+            processes.wait_for_texts({"run": r"run 1/2 \S+: failed: .* run 2/2 \S+: [0-9,]+ docs/s"}, LIMIT_S)
+            assert [run.wait(LIMIT_S), second.wait(LIMIT_S)] == [3, 0]
 
 
 OPENSEARCH = TargetOptions(name="opensearch", heap_bytes=512 << 20, nodes=3)

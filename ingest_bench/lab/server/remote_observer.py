@@ -94,8 +94,9 @@ def main() -> None:
     """
     pid, began, may_shape = sys.argv[1:]
     request = records.from_json(_Request, json.loads(sys.stdin.readline()))
+    has_ended = read_start_id(int(pid)) != began
     try:
-        if read_start_id(int(pid)) != began:
+        if has_ended:
             raise RunFailed(f"the JVM with pid {pid} has ended since the observer joined. Start it for the new pid.")
         jvm = attach(int(pid))
         with _shape(request, may_shape) as path:
@@ -112,7 +113,8 @@ def main() -> None:
             end = _describe_end(jvm, request, path)
         _report(end)
     except (IngestBenchError, OSError) as error:
-        _report(Observed(run=request.run, phase="failed", error=describe_error_for_remote(error)))
+        error_text = describe_error_for_remote(error)
+        _report(Observed(run=request.run, phase="failed", has_ended=has_ended, error=error_text))
 
 
 def _shape(request: _Request, may_shape: str) -> AbstractContextManager[ShapedPath | None]:

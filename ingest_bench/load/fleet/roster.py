@@ -243,6 +243,8 @@ class Fleet(Workers[FleetWorker]):
 
     def gather_observers(self) -> tuple[FleetObserver, ...]:
         """Return the observers of the next run; RunFailed if one is missing."""
+        # One that left since the last run is missing.
+        self._process_pending()
         self.wait_for_observers(self._options.observers, _REJOIN_TIMEOUT_S)
         self.observers = tuple(sorted(self._observers.values(), key=lambda observer: observer.machine))
         for observer in self.observers:
@@ -296,9 +298,12 @@ class Fleet(Workers[FleetWorker]):
 
     def poll_observers(self) -> None:
         """Process the messages that have arrived, during a local load; RunFailed as `check_observers`."""
+        self._process_pending()
+        self.check_observers()
+
+    def _process_pending(self) -> None:
         while self._selector.select(0):
             self.process_messages(0)
-        self.check_observers()
 
     def check_observers(self) -> None:
         """Raise RunFailed if an observer of the current run failed or is lost."""
@@ -425,7 +430,7 @@ class Fleet(Workers[FleetWorker]):
         elif "clocks" in line:
             self._clocks = line["clocks"]
         elif "fetched" in line:
-            self._fetch_errors[line["fetched"]] = line["error"]
+            self._fetch_errors[line["fetched"]] = _to_plain(line["error"], _MAX_ERROR_LENGTH)
         elif "observer" in line:
             self._take_observed(line.pop("observer"), line)
         else:
@@ -488,7 +493,7 @@ def find_refusal(
     if twin := next((other for other in others if _is_same_jvm(other.watched, watched)), None):
         return f"{twin.machine} watches the same JVM. Start one observer for each node."
     if len(others) >= options.observers:
-        return f"all {options.observers} observers have joined. Give the run more --watchers."
+        return f"all {options.observers} observers have joined. End one of them first, or give the run more --watchers."
     if options.shapes not in ("", watched.may_shape):
         return f"the run shapes {options.shapes} on this machine. Allow it: start with --may-shape {options.shapes}."
     reasons = (watched.unavailable[name] for name in sorted(options.probes & watched.unavailable.keys()))

@@ -103,7 +103,7 @@ class Observed:
     files: Annotated[dict[_FileName, _FileSize], Length(0, 1000)] = field(default_factory=dict)
     """Bytes of each file of its probes."""
     has_ended: bool = False
-    """The JVM ended during the run."""
+    """The JVM has ended."""
     link: dict[_LinkColumn, int | None] = field(default_factory=dict)
     """Columns of the interface that it shaped."""
     link_checks: Annotated[tuple[LinkCheck, ...], Length(0, 100)] = ()

@@ -71,6 +71,7 @@ class FleetMember:
         """The process that watches the current run."""
         self._run = 0
         """The number of that run in the messages about it."""
+        self._jvm_has_ended = False
         self._forwarding: gevent.Greenlet[..., Any] | None = None
 
     def run(self) -> int:
@@ -149,7 +150,9 @@ class FleetMember:
                 self._observer.write_line("stop")
             elif kind == "released":
                 self._end_load()
-                # An observer stays until the experiment ends.
+                # An observer stays until the experiment ends. Without its JVM it gives its place to another one.
+                if self._jvm_has_ended:
+                    raise RunFailed("the watched JVM has ended. Start the observer for the new pid.")
                 if self._options.watched is None:
                     self._send("client_ready", locust.__version__)
                     self._say_hello()
@@ -174,8 +177,9 @@ class FleetMember:
         self._loads += 1
         folder = self._folder / f"load-{self._loads}"
         raw = folder / "raw"
-        raw.mkdir(parents=True)
+        # First: a failure belongs to this run.
         self._run, request = data["run"], data["request"]
+        raw.mkdir(parents=True)
         self._log(f"run {self._loads}: probes {', '.join(request['probes'])}")
         self._observer = system.Child(self._options.observer_argv, name="the observer", log=folder / "observer.log")
         self._observer.write_line(json.dumps({**request, "run": self._run, "raw": str(raw)}))
@@ -187,7 +191,7 @@ class FleetMember:
         while not child.has_ended:
             wait_read(child.stdout.fileno())
             for message in map(json.loads, child.read_lines()):
-                phase = message["phase"]
+                phase, self._jvm_has_ended = message["phase"], message["has_ended"]
                 self._files = {name: raw / name for name in message.get("files", ())}
                 self._report_observer(message)
         if phase not in ("stopped", "failed"):
