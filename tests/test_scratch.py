@@ -57,7 +57,29 @@ def test_the_temporary_folder_of_the_jvm_is_the_last_choice(
         assert (chosen.path, chosen.root) == (root / "private" / "tmp" / "name", Path("/"))
     monkeypatch.setattr(AttachedJvm, "run_jcmd", lambda *_: f"java.io.tmpdir={tmp_path}/root/var/tmp\n")
     with (
-        pytest.raises(MissingCapability, match=r"/missing: No such file or directory; .*: Not a directory\)\. Mount"),
+        pytest.raises(MissingCapability, match=r"tmp: Not a directory; /missing: No such file or directory\)\. Mount"),
+        scratch.choose(US, "name"),
+    ):
+        pytest.fail("chosen")
+
+
+def test_no_nearly_full_disk_is_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A flight recorder ends its JVM when a disk is full.
+    usual, temporary = root / "private", root / "private" / "tmp"
+    free_pages = {usual: 100, temporary: 16384}
+    monkeypatch.setattr(scratch, "_USUAL_FOLDERS", (str(usual),))
+    monkeypatch.setattr(AttachedJvm, "run_jcmd", lambda *_: f"java.io.tmpdir={temporary}\n")
+
+    def statvfs(descriptor: str) -> os.statvfs_result:
+        pages = free_pages[Path(descriptor).readlink()]
+        return os.statvfs_result((4096, 4096, 20000, pages, pages, 9, 9, 9, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    with scratch.choose(US, "name") as chosen:
+        assert chosen.path == temporary / "name"
+    free_pages |= {usual: 16384, temporary: 16383}
+    with (
+        pytest.raises(MissingCapability, match=r"flight recorder writes to .*/tmp: only .*MiB free, and a full disk"),
         scratch.choose(US, "name"),
     ):
         pytest.fail("chosen")

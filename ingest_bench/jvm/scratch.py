@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.ledger.steps import Action, Step, Undo
+from ingest_bench.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 SETTINGS = "settings.jfc"
 # A JVM opens its attach socket in /tmp, so the JVM can write there. /var/tmp is rarely memory.
 _USUAL_FOLDERS = ("/var/tmp", "/tmp")  # noqa: S108 - without links, and under a name that cannot be guessed
+# If a disk is full where the flight recorder writes, or where its recording is copied to, it ends the JVM (Java 17: "An
+# irrecoverable error in Jfr. Shutting down VM").
+_FREE_BYTES = 64 << 20
 # O_PATH: the right to search a folder is enough.
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,16 +71,21 @@ class Scratch:
 
 @contextmanager
 def choose(jvm: AttachedJvm, name: str) -> Iterator[Scratch]:
-    """Yield a scratch folder of that name for the JVM; MissingCapability if its user can write in none."""
+    """Yield a scratch folder of that name for the JVM; MissingCapability if its user can write in none.
+
+    MissingCapability, too, if the disk of its flight recorder is nearly full.
+    """
+    temporary = _read_temporary_folder(jvm)
+    _check_recorder_space(jvm, temporary)
     refusals = []
-    for folder in _list_candidates(jvm):
+    for folder in dict.fromkeys((*map(Path, _USUAL_FOLDERS), temporary)):
         try:
             parent = open_folder(jvm.root, folder)
         except OSError as error:
             refusals.append(f"{folder}: {error.strerror}")
             continue
         try:
-            if refusal := explain_refusal(parent, jvm):
+            if refusal := explain_refusal(parent, jvm) or _explain_lack(parent):
                 refusals.append(f"{folder}: {refusal}")
                 continue
             root = Path("/") if _is_ours(folder, parent) else jvm.root
@@ -112,13 +121,34 @@ def explain_refusal(folder: int, jvm: AttachedJvm) -> str:
     return "" if can_write else f"uid {jvm.uid} may not write there"
 
 
-def _list_candidates(jvm: AttachedJvm) -> Iterator[Path]:
-    """Yield folders that JVMs can usually write, at last that of its temporary files."""
-    yield from map(Path, _USUAL_FOLDERS)
+def _read_temporary_folder(jvm: AttachedJvm) -> Path:
+    """Return the folder of its temporary files, where its flight recorder writes; usually /tmp."""
     reported = re.search(r"^java\.io\.tmpdir=(/.*)$", jvm.run_jcmd("VM.system_properties"), re.MULTILINE)
-    if reported:
-        # As in a properties file. Normal: ".." would lead out of a root that is a plain folder (chroot).
-        yield Path(os.path.normpath(re.sub(r"\\(.)", r"\1", reported[1])))
+    # As in a properties file. Normal: ".." would lead out of a root that is a plain folder (chroot).
+    return Path(os.path.normpath(re.sub(r"\\(.)", r"\1", reported[1] if reported else _USUAL_FOLDERS[-1])))
+
+
+def _check_recorder_space(jvm: AttachedJvm, folder: Path) -> None:
+    try:
+        descriptor = open_folder(jvm.root, folder)
+    except OSError:
+        return  # The JVM reports that itself.
+    try:
+        lack = _explain_lack(descriptor)
+    finally:
+        os.close(descriptor)
+    if lack:
+        raise MissingCapability(
+            f"attach: pid {jvm.pid}: its flight recorder writes to {folder}: {lack}, and a full disk ends the JVM. "
+            f"Free {format_bytes(_FREE_BYTES)} there."
+        )
+
+
+def _explain_lack(folder: int) -> str:
+    """Return how little space the file system of the open folder has; "" if it has enough, or no limit."""
+    state = os.statvfs(f"/proc/self/fd/{folder}")
+    free_bytes = state.f_bavail * state.f_frsize
+    return f"only {format_bytes(free_bytes)} free" if state.f_blocks and free_bytes < _FREE_BYTES else ""
 
 
 def _is_ours(folder: Path, descriptor: int) -> bool:
