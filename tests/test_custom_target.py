@@ -132,6 +132,9 @@ def test_a_class_is_started_with_its_classpath(tmp_path: Path) -> None:
 
 
 def test_a_classpath_has_patterns_and_the_jars_of_folders(tmp_path: Path) -> None:
+    # The folder itself is not a pattern.
+    tmp_path /= "[v1]"
+    tmp_path.mkdir()
     for name in ("lib/b.jar", "lib/a.jar", "lib/notes.txt", "main/c.jar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -213,7 +213,7 @@ def _iter_paths(value: Any, key: str = "", base: str = "") -> Iterator[Path]:
     """Yield the values of file keys, and the `path` of a track. Those of a custom target are relative to its folder."""
     if isinstance(value, str):
         if key in _FILE_KEYS and (key not in _SHIPPED_OR_PATHS or os.sep in value or value.endswith(".toml")):
-            yield from files.expand_pattern(Path(base, value))
+            yield from files.expand_pattern(base, value)
     elif isinstance(value, Mapping):
         base = str(value.get("folder", base))
         for name, item in value.items():

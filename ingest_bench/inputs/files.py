@@ -52,9 +52,11 @@ def data_files(name: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted(data_folder(name).glob("*.toml"))}
 
 
-def expand_pattern(path: Path) -> list[Path]:
-    """Return the files that match a path with `*`, `?` or `[…]`, sorted; the path itself without a match."""
-    return [path] if path.exists() else [*map(Path, sorted(glob.glob(str(path))))] or [path]  # noqa: PTH207
+def expand_pattern(folder: Path | str, pattern: str) -> list[Path]:
+    """Return the files in a folder that match `*`, `?` or `[…]`, sorted; the path itself without a match."""
+    path = Path(folder, pattern)
+    matches = () if path.exists() else sorted(glob.glob(pattern, root_dir=folder))  # noqa: PTH207
+    return [Path(folder, match) for match in matches] or [path]
 
 
 def why_not_plain(file: Path | int) -> str:

@@ -318,7 +318,7 @@ def _start_files(start: StartOptions, folder: str) -> Iterator[Path]:
 def _list_classpath(start: StartOptions, folder: str) -> Iterator[Path]:
     """Yield the files and folders of the class path: those that match a pattern, and the jars in each folder."""
     for entry in start.classpath:
-        for path in files.expand_pattern(Path(folder, entry)):
+        for path in files.expand_pattern(folder, entry):
             yield path
             yield from sorted(path.glob("*.jar"))
 
