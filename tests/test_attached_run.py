@@ -210,6 +210,18 @@ def test_exactly_one_port_must_respond_like_a_known_server(monkeypatch: pytest.M
         reach.find_origin(TargetOptions(), (us,))
 
 
+@pytest.mark.parametrize(("is_root", "remedy"), [(True, "Give the address as a number"), (False, "or run as root")])
+def test_why_a_server_cannot_be_reached_from_here_is_reported_first(
+    is_root: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = AttachedJvm(pid=os.getpid(), uid=os.geteuid(), gid=0, jcmd=Path("jcmd"), version="17", start_id="now")
+    monkeypatch.setattr(reach, "_other_namespaces", lambda _: (us,))
+    monkeypatch.setattr(system, "is_root", lambda: is_root)
+    options = TargetOptions(url=Url(scheme="http", host="localhost", port=free_port()))
+    with pytest.raises((SpecError, MissingCapability), match=rf"^http://localhost:\d+: cannot connect .*\n.*{remedy}"):
+        reach.find_origin(options, (us,))
+
+
 def test_addresses_are_those_of_the_process_that_listens_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("", 0)) as wildcard:
         ports = [listening.getsockname()[1] for listening in (first, wildcard)]

@@ -219,19 +219,23 @@ def find_origin(options: TargetOptions, jvms: Sequence[AttachedJvm]) -> Reached:
     RunFailed if it accepts no connection from either; SpecError if its URLs are unknown or contradict each other.
     """
     failures: list[str] = []
-    for origin in (None, *_other_namespaces(jvms)):
-        enter = tuple if origin is None else enter_namespace_of(origin)
-        place = "this machine" if origin is None else f"the network namespace of the JVM with pid {origin.pid}"
-        located = options
-        if options.url is None:
-            urls = [_find_urls(jvm, enter, origin, options, failures) for jvm in jvms]
-            if any(len(choices) != 1 for choices in urls):
-                continue
-            located = dataclasses.replace(options, url=urls[0][0], more_urls=tuple(url for (url,) in urls[1:]))
-        try:
-            return Reached(options=located, address=resolve_address(located, enter), enter=enter, place=place)
-        except RunFailed as error:
-            failures.append(str(error))
+    try:
+        for origin in (None, *_other_namespaces(jvms)):
+            enter = tuple if origin is None else enter_namespace_of(origin)
+            place = "this machine" if origin is None else f"the network namespace of the JVM with pid {origin.pid}"
+            located = options
+            if options.url is None:
+                urls = [_find_urls(jvm, enter, origin, options, failures) for jvm in jvms]
+                if any(len(choices) != 1 for choices in urls):
+                    continue
+                located = dataclasses.replace(options, url=urls[0][0], more_urls=tuple(url for (url,) in urls[1:]))
+            try:
+                return Reached(options=located, address=resolve_address(located, enter), enter=enter, place=place)
+            except RunFailed as error:
+                failures.append(str(error))
+    except (MissingCapability, SpecError) as error:
+        # The reason is often that of the failure from here: a server that has ended, a misspelled host.
+        raise type(error)("\n".join((*failures, str(error)))) from None
     if options.url is not None:
         raise RunFailed("\n".join(dict.fromkeys(failures)))
     results = "".join(f"\n  {line}" for line in dict.fromkeys(failures)) or " it listens on no TCP port"
