@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import create_certificates
 from commands import ORDINARY_UID, fill_cache, place
 from running import canned_server, free_port, running
 from servers import list_outputs, served, visible
@@ -68,6 +69,16 @@ def test_a_pid_or_url_given_twice_is_refused() -> None:
     url = Url(scheme="http", host="127.0.0.1", port=9200)
     with pytest.raises(SpecError, match="an address is given twice"):
         reach.resolve_address(TargetOptions(url=url, more_urls=(url,)), tuple)
+
+
+def test_a_ca_for_jmx_alone_is_accepted_without_tls_of_the_server(tmp_path: Path) -> None:
+    ca = create_certificates(tmp_path, "IP:127.0.0.1").ca
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = Url(scheme="http", host="127.0.0.1", port=server.getsockname()[1])
+        options = TargetOptions(url=url, ca_file=str(ca), watch_jmx=(Endpoint("127.0.0.1", 7091),))
+        assert reach.resolve_address(options, tuple).tls is None
+        with pytest.raises(SpecError, match=r"target\.ca_file: .* does not use TLS"):
+            reach.resolve_address(dataclasses.replace(options, watch_jmx=()), tuple)
 
 
 def test_a_missing_process_is_refused_before_the_start() -> None:

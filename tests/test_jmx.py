@@ -171,6 +171,27 @@ def test_no_recording_remains_when_the_run_is_killed(tmp_path: Path, number: int
         wait_until(lambda: not any(child.is_running() for child in children))
 
 
+def test_a_full_disk_here_is_no_broken_connection(tmp_path: Path, settings: Path) -> None:
+    with exposed_jvm(tmp_path, *PLAIN) as (pid, endpoint):
+        with (
+            pytest.raises(RunFailed, match=r"cannot be written on this machine \(No space left on device\)"),
+            jmx.connect(endpoint, None) as jvm,
+            jvm.record(settings, Path("/dev/full"), 60),
+        ):
+            """Record nothing in particular."""
+        wait_until(lambda: "name=" not in attach(pid).run_jcmd("JFR.check"))
+
+
+def test_a_jvm_that_cannot_write_its_recording_is_named(tmp_path: Path, settings: Path) -> None:
+    with (
+        exposed_jvm(tmp_path, *PLAIN, options=("-Djava.io.tmpdir=/proc/1",)) as (_, endpoint),
+        jmx.connect(endpoint, None) as jvm,
+        pytest.raises(RunFailed, match=r"the JVM cannot write a recording \(JFR repository .*java\.io\.tmpdir"),
+        jvm.record(settings, tmp_path / "recording.jfr", 60),
+    ):
+        pytest.fail("it recorded")
+
+
 def test_a_jvm_that_ends_during_the_recording_fails_the_run(tmp_path: Path, settings: Path) -> None:
     with exposed_jvm(tmp_path, *PLAIN) as (pid, endpoint), jmx.connect(endpoint, None) as jvm:
         assert not jvm.is_encrypted

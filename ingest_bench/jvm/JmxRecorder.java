@@ -9,6 +9,7 @@ import java.net.InetAddress;
 import java.net.Socket;
 import java.net.UnknownHostException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.rmi.ConnectIOException;
@@ -164,7 +165,11 @@ public final class JmxRecorder {
     long stream = recorder.openStream(recording, Map.of("blockSize", "1000000"));
     try (OutputStream out = Files.newOutputStream(file)) {
       for (byte[] block = recorder.readStream(stream); block != null; block = recorder.readStream(stream)) {
-        out.write(block);
+        try {
+          out.write(block);
+        } catch (IOException problem) {
+          throw new Failure("unwritten " + problem.getMessage());
+        }
         System.out.println("received " + block.length);
         if (System.out.checkError()) {
           // The other end of the pipe has gone.
@@ -229,6 +234,10 @@ public final class JmxRecorder {
     }
     if (isTls) {
       return text.contains("unrecognized SSL message") ? "no-jmx" : "tls " + text;
+    }
+    // Of the recorder in the other JVM: a broken connection has an exception of its own.
+    if (cause.getClass() == IOException.class || cause instanceof FileSystemException) {
+      return "repository " + text;
     }
     if (cause instanceof SecurityException) {
       return "denied " + text;

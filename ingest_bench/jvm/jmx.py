@@ -46,6 +46,8 @@ _FAILURES = {
     "denied": "this role may not record: {details}. Give one with readwrite access.",
     "no-recorder": "this JVM has no FlightRecorderMXBean: its Java lacks the module jdk.management.jfr. Run the server "
     "on a complete JDK.",
+    "repository": "the JVM cannot write a recording ({details}). Give it a -Djava.io.tmpdir with free space.",
+    "unwritten": "the recording cannot be written on this machine ({details}). Free some space.",
     "tls": "TLS failed: {details}. Give the CA of its certificate (--ca-file), which must have the name of the host.",
     "lost": "the connection to the JVM broke: {details}",
 }

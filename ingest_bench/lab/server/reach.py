@@ -86,7 +86,9 @@ def resolve_address(options: TargetOptions, enter: Enter) -> ServerAddress:
         raise SpecError(f"--url: {', '.join(map(str, urls))}: the addresses of a cluster must begin with one scheme")
     cert, key = credentials.read_client_certificate(os.environ)
     cert, key = options.client_cert or cert, options.client_key or key
-    for name, path in {"target.ca_file": options.ca_file, "target.client_cert": options.client_cert}.items():
+    # The CA may be that of JMX alone.
+    ca_file = None if options.watch_jmx else options.ca_file
+    for name, path in {"target.ca_file": ca_file, "target.client_cert": options.client_cert}.items():
         if path and first.scheme != "https":
             raise SpecError(f"{name}: {first} does not use TLS. Give an https:// URL.")
     ca_pem = "" if options.ca_file is None else credentials.read_ca_certificates(Path(options.ca_file))
