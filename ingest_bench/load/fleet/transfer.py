@@ -156,7 +156,8 @@ def find_fault(kind: Any, data: Any) -> str:
         return "a message of an unknown kind"
     try:
         _check(_KINDS[kind], data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        # msgpack has types that JSON has not, also as keys.
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         return f"a message {kind!r}: {reason}"
     return ""
