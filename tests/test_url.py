@@ -289,7 +289,9 @@ def test_the_addresses_of_two_clusters_are_refused(sink: Http, here: Place) -> N
     with proxy(sink.origin, FRONT_SAYS=other) as port:
         output = run(here, "--url", sink.origin, "--url", f"http://localhost:{port}", *SHORT, exit_code=2)
     assert f"localhost:{port}: it belongs to another cluster (another)" in output
-    assert "or none" in run(here, "--url", sink.origin, "--url", "https://localhost:9200", *SHORT, exit_code=2)
+    assert "begin with one scheme" in run(
+        here, "--url", sink.origin, "--url", "https://localhost:9200", *SHORT, exit_code=2
+    )
 
 
 @pytest.mark.nightly
