@@ -62,11 +62,11 @@ class Contained:
 
     def scratch(self) -> list[Path]:
         """Return the scratch folders of observations that the JVM can see, and those on the disk."""
-        roots = (Path(f"/proc/{self.pid}/root/var/tmp"), Path(f"/proc/{self.pid}/root/tmp"), *self.disk.glob("*"))
+        root = Path(f"/proc/{self.pid}/root")
         folders: list[Path] = []
-        for root in roots:
+        for parent in (root / "var" / "tmp", root / "tmp", *self.disk.glob("*")):
             with suppress(OSError):
-                folders += root.glob("ingest-bench-????????????????")
+                folders += parent.glob("ingest-bench-????????????????")
         return folders
 
     def run(self, script: str) -> None:

@@ -106,7 +106,7 @@ def test_links_and_mounts_in_a_container_lead_to_no_other_files(folder: Path, ra
         def observe_once() -> None:
             with observer.watch_attached((jvm,), probes.select_probes(["gc"]), [raw], 300):
                 (scratch,) = container.scratch()
-                assert scratch.parent == Path(f"/proc/{container.pid}/root/tmp")
+                assert scratch.parent == Path(f"/proc/{container.pid}/root") / "tmp"
                 plant(container, scratch.name)
 
         with pytest.raises(RunFailed, match=r"not a plain file of a probe|not restored"):
