@@ -74,7 +74,8 @@ class Contained:
         process = Path(f"/proc/{self.pid}")
         has_own_users = (process / "ns" / "user").readlink() != Path("/proc/self/ns/user").readlink()
         options = (f"--target={self.pid}", "--mount", *(("--user",) if has_own_users else ()))
-        subprocess.run(("nsenter", *options, "--", "sh", "-ec", script), check=True)
+        # Our own PATH may have folders that are loops of links there.
+        subprocess.run(("nsenter", *options, "--", "sh", "-ec", script), check=True, env={"PATH": system.PATH})
 
 
 @contextmanager
