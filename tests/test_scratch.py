@@ -47,15 +47,13 @@ def test_a_folder_that_the_jvm_user_cannot_write_is_refused(
     os.close(folder)
 
 
-def test_the_temporary_folder_of_the_jvm_is_the_last_choice(
-    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_temporary_folder_of_the_jvm_is_the_last_choice(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = f"#Sat\njava.io.tmpdir={root}/private/../private/tmp\njava.vendor=x\n"
     monkeypatch.setattr(scratch, "_USUAL_FOLDERS", (str(root / "var" / "tmp"), "/missing"))
     monkeypatch.setattr(AttachedJvm, "run_jcmd", lambda *_: properties)
     with scratch.choose(US, "name") as chosen:
         assert (chosen.path, chosen.root) == (root / "private" / "tmp" / "name", Path("/"))
-    monkeypatch.setattr(AttachedJvm, "run_jcmd", lambda *_: f"java.io.tmpdir={tmp_path}/root/var/tmp\n")
+    monkeypatch.setattr(AttachedJvm, "run_jcmd", lambda *_: f"java.io.tmpdir={root / 'var' / 'tmp'}\n")
     with (
         pytest.raises(MissingCapability, match=r"tmp: Not a directory; /missing: No such file or directory\)\. Mount"),
         scratch.choose(US, "name"),
