@@ -29,7 +29,7 @@ from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.lab import evaluation
 from ingest_bench.lab.server import reach, running_server
 from ingest_bench.model.experiment import Plan
-from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions, Url
+from ingest_bench.model.target import CustomTarget, Endpoint, ServerAddress, TargetOptions, Url
 from ingest_bench.results.layout import open_results
 from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.http import open_http
@@ -69,6 +69,13 @@ def test_a_pid_or_url_given_twice_is_refused() -> None:
     url = Url(scheme="http", host="127.0.0.1", port=9200)
     with pytest.raises(SpecError, match="an address is given twice"):
         reach.resolve_address(TargetOptions(url=url, more_urls=(url,)), tuple)
+
+
+def test_a_custom_target_is_not_reached_over_cql() -> None:
+    url = Url(scheme="cassandra", host="127.0.0.1", port=9042)
+    options = TargetOptions(name="mine", url=url, custom=CustomTarget(protocol={"name": "bulk"}))
+    with pytest.raises(SpecError, match=r"--url cassandra://127\.0\.0\.1:9042: mine is reached over HTTP"):
+        reach.resolve_address(options, tuple)
 
 
 def test_a_ca_for_jmx_alone_is_accepted_without_tls_of_the_server(tmp_path: Path) -> None:

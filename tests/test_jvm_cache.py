@@ -234,10 +234,10 @@ def test_root_refuses_a_cache_that_others_can_write(
 
 
 def pom(name: str, *dependencies: str) -> tuple[int, bytes]:
-    """Return the POM of org.example:NAME:1.0 with dependencies, each with its scope: "a:runtime"."""
+    """Return the POM of org.example:NAME:1.0 with dependencies, each with scope and type: "a:runtime:jar"."""
     elements = "".join(
         "<dependency><groupId>org.example</groupId><artifactId>{}</artifactId><version>1.0</version>"
-        "<scope>{}</scope></dependency>".format(*dependency.split(":"))
+        "<scope>{}</scope><type>{}</type></dependency>".format(*dependency.split(":"))
         for dependency in dependencies
     )
     head = f"<groupId>org.example</groupId><artifactId>{name}</artifactId><version>1.0</version>"
@@ -249,11 +249,11 @@ def pom(name: str, *dependencies: str) -> tuple[int, bytes]:
 @pytest.mark.processes
 def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     poms = {
-        "server": pom("server", "io:compile", "junit:test"),
-        "io": pom("io", "util:runtime"),
-        "util": pom("util"),
-        "other": pom("other", "gone:compile"),
-        "odd": pom("odd", "../../odd:compile"),
+        "server": pom("server", "io:compile:bundle", "junit:test:jar", "kit:runtime:test-jar", "site:runtime:pom"),
+        "io": pom("io", "util:runtime:jar"),
+        **{name: pom(name) for name in ("util", "kit", "site")},
+        "other": pom("other", "gone:compile:jar"),
+        "odd": pom("odd", "../../odd:compile:jar"),
     }
     responses = {f"/org/example/{name}/1.0/{name}-1.0.pom": response for name, response in poms.items()}
     server, util, other = (f"org.example:{name}:1.0" for name in ("server", "util", "other"))
@@ -271,8 +271,9 @@ def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.Mo
         with pytest.raises(RunFailed, match=r"'org\.example:\.\./\.\./odd:1\.0' is not a name and one version"):
             artifacts.resolve_jars(("org.example:odd:1.0",))
         gc.collect()
-    assert [(jar.name, jar.sha256) for jar in jars] == [("server", "a" * 64), ("util", ""), ("io", "")]
+    assert [(jar.name, jar.sha256) for jar in jars[:2]] == [("server", "a" * 64), ("util", "")]
+    assert sorted(jar.file_name for jar in jars[2:]) == ["io-1.0.jar", "kit-1.0-tests.jar"]
     # Without the network, and with other pins.
     assert artifacts.resolve_jars(pinned) == artifacts.list_jars(pinned) == jars
-    assert [jar.sha256 for jar in artifacts.resolve_jars((server, util))] == ["", "", ""]
+    assert [jar.sha256 for jar in artifacts.resolve_jars((server, util))] == [""] * 4
     assert artifacts.resolve_jars(()) == ()

@@ -29,6 +29,8 @@ _UNTRUSTED_CERTIFICATE = (
 )
 # Of a group, artifact, version or classifier: neither a path nor a range of versions.
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.+-]*")
+# Types of dependencies that are jars on the class path, with their classifier (Maven's default artifact handlers).
+_JAR_CLASSIFIERS = {"jar": None, "bundle": None, "ejb": None, "test-jar": "tests"}
 
 
 def no_progress(_name: str, _received_bytes: int, _total_bytes: int | None) -> None:
@@ -205,9 +207,9 @@ def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
         names = ", ".join(coordinate.partition("@")[0] for coordinate in coordinates)
         raise _explain_failure(f"the dependencies of {names} are", failures[0])
     lines = (
-        ":".join(filter(None, (dependency.groupId, dependency.artifactId, dependency.version, dependency.classifier)))
-        for dependency in dependencies
-        if dependency.type == "jar"
+        ":".join(filter(None, (jar.groupId, jar.artifactId, jar.version, jar.classifier or _JAR_CLASSIFIERS[jar.type])))
+        for jar in dependencies
+        if jar.type in _JAR_CLASSIFIERS
     )
     partial.write_text("\n".join(lines), encoding="utf-8")
 

@@ -22,7 +22,7 @@ from locust import events, task
 from locust.runners import MasterRunner
 
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import urls
+from ingest_bench.inputs import credentials, urls
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.recorder import unpack_sample
 from ingest_bench.load.users import IngestUser
@@ -138,7 +138,7 @@ def _get_shared(user: type[BulkIndexUser], environment: Environment) -> _Shared:
 
 def _build_plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan:
     url = urls.parse_url(environment.host or user.host or "http://localhost:9200")
-    ca_pem = "" if user.ca_file is None else Path(user.ca_file).read_text(encoding="ascii")
+    ca_pem = "" if user.ca_file is None else credentials.read_ca_certificates(Path(user.ca_file), "ca_file:")
     workload = catalog.load_workload(user.workload)
     workers = _BLOCK_STRIDE
     if user.documents is not None:

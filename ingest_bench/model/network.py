@@ -244,11 +244,11 @@ class TimeLimit:
 class LinkCheck:
     """One expected property of the link, and its measurement before the load."""
 
-    name: str
-    expected: str
-    measured: str
-    tolerance: str
+    name: Line
+    expected: Line
+    measured: Line
+    tolerance: Line
     passed: bool | None
     """None: it could not be measured."""
-    link: str = ""
+    link: Line = ""
     """The link's name if there are several."""

@@ -84,6 +84,8 @@ def resolve_address(options: TargetOptions, enter: Enter) -> ServerAddress:
         raise SpecError(f"--url: {', '.join(map(str, urls))}: an address is given twice. Remove one of them.")
     if len({url.scheme for url in urls}) > 1:
         raise SpecError(f"--url: {', '.join(map(str, urls))}: the addresses of a cluster must begin with one scheme")
+    if options.custom is not None and first.scheme == "cassandra":
+        raise SpecError(f"--url {first}: {options.name} is reached over HTTP or TCP. Give an http:// URL.")
     cert, key = credentials.read_client_certificate(os.environ)
     cert, key = options.client_cert or cert, options.client_key or key
     # The CA may be that of JMX alone.
@@ -357,7 +359,8 @@ def describe_jmx_jvm(jvm: JmxJvm) -> dict[str, Any]:
     """Return facts about a JVM that is connected over JMX. `pid` is that of its machine."""
     pid, _, machine = jvm.name.partition("@")
     heap = {} if jvm.facts.heap_bytes is None else {"heap_bytes": jvm.facts.heap_bytes}
-    facts = {"pid": int(pid) if pid.isdecimal() else 0, "machine": f"{machine[:100]}, {jvm.endpoint}"}
+    # The name is the JVM's text; a pid has at most 7 digits.
+    facts = {"pid": int(pid) if re.fullmatch("[0-9]{1,10}", pid) else 0, "machine": f"{machine[:100]}, {jvm.endpoint}"}
     facts["round_trip_ns"] = jvm.round_trip_ns
     return facts | {"java": jvm.version, "collector": jvm.facts.collector} | heap
 

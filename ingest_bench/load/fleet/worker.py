@@ -51,7 +51,7 @@ _MAX_UNANSWERED_HEARTBEATS = 6
 _MAX_SILENCE_S = 8.0
 # An observer that is not needed any more removes everything from its JVM. Later its watchdog does it.
 _DETACH_GRACE_S = 15.0
-_ABANDONED = "has ended before its experiment did"
+_ABANDONED = "has ended before its experiment did, or has dropped this worker because it did not answer for a while"
 
 
 class FleetMember:

@@ -253,7 +253,7 @@ def _reasons_against_profile(facts: InterfaceFacts, profile: Profile) -> Iterato
     if shared and not facts.link.shared_settings:
         yield (
             f'profile "{profile.name}" sets {", ".join(shared)}, which affects other traffic too. '
-            "Add --shared-settings if that is intended."
+            "Add --shared-settings if that is intended, or leave it out; an observer (--watchers) does not set it."
         )
     for name in profile.offloads:
         if not features.find_members(name, facts.features):
