@@ -16,8 +16,10 @@ from ingest_bench.targets.base import NodeStart, format_log4j2
 # Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
 NO_ANALYZERS: Mapping[str, str | None] = {"english": "standard"}
 _RESERVED_SETTINGS = (
-    *("path.", "network.", "http.port", "transport.", "discovery."),
-    *("node.name", "cluster.name", "cluster.initial_"),
+    *("path.", "network.", "http.port", "discovery.", "node.name", "cluster.name", "cluster.initial_"),
+    # Addresses of a node for others; its threads and buffers are a user's choice.
+    *("transport.port", "transport.tcp.port", "transport.host", "transport.bind", "transport.publish"),
+    *("transport.profiles", "transport.type"),
 )
 # Port between nodes: the first of the servers' default range (9300-9399).
 _TRANSPORT_PORT = 9300
