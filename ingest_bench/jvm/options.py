@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench import system
+from ingest_bench import system, units
 from ingest_bench.errors import SpecError
 from ingest_bench.model.target import Collector
+from ingest_bench.model.values import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ COLLECTORS: Mapping[Collector, CollectorOptions] = {
 # Options whose text the JVM gives to a shell, or that name a file of more options. Anywhere in an option: a start
 # script may split ES_JAVA_OPTS at spaces.
 _RUNS_A_COMMAND = re.compile(r"-XX:(?:OnError|OnOutOfMemoryError|Flags|VMOptionsFile)\b|jdwp\b.*\blaunch\s*=")
+_G1_REGION = re.compile(r"-XX:G1HeapRegionSize=(\d{1,12}[kKmMgG]?)")
 _LOG_DECORATORS = "time,uptime,level,tags"
 
 
@@ -58,6 +61,23 @@ def refuse_commands(jvm_options: Iterable[str]) -> None:
 def heap_options(heap_bytes: int) -> tuple[str, ...]:
     """Return the options of a heap that has its full size from the start, so that heap growth is not measured."""
     return (f"-Xms{heap_bytes}", f"-Xmx{heap_bytes}")
+
+
+def is_requested_heap(actual_bytes: int, heap_bytes: int, beans: Iterable[str], arguments: Iterable[str] = ()) -> bool:
+    """Return True if a JVM with these collector MBeans and arguments has the heap that was requested.
+
+    A JVM rounds the size up to whole units: 512 pages of memory (one of its card table), or a larger region of G1.
+    """
+    unit_bytes, smallest_bytes = 512 * resource.getpagesize(), heap_bytes
+    if uses_collector("g1", tuple(beans)):
+        chosen = [units.parse_bytes(match[1]) for match in map(_G1_REGION.fullmatch, arguments) if match]
+        # Without a choice: a power of two near 1/2048 of the heap, at most 32 MiB (HeapRegion::setup_heap_region_size).
+        region_bytes = chosen[-1] if chosen else min(heap_bytes // 2048, 32 * MIB)
+        unit_bytes = max(unit_bytes, 1 << (region_bytes - 1).bit_length())
+    elif not uses_collector("zgc", tuple(beans)):
+        # Collectors with survivor spaces report one of them less than the whole heap.
+        smallest_bytes = heap_bytes * 85 // 100
+    return smallest_bytes <= actual_bytes < heap_bytes + unit_bytes
 
 
 def collector_options(gc: Collector, java_version: int) -> tuple[str, ...]:

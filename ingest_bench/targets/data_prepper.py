@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.inputs import untrusted
-from ingest_bench.jvm.options import default_to_g1
+from ingest_bench.jvm.options import COLLECTORS, default_to_g1, is_requested_heap
 from ingest_bench.model.load import ProtocolOptions, Workload
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import Endpoint, LaunchPlan, ListenOptions, TargetOptions, ThreadRoles
@@ -198,10 +198,12 @@ class DataPrepper(Target):
         """Return version and settings; InvalidRun if the heap is not as chosen."""
         # The maximum of the old generation: with G1, that is the whole heap.
         heap_bytes = int(_read_metrics(http).get("jvm_gc_max_data_size_bytes", 0))
-        if default_to_g1(options.gc) == "g1" and heap_bytes != options.heap_bytes:
+        if default_to_g1(options.gc) != "g1":
+            heap_bytes = options.heap_bytes
+        elif not is_requested_heap(heap_bytes, options.heap_bytes, (COLLECTORS["g1"].bean,), options.jvm):
             raise InvalidRun(f"{self.name}: a heap of {heap_bytes:,} bytes instead of {options.heap_bytes:,}")
         version = read_version(Path(self.read_properties(options)["home"]))
-        return {"version": version, "heap_bytes": options.heap_bytes, **self.complete_properties(options)}
+        return {"version": version, "heap_bytes": heap_bytes, **self.complete_properties(options)}
 
 
 def read_version(home: Path) -> str:

@@ -210,6 +210,8 @@ def _condition_columns(record: RunRecord, cell: Cell) -> dict[str, ColumnValue]:
     version = record.server.get("version") or options.version
     name = _server_name(record, options)
     predictor, is_uncounted = options.receive_predictor_bytes, record.documents_counted is None
+    # A launched JVM may round the size up, and collectors with survivor spaces report less than the whole.
+    heap_bytes = record.server.get("heap_bytes")
     return {
         "network": " ".join([cell.network.name, *_network_overrides(cell.levels)]) if cell.network else "as-is",
         "netem_backend": record.netem_backend or None,
@@ -219,7 +221,7 @@ def _condition_columns(record: RunRecord, cell: Cell) -> dict[str, ColumnValue]:
         "receive_predictor_bytes": "..".join(map(str, predictor))
         if len(predictor) > 1
         else next(iter(predictor), None),
-        "heap_bytes": record.server.get("heap_bytes") if options.is_already_running else options.heap_bytes,
+        "heap_bytes": heap_bytes if options.is_already_running else max(options.heap_bytes, heap_bytes or 0),
         "documents_counted": record.documents_counted,
         "documents_check": None if record.state != "measured" else _NOT_COUNTABLE if is_uncounted else "counted",
     }

@@ -15,7 +15,7 @@ from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import urls
 from ingest_bench.jvm import artifacts, cache
 from ingest_bench.jvm.attach import AttachedJvm
-from ingest_bench.jvm.options import uses_collector
+from ingest_bench.jvm.options import is_requested_heap, uses_collector
 from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import LaunchPlan, Preparation, TargetOptions, ThreadRoles
@@ -245,8 +245,7 @@ def check_node(version: Version, options: TargetOptions, info: Mapping[str, Any]
         wrong.append(f"version {info['version']} instead of {version.number}")
     if not uses_collector(gc, beans):
         wrong.append(f"collectors {', '.join(beans)} instead of gc {gc}")
-    # Collectors with survivor spaces count one of them less than the whole heap.
-    if not 0.85 * options.heap_bytes <= heap_bytes <= options.heap_bytes:
+    if not is_requested_heap(heap_bytes, options.heap_bytes, beans, info["jvm"].get("input_arguments", ())):
         wrong.append(f"a heap of {heap_bytes} bytes instead of {options.heap_bytes}")
     if options.allocator != "default" and (allocator == "unpooled") != (options.allocator == "unpooled"):
         wrong.append(f"allocator {allocator or 'unknown'} in its log instead of {options.allocator}")
