@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from test_many_machines import LIMIT_S, SHORT, Processes, lasting, start_process
 from ingest_bench import system, targets
 from ingest_bench.jvm.attach import attach
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
+from ingest_bench.load.fleet import keys
 from ingest_bench.model.target import Endpoint, ServerAddress, TargetOptions
 from ingest_bench.targets.base import NodeStart
 from ingest_bench.targets.http import Http, open_http
@@ -171,6 +173,30 @@ def test_observer_detaches_when_the_run_is_killed(tmp_path: Path) -> None:
         assert observer.wait(LIMIT_S) == 3
         wait_for_outputs(jvm, outputs)
         assert not [*(tmp_path / "worker-0").glob("*")]
+
+
+@pytest.mark.nightly
+def test_an_observer_with_an_unknown_key_is_refused_and_does_not_attach(tmp_path: Path) -> None:
+    with (
+        machines(2) as (at, here),
+        watched_sink(at, here, tmp_path) as (http, server),
+        start_processes(tmp_path) as processes,
+    ):
+        outputs = list_outputs(attach(server.jvm_pid))
+        key = tmp_path / "keys" / "worker-2.key"
+        known = json.loads(key.read_text())
+        keys.write_new(tmp_path / "other", 1)
+        unknown = json.loads((tmp_path / "other" / "worker-1.key").read_text())
+        key.write_text(json.dumps(unknown | {"run": known["run"]}))
+        refused = start_observer(processes, at, here, server.jvm_pid, 1)
+        run = start_run(processes, here, "--url", http.origin, "--watchers", "1", *SHORT)
+        processes.wait_for_texts({"worker-1": "our key is not among those of this run"}, LIMIT_S)
+        assert refused.wait(LIMIT_S) == 3
+        assert list_outputs(attach(server.jvm_pid)) == outputs
+        observer = start_observer(processes, at, here, server.jvm_pid)
+        assert run.wait(LIMIT_S) == 0, processes.output("run")
+        assert observer.wait(LIMIT_S) == 0
+        assert [watching.pid for watching in processes.record.observers] == [server.jvm_pid]
 
 
 @pytest.mark.nightly
