@@ -261,7 +261,9 @@ def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.Mo
     assert artifacts.list_jars(pinned) == tuple(map(artifacts.parse_jar, pinned))
     with canned_server(responses) as address:
         monkeypatch.setenv("INGEST_BENCH_MAVEN", f"http://{address}")
-        jars = artifacts.resolve_jars(pinned)
+        shown: list[str] = []
+        jars = artifacts.resolve_jars(pinned, lambda name, *_: shown.append(name))
+        assert "POM of io" in shown
         # A dependency that cannot be resolved is an error: without it the server would lack classes.
         with pytest.raises(
             RunFailed, match=r"^the dependencies of org\.example:other:1\.0 are not in the cache .*gone"

@@ -81,14 +81,15 @@ def parse_jar(coordinate: str) -> Artifact:
     )
 
 
-def resolve_jars(coordinates: Sequence[str]) -> tuple[Artifact, ...]:
+def resolve_jars(coordinates: Sequence[str], progress: Progress = no_progress) -> tuple[Artifact, ...]:
     """Return the jars of these coordinates and all their dependencies, as Maven resolves them; RunFailed if it cannot.
 
     The result is cached, so that it is the same in later runs and needs no network there.
     """
     name = _resolution_name(coordinates)
-    path = cache.get_or_make(name, lambda partial: _resolve_dependencies(coordinates, partial)) if coordinates else None
-    return list_jars(coordinates) if path else ()
+    if coordinates:
+        cache.get_or_make(name, lambda partial: _resolve_dependencies(coordinates, partial, progress))
+    return list_jars(coordinates)
 
 
 def list_jars(coordinates: Sequence[str]) -> tuple[Artifact, ...]:
@@ -178,7 +179,7 @@ def _resolve(artifact: Artifact, folder: Path, progress: Callable[..., Any]) -> 
         raise _explain_failure(f"{artifact}: it is", error) from None
 
 
-def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
+def _resolve_dependencies(coordinates: Sequence[str], partial: Path, progress: Progress) -> None:
     """Write the coordinates of all dependencies of the jars, without the jars themselves."""
     from jgo.maven import Dependency  # noqa: PLC0415 - as below
 
@@ -189,6 +190,7 @@ def _resolve_dependencies(coordinates: Sequence[str], partial: Path) -> None:
     def download_or_note(artifact: Any) -> Any:
         try:
             _check_names(artifact)
+            progress(f"POM of {artifact.artifactId}", 0, None)
             return download(artifact)
         except (OSError, RuntimeError, ValueError) as error:
             failures.append(error)

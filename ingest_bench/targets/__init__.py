@@ -51,7 +51,7 @@ def fetch(
 ) -> Java:
     """Fetch all requirements into the cache and return the Java; afterwards a run needs no network."""
     found_java = java.find_java(requirements.java_version, java_home, full=requirements.full_jdk, progress=progress)
-    for artifact in (*requirements.artifacts, *artifacts.resolve_jars(requirements.maven)):
+    for artifact in (*requirements.artifacts, *artifacts.resolve_jars(requirements.maven, progress)):
         if artifact.packaging == "zip":
             artifacts.fetch_unpacked(artifact, progress)
         else:
