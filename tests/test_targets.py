@@ -143,7 +143,7 @@ def test_each_version_has_its_own_allocator_options(fields: dict[str, Any], flag
         ({"nodes": 2, "replicas": 2}, r"2 replicas need 3 nodes, and target\.nodes is 2"),
         ({"receive_predictor_bytes": (65536, 524288)}, "a range .* requires Elasticsearch 5.6"),
         ({"setting": {"http.port": "9201"}}, '"http.port" is set by ingest-bench; remove it'),
-        ({"setting": {"transport.bind_host": "0.0.0.0"}}, '"transport.bind_host" is set by ingest-bench'),
+        ({"setting": {"transport.bind_host": "192.0.2.1"}}, '"transport.bind_host" is set by ingest-bench'),
         ({"name": "sink", "setting": {"sink.bufers": "heap"}}, r'sink has no "sink\.bufers"; did you mean'),
         ({"name": "sink", "setting": {"sink.stall": "5"}}, r"sink\.stall: '5' is not a time"),
         ({"name": "sink", "setting": {"sink.buffers": "both"}}, "is not one of heap, direct"),
