@@ -61,8 +61,8 @@ _UNITS: Mapping[str, str] = {"_ns": "a time", "_bytes": "a size", "_bps": "a rat
 # Values written as one text or as a table.
 _TEXTS: Mapping[str, str] = {
     "Arrivals": '`"closed"`, `"2000/s"`, `"poisson 50MB/s"`, `"ramp 100/s..2000/s 30s"`, '
-    '`"steps 100/s 200/s 400/s 10s"`, `"sine 1000/s 50% 60s"`, `"recorded FILE"`; rates are in requests, `docs` or '
-    "bytes, `/s` or `/min`",
+    '`"steps 100/s 200/s 400/s 10s"`, `"sine 1000/s 50% 60s"`, `"burst 64 10s"` (64 requests at once every 10 s), '
+    '`"recorded FILE"`; rates are in requests, `docs` or bytes, `/s` or `/min`',
     "AbortCondition": '`"errors > 5% for 10s"`, `"p99 > 2s for 30s"`',
     "Url": '`"http://HOST:PORT"`, `"https://…"` or `"cassandra://…"`',
     "RemoteAddress": '`"HOST:PORTS"` or `"NETWORK/BITS:PORTS"`',

@@ -53,6 +53,7 @@ def test_a_wrong_rate_names_the_format(text: str) -> None:
         ("ramp 1/s..9/s 30s", Arrivals(shape="ramp", rate=Rate(1.0), end_rate=Rate(9.0), period_ns=30 * S)),
         ("steps 1/s 2/s 10s", Arrivals(shape="steps", rates=(Rate(1.0), Rate(2.0)), period_ns=10 * S)),
         ("sine 9/s 50% 1min", Arrivals(shape="sine", rate=Rate(9.0), amplitude_ppm=500_000, period_ns=60 * S)),
+        ("burst 64 10s", Arrivals(shape="burst", requests=64, period_ns=10 * S)),
         ("recorded a b.txt", Arrivals(shape="recorded", file="a b.txt")),
     ],
 )
@@ -80,6 +81,12 @@ def test_arrivals_are_read_from_a_table_too() -> None:
         ("sine 5/s 100% 10s", "would stop a sine"),
         ("0/s", "above 0"),
         ("recorded", '"recorded" arrivals need "file"'),
+        ("burst 10s", "burst 64 10s"),
+        ("burst 64/s 10s", "'64/s' is not a number of requests"),
+        ("burst 0 10s", 'need "requests"'),
+        ("burst 64 0s", 'need "period"'),
+        ("burst 28233 10s", "requests"),
+        ("burst 64 1us", "more than one machine can send"),
         ("closed 5/s", "write it like 'closed'"),
         ("5000", "is not a rate"),
         ({"shape": "poisson"}, '"poisson" arrivals need "rate"'),
@@ -143,6 +150,19 @@ def test_a_request_is_due_when_the_integral_reaches_its_number(
 def test_the_shares_of_all_workers_are_the_schedule_without_a_duplicate(text: str) -> None:
     shares = [list(itertools.islice(take_share(schedule(parse_arrivals(text)), worker, 3), 100)) for worker in range(3)]
     assert sorted(itertools.chain(*shares)) == first(300, text)
+
+
+def test_a_burst_is_due_at_one_moment_and_the_next_one_a_period_later() -> None:
+    assert first(7, "burst 3 2s") == [0, 0, 0, 2 * S, 2 * S, 2 * S, 4 * S]
+
+
+@pytest.mark.parametrize(("requests", "workers"), [(5, 2), (7, 3), (4, 4), (3, 1)])
+def test_no_worker_gets_more_of_any_burst_than_it_has_users(requests: int, workers: int) -> None:
+    arrivals = parse_arrivals(f"burst {requests} 1s")
+    for worker in range(workers):
+        users = len(range(worker, requests, workers))
+        share = take_share(schedule(arrivals), worker, workers, burst=requests)
+        assert list(itertools.islice(share, 3 * users)) == [0] * users + [S] * users + [2 * S] * users
 
 
 def test_recorded_times_start_with_the_first_line() -> None:

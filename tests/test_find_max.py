@@ -81,7 +81,7 @@ def test_search_with_too_long_confirmation_is_refused(tmp_path: Path) -> None:
 
 def test_arrivals_with_several_rates_cannot_be_searched(tmp_path: Path) -> None:
     text = SLOW.replace("users = 2", 'users = 2\narrivals = "ramp 1/s..9/s 5s"')
-    with pytest.raises(SpecError, match='"ramp" arrivals have more than one rate'):
+    with pytest.raises(SpecError, match='"ramp" arrivals have no constant rate'):
         find_max.plan_search(ordered(tmp_path, text), GOAL)
 
 

@@ -136,10 +136,29 @@ def test_bulk_larger_than_servers_accept_is_noted(tmp_path: Path) -> None:
         ({"query_arrivals": "10/s"}, "requires query users"),
         ({"query_users": 1, "query_arrivals": "10docs/s"}, "a rate of requests"),
         ({"query_users": 1, "query_arrivals": "recorded x"}, "a rate of requests"),
+        ({"query_users": 1, "query_arrivals": "burst 1 1s"}, "a rate of requests"),
     ],
 )
 def test_invalid_queries_are_refused(options_table: dict[str, Any], message: str) -> None:
     options = records.from_toml(LoadOptions, options_table, "load")
+    with pytest.raises(SpecError, match=message):
+        planning.check_procedure(cell(options))
+
+
+@pytest.mark.parametrize(
+    ("options_table", "message"),
+    [
+        ({"users": 63}, r"64 requests at once need 64 users, and there are 63: .* Set users = 64"),
+        ({"warm_up": "3s"}, r'load.warm_up: 3s are not whole periods of 5s\. .* set warm_up = "5s"'),
+        ({"measure": "12s"}, r'load.measure: 12s are not whole periods of 5s\. .* set measure = "15s"'),
+        ({"measure_documents": 5}, r"load.measure_documents conflicts with bursts"),
+        ({"warm_up": "auto"}, r'"burst" arrivals are never steady'),
+    ],
+)
+def test_a_measurement_is_whole_bursts_with_idle_spans(options_table: dict[str, Any], message: str) -> None:
+    valid = {"arrivals": "burst 64 5s", "users": 64, "warm_up": "5s", "measure": "10s"}
+    assert planning.check_procedure(cell(records.from_toml(LoadOptions, valid, "load"))).steps
+    options = records.from_toml(LoadOptions, valid | options_table, "load")
     with pytest.raises(SpecError, match=message):
         planning.check_procedure(cell(options))
 

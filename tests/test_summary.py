@@ -420,6 +420,17 @@ def test_seconds_between_responses_of_large_bulks_have_no_documents() -> None:
     assert row.values["stalls"] == 0
 
 
+def test_idle_spans_of_bursts_are_neither_stalls_nor_outages() -> None:
+    samples = made.samples([made.sample(at, at + 0.9) for at in range(0, 10, 2) for _ in range(4)])
+    report = {"measure_end_ns": made.START + 10 * SECOND, "is_open_loop": True}
+    rows = {
+        text: summary(samples, report=report, cell=made.cell(load=LoadOptions(arrivals=parse_arrivals(text))))
+        for text in ("2/s", "burst 4 2s")
+    }
+    assert [(row.values["stalls"], row.values["zero_throughput_s"]) for row in rows.values()] == [(4, 4), (0, None)]
+    assert {row.values["docs_per_s_mean"] for row in rows.values()} == {200}
+
+
 def test_mean_rate_includes_the_partial_second_at_the_end() -> None:
     end_ns = made.START + (made.WARM_UP_S + made.MEASURE_S) * SECOND + SECOND // 2
     row = summary(with_steady(made.sample(7.1, 7.4)), report={"measure_end_ns": end_ns})

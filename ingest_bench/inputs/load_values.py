@@ -85,7 +85,7 @@ def check_arrivals(arrivals: Arrivals) -> None:
     """Raise ValueError if fields of a shape are missing or contradict each other."""
     example, required = _SHAPES[arrivals.shape]
     default = Arrivals(shape=arrivals.shape)
-    for name in ("rate", "end_rate", "rates", "period_ns", "amplitude_ppm", "file"):
+    for name in ("rate", "end_rate", "rates", "period_ns", "amplitude_ppm", "requests", "file"):
         key = name.removesuffix("_ns").removesuffix("_ppm")
         is_set = getattr(arrivals, name) != getattr(default, name)
         if name in required and not is_set:
@@ -99,6 +99,8 @@ def check_arrivals(arrivals: Arrivals) -> None:
         raise ValueError("the rate is 0; give one above 0")
     if arrivals.shape in ("constant", "poisson", "sine", "steps") and min(rate.per_s for rate in rates) <= 0:
         raise ValueError("a rate of 0 would wait forever; give one above 0")
+    if arrivals.requests:
+        check_rate(Rate(arrivals.requests / (arrivals.period_ns / 1e9)))
     if arrivals.amplitude_ppm >= 10**6:
         raise ValueError("an amplitude of 100% or more would stop a sine; give less")
 
@@ -116,6 +118,12 @@ def _parse_rates(text: str) -> tuple[Rate, ...]:
     return tuple(map(parse_rate, text.split()))
 
 
+def _parse_requests(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{quote_value(text)} is not a number of requests, such as 64")
+    return int(text)
+
+
 # Of each shape: an example, and the parsers of the fields that it requires.
 _SHAPES: Mapping[str, tuple[str, Mapping[str, Callable[[str], Any]]]] = {
     "closed": ("closed", {}),
@@ -127,6 +135,7 @@ _SHAPES: Mapping[str, tuple[str, Mapping[str, Callable[[str], Any]]]] = {
         "sine 1000/s 50% 60s",
         {"rate": parse_rate, "amplitude_ppm": units.parse_ppm, "period_ns": units.parse_time_ns},
     ),
+    "burst": ("burst 64 10s", {"requests": _parse_requests, "period_ns": units.parse_time_ns}),
     "recorded": ("recorded FILE", {"file": lambda path: path or None}),
 }
 

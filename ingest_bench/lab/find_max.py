@@ -81,7 +81,7 @@ def _check(cell: Cell) -> None:
         raise SpecError("--find-max conflicts with the factor arrivals: it sets the rate")
     if cell.load.arrivals.shape not in _SHAPES:
         shape = cell.load.arrivals.shape
-        raise SpecError(f'--find-max: "{shape}" arrivals have more than one rate. Use {" or ".join(_SHAPES)}.')
+        raise SpecError(f'--find-max: "{shape}" arrivals have no constant rate. Use {" or ".join(_SHAPES)}.')
 
 
 def _run(cell: Cell, decided: NextStep, earlier: Iterable[Run] = ()) -> Run:

@@ -43,7 +43,7 @@ from ingest_bench.model.samples import WorkerReport
 from ingest_bench.model.target import Endpoint, ServerAddress
 from ingest_bench.targets.base import Target
 from ingest_bench.targets.http import CONDITION_LIMIT_S
-from ingest_bench.units import format_bytes
+from ingest_bench.units import format_bytes, format_time
 
 # The slowest published track (elastic/security) takes 1 s. Wall time is longer on a busy machine.
 READING_CPU_S = 10
@@ -234,6 +234,7 @@ def _workload_procedure(context: _Context) -> Procedure:
     if (options.mapping or options.index_settings) and not prepared.search_path:
         raise SpecError(f"load.mapping and load.index_settings: {cell.target.name} has no mappings. Remove them.")
     _check_queries(cell, workload, prepared.search_path)
+    _check_bursts(options, options.users or workload.users)
     plan = LoadPlan(
         server=context.address,
         wire=context.target.wire(cell.target, workload),
@@ -288,8 +289,29 @@ def _check_queries(cell: Cell, workload: Workload, search_path: str) -> None:
         raise SpecError(f"load.query_users: {cell.target.name} does not support queries. Remove it.")
     if not options.query_users and arrivals.is_open_loop and not is_level:
         raise SpecError("load.query_arrivals requires query users, such as query_users = 2")
-    if arrivals.shape == "recorded" or arrivals.unit != "requests":
+    if arrivals.shape in ("burst", "recorded") or arrivals.unit != "requests":
         raise SpecError('load.query_arrivals: queries have a rate of requests, such as "10/s" or "poisson 10/s"')
+
+
+def _check_bursts(options: LoadOptions, users: int) -> None:
+    """Raise SpecError if the measurement is not whole bursts with their idle spans."""
+    burst, period_ns = options.arrivals.requests, options.arrivals.period_ns
+    if not burst:
+        return
+    if burst > users:
+        raise SpecError(
+            f"load.arrivals: {burst} requests at once need {burst} users, and there are {users}: a user sends one "
+            f"request at a time. Set users = {burst}."
+        )
+    if options.measure_documents is not None:
+        raise SpecError("load.measure_documents conflicts with bursts: it ends without an idle span. Use measure.")
+    for key, time_ns in (("warm_up", options.max_warm_up_ns), ("measure", options.measure_ns)):
+        if time_ns % period_ns:
+            periods_ns = -(-time_ns // period_ns) * period_ns
+            raise SpecError(
+                f"load.{key}: {format_time(time_ns)} are not whole periods of {format_time(period_ns)}. A measurement "
+                f'begins with a burst and ends with an idle span: set {key} = "{format_time(periods_ns)}".'
+            )
 
 
 # --- Tracks

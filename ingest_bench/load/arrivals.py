@@ -31,6 +31,8 @@ def schedule(
     """
     if arrivals.shape == "recorded":
         return iter(recorded_ns)
+    if arrivals.shape == "burst":
+        return (burst * arrivals.period_ns for burst in itertools.count() for _ in range(arrivals.requests))
     work = itertools.repeat(1.0) if sizes is None else sizes
     if arrivals.shape == "poisson":
         counts = itertools.accumulate(size * gap for size, gap in zip(work, _exponential_gaps(seed), strict=False))
@@ -39,9 +41,16 @@ def schedule(
     return _times(counts, _when(arrivals))
 
 
-def take_share(times: Iterator[int], worker: int, workers: int) -> Iterator[int]:
-    """Return one worker's share: every n-th time. All shares together are the schedule."""
-    return itertools.islice(times, worker, None, workers)
+def take_share(times: Iterator[int], worker: int, workers: int, *, burst: int = 0) -> Iterator[int]:
+    """Return one worker's share: every n-th time. All shares together are the schedule.
+
+    With bursts it is every n-th time of each burst, as a worker has every n-th user: none of them gets two arrivals.
+    """
+    if not burst:
+        return itertools.islice(times, worker, None, workers)
+    return (
+        time for time, number in zip(times, itertools.cycle(range(burst)), strict=False) if number % workers == worker
+    )
 
 
 def parse_recorded(text: str, name: str) -> tuple[int, ...]:

@@ -421,8 +421,9 @@ def _remove_decompressed(plans: Sequence[LoadPlan]) -> None:
 
 def _prepare(plan: LoadPlan, processes: int, *, reports_figures: bool) -> LoadPlan:
     plan.folder.mkdir(parents=True, exist_ok=True)
-    # Each needs a user, and a document to send if a number of them ends the load.
-    workers = min(processes, plan.users, plan.options.measure_documents or plan.users)
+    # Each needs a user, a request of each burst, and a document to send if a number of them ends the load.
+    needed = (plan.options.arrivals.requests, plan.options.measure_documents)
+    workers = min(processes, plan.users, *filter(None, needed))
     reports_figures = reports_figures or bool(plan.options.abort)
     return dataclasses.replace(plan, workers=workers, reports_figures=reports_figures).with_checked_files()
 

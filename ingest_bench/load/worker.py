@@ -310,7 +310,7 @@ def _bulk_offsets_ns(plan: LoadPlan, state: WorkerState) -> Iterator[int]:
         seed=options.seed,
         recorded_ns=plan.recorded_ns,
     )
-    return take_share(times, plan.worker, plan.workers)
+    return take_share(times, plan.worker, plan.workers, burst=arrivals.requests)
 
 
 def _build_report(

@@ -39,7 +39,7 @@ IndexName = Annotated[
     ),
 ]
 Conflicts = Literal["none", "sequential", "random"]
-ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "recorded"]
+ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "burst", "recorded"]
 RateUnit = Literal["requests", "documents", "bytes"]
 # Measurement and warm-up last at most a day each (load.plan); tracks have several of both. Changes made for a run are
 # undone after this time at the latest. The watchdog undoes them at once when the process dies.
@@ -165,7 +165,7 @@ class Arrivals:
 
     "closed", "2000/s" (constant), "poisson 2000/s", "ramp 100/s..2000/s 30s" (constant afterwards),
     "steps 100/s 200/s 400/s 10s" (10 s each, the last rate continues), "sine 1000/s 50% 60s" (mean, amplitude, period),
-    "recorded FILE" (one number per line: seconds).
+    "burst 64 10s" (64 at once every 10 s, idle in between), "recorded FILE" (one number per line: seconds).
     """
 
     shape: ArrivalShape = "closed"
@@ -175,9 +175,11 @@ class Arrivals:
     """A ramp's last rate."""
     rates: Annotated[tuple[Rate, ...], Length(0, 1000)] = ()
     period_ns: LoadTime = 0
-    """Duration of a ramp, of one step, or of one sine period."""
+    """Duration of a ramp, of one step, or of one sine period; time from one burst to the next."""
     amplitude_ppm: Share = 0
     """Amplitude of a sine, as a share of its mean."""
+    requests: Annotated[int, Between(0, 28_232, "each needs a user of its own")] = 0
+    """Requests of a burst."""
     file: FilePath | None = None
 
     @property

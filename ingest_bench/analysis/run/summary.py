@@ -169,7 +169,11 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
         *(item for item in inputs.outputs if isinstance(item, CauseIntervals)),
         *suspects.generator_causes(inputs.loop_stalls, report),
     ]
-    stalls = attribution.find_stalls(samples, report, median_ms, causes, inputs.reads)
+    is_burst = cell.load.arrivals.shape == "burst"
+    stalls = attribution.find_stalls(samples, report, median_ms, causes, inputs.reads, has_idle_spans=is_burst)
+    if is_burst:
+        # A second without a due request is no outage.
+        values["zero_throughput_s"] = None
     values |= {**attribution.stall_columns(stalls), **phases.phase_columns(samples, report, inputs.reads)}
     texts = [
         *(f"{REFUSED}{text}" for text in describe_item_failures(report.item_failures, report.item_reasons)),

@@ -55,16 +55,19 @@ def find_stalls(
     median_ms: ColumnValue,
     causes: Iterable[CauseIntervals],
     reads: Samples | None = None,
+    *,
+    has_idle_spans: bool = False,
 ) -> tuple[Stall, ...]:
     """Return the stalls of a load's measurement with their causes; empty if the median response time is unknown.
 
     *causes*: what was watched for, on CLOCK_REALTIME. *reads*: the server's reads of the load's connections, if known.
+    With *has_idle_spans* low throughput alone is no stall: nothing was due.
     """
     window, offset_ns = load.measurement_window(report), report.realtime_minus_monotonic_ns
     if not isinstance(median_ms, (int, float)) or window.length_s <= 0:
         return ()
     waited = waiting.find_waiting(samples, window, median_ms)
-    spans = waiting.find_spans(waited, samples)
+    spans = waiting.find_spans(waited, samples, has_idle_spans=has_idle_spans)
     all_suspects = suspects.build_suspects(causes, offset_ns)
     by_port = phases.reads_by_port(reads, offset_ns)
     return tuple(

@@ -113,8 +113,8 @@ def find_waiting(samples: SampleSource, window: Window, median_ms: float) -> Wai
     return waiting
 
 
-def find_spans(waiting: Waiting, samples: SampleSource) -> list[Span]:
-    """Return the stalls in order: steps with waiting slow requests, and seconds with low throughput."""
+def find_spans(waiting: Waiting, samples: SampleSource, *, has_idle_spans: bool = False) -> list[Span]:
+    """Return the stalls in order: steps with waiting slow requests, and, without idle spans, low throughput."""
     start_ns, step_ns = waiting.window.start_ns, waiting.step_ns
     begins, ends = _runs(waiting.counts > 0)
     is_apart = (begins[1:] - ends[:-1]) * step_ns > min(_APART * waiting.slow_ns, _MAX_APART_NS)
@@ -131,7 +131,7 @@ def find_spans(waiting: Waiting, samples: SampleSource) -> list[Span]:
         ended = np.searchsorted(np.sort(slow["done_ns"]), slow["scheduled_ns"], side="right")
         max_concurrent = int((np.arange(1, len(slow) + 1) - ended).max(initial=0))
         spans.append(Span(start_ns + begin * step_ns, end_ns, slow, max_concurrent))
-    for first_ns, last_ns in _low_throughput(samples, waiting.window):
+    for first_ns, last_ns in () if has_idle_spans else _low_throughput(samples, waiting.window):
         first, last = waiting.step(np.array([first_ns, last_ns])).tolist()
         if (waiting.counts[first : last + 1] > 0).mean() < _MOSTLY:
             spans.append(Span(first_ns, last_ns, waiting.slow[:0], 0))
