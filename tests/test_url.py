@@ -354,7 +354,7 @@ def test_problems_of_a_url_are_reported_before_the_start(
             (
                 (f"https://localhost:{tls}", "--ca-file", str(issued.ca.with_name("names"))),
                 2,
-                "does not contain a certificate",
+                "it holds no certificate",
             ),
         ]
         for arguments, exit_code, part in tried:
