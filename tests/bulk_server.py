@@ -109,7 +109,8 @@ class BulkServer(ThreadedServer):
         with self.lock:
             opened, self._open[:] = list(self._open), []
         for connection in opened:
-            connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError), self._secured(connection) as secured:

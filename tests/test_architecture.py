@@ -63,6 +63,8 @@ FENCES = {
     "rich": ("cli",),
     "psutil": ("jvm", "host", "results"),
     "thriftpy2": ("protocols",),
+    "h2": ("protocols",),
+    "hpack": ("protocols",),
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Prefixes of names that start a process: only `system` may use them.

@@ -119,7 +119,7 @@ def test_endless_chunk_extension_or_trailer_is_refused(part: bytes) -> None:
 
 
 def test_endless_response_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingest_bench.protocols.http1._RESPONSE_LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr("ingest_bench.protocols.http1.RESPONSE_LIMIT_BYTES", 1_000_000)
     chunk = b"%x\r\n%s\r\n" % (50_000, b"x" * 50_000)
     with pytest.raises(InvalidResponseError, match="limit of 1000000 bytes"):
         read_response(CHUNKED, *[chunk] * 30)

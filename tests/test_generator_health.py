@@ -9,6 +9,7 @@ from ingest_bench.analysis.run.generator import (
     describe_generator_limit,
     describe_loop_lag,
     generator_columns,
+    window_columns,
 )
 from ingest_bench.analysis.run.sample_columns import Window, measurement_window
 
@@ -88,3 +89,16 @@ def test_p99_of_fewer_than_100_samples_is_unknown() -> None:
     assert (few["generator_lag_ms_p99"], few["send_delay_ms_p99"]) == (None, None)
     assert None not in (many["generator_lag_ms_p99"], many["send_delay_ms_p99"])
     assert (few["generator_lag_samples"], many["send_delay_samples"]) == (99, 100)
+
+
+def test_window_columns_are_empty_unless_a_window_is_known() -> None:
+    samples = made.samples([made.sample(0, 2), made.sample(1, 3)])
+    assert window_columns(samples, made.report()) == {}
+    stalled = made.report(window_stalls=3, window_stalled_ns=3 * 10**9, stream_window_bytes=65_535)
+    assert window_columns(samples, stalled) == {
+        "window_stalls": 3,
+        "window_stalled_ms_mean": 1000.0,
+        "window_stalled_percent": 75.0,
+        "server_stream_window_bytes": 65_535,
+    }
+    assert window_columns(samples, made.report(stream_window_bytes=1))["window_stalled_ms_mean"] is None

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import BulkServer, Reply, answer, bulk_answer, bulk_server
 from cql_server import cql_server, encode_error, encode_success, parse_batch
 from frames_server import frames_server, parse_frames
+from http2_server import http2_server
 from running import free_port
 from test_users import PLANNED_NS, started
 from thrift_server import THRIFT, encode_result, parse_call, thrift_server
@@ -62,12 +63,13 @@ class ProtocolCase:
     is_idempotent: bool = False
     """True if each document has a generated id."""
     compresses: bool = True
+    options: LoadOptions = field(default_factory=LoadOptions)
     uses_library: bool = False
     """Responses cannot be faked: the results of requests are in the tests of that protocol."""
 
     @property
     def protocol(self) -> Protocol:
-        return create_protocol(self.wire, "i", LoadOptions())
+        return create_protocol(self.wire, "i", self.options)
 
     @property
     def documents(self) -> list[bytes]:
@@ -104,6 +106,21 @@ CASES = {
         ProtocolOptions(keys={"path": "/i/_bulk"}),
         lambda body: lines(body)[1::2],
         lambda documents: answer(bulk_answer([201] * documents)),
+    ),
+    "bulk over HTTP/2": ProtocolCase(
+        ProtocolOptions(keys={"path": "/i/_bulk"}),
+        lambda body: lines(body)[1::2],
+        lambda documents: answer(bulk_answer([201] * documents)),
+        server=http2_server,
+        options=LoadOptions(http_version="2"),
+    ),
+    "json-array over HTTP/2": ProtocolCase(
+        json_array(method="PUT", headers={"X-Source": "bench"}),
+        json.loads,
+        lambda _: answer(b"", "204 No Content"),
+        b"PUT",
+        server=http2_server,
+        options=LoadOptions(http_version="2"),
     ),
     "json-array": ProtocolCase(json_array(), json.loads, lambda _: answer(b"", "204 No Content")),
     "json-array of lines": ProtocolCase(json_array(format="lines"), lines, lambda _: answer(b"ok", "202 Accepted")),

@@ -13,6 +13,7 @@ from ingest_bench.faults.apply import select_directions, selects_link
 from ingest_bench.host.node_resources import Need
 from ingest_bench.inputs.records import toml_key
 from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.load import HTTP_PROTOCOLS
 from ingest_bench.model.network import LinkName, Profile
 
 # A fault begins by a few commands or signals, of some milliseconds each.
@@ -25,7 +26,6 @@ _PERSISTENT_ONLY = {
     "slow-disk": "so the fault would have no effect",
     "slow-fsync": "so the fault would have no effect",
 }
-_HTTP_PROTOCOLS = frozenset({"bulk", "json-array"})
 
 
 def check_faults(cell: Cell) -> None:
@@ -57,7 +57,7 @@ def find_unsupported_fault(cell: Cell, protocols: Set[str], *, is_persistent: bo
     for fault in cell.faults:
         if FAULTS[fault.kind].needs_names and "kafka" in protocols:
             return f"{fault.kind}: the Kafka library resolves brokers itself"
-        if FAULTS[fault.kind].needs_http and not protocols <= _HTTP_PROTOCOLS:
+        if FAULTS[fault.kind].needs_http and not protocols <= HTTP_PROTOCOLS:
             return f"{fault.kind} requires HTTP, and {name} accepts {' and '.join(sorted(protocols))}"
         if fault.kind == "flush" and not can_flush:
             return f"flush: {name} has no command that flushes its memory"

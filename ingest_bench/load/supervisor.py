@@ -496,7 +496,7 @@ def merge_reports(reports: Sequence[WorkerReport]) -> WorkerReport:
     most_lag = max(reports, key=lambda report: report.loop_lag_p99_ns)
     most_delay = max(reports, key=lambda report: report.send_delay_p99_ns)
     names = ["bytes_written", "bytes_unread", "cpu_ns", "documents_resent", "documents_repeated"]
-    names += ["arrivals_waited", "arrivals_unsent"]
+    names += ["arrivals_waited", "arrivals_unsent", "window_stalls", "window_stalled_ns"]
     sums: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in names}
     return dataclasses.replace(
         reports[0],
@@ -513,5 +513,6 @@ def merge_reports(reports: Sequence[WorkerReport]) -> WorkerReport:
         send_delay_samples=most_delay.send_delay_samples,
         errors=tuple(error for report in reports for error in report.errors),
         longest_heartbeat_gap_ns=max(report.longest_heartbeat_gap_ns for report in reports),
+        stream_window_bytes=max(report.stream_window_bytes for report in reports),
         clock_offsets=tuple(clock for report in reports for clock in report.clock_offsets),
     )

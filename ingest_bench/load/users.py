@@ -183,7 +183,7 @@ class RetryingUser(User):
         message = str(error)
         if error.outcome != "connection-error" or attempts > self.retries or self.state.is_over(now_ns):
             return Verdict(outcome=error.outcome, message=message)
-        may_be_stored = self.connection.bytes_sent > 0 or error.may_be_stored
+        may_be_stored = self.connection.bytes_sent > 0 if error.may_be_stored is None else error.may_be_stored
         if may_be_stored and not body.is_idempotent:
             return Verdict(outcome=error.outcome, message=f"{message} ({NOT_RETRIED})")
         all_items = tuple(range(body.documents))

@@ -96,7 +96,8 @@ class _WorkerLoad:
     def __init__(self, plan: LoadPlan, source: Source, recorders: Sequence[Recorder], leader: Leader) -> None:
         self._plan, self._recorders, self._leader = plan, recorders, leader
         self._state = state = WorkerState(source=source, users=len(plan.worker_users))
-        self._upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker)
+        alpn = "" if plan.options.http2_windows is None else "h2"
+        self._upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker, alpn=alpn)
         self._first_mark = read_cpu_mark()
         options = plan.options
         if options.arrivals.is_open_loop:
@@ -164,7 +165,7 @@ class _WorkerLoad:
         )
         if not plan.worker_query_users:
             return [bulks]
-        search = Search(plan.search_path)
+        search = Search(plan.search_path, options.http2_windows)
         queries = self._user_class(
             QueryUser,
             search,
@@ -332,6 +333,9 @@ def _build_report(
         loop_lag_p99_ns=monitor.lateness.quantile_ns(0.99),
         loop_lag_samples=monitor.lateness.count,
         errors=state.errors(),
+        window_stalls=traffic.window_stalls,
+        window_stalled_ns=traffic.window_stalled_ns,
+        stream_window_bytes=traffic.stream_window_bytes,
         documents_resent=state.documents_resent,
         documents_repeated=state.documents_repeated,
         arrivals_waited=arrivals.waited,

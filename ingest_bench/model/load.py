@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from ingest_bench.model.values import (
     GIB,
@@ -225,6 +225,18 @@ class TrackOptions:
     """Run all tasks except these."""
 
 
+HTTP_PROTOCOLS = frozenset({"bulk", "json-array"})
+# RFC 9113, 6.9.1 and 6.9.2: the largest window, and that of a connection at its start. 1 GiB as h2load.
+_MAX_WINDOW_BYTES, _INITIAL_WINDOW_BYTES, _LARGE_WINDOW_BYTES = 2**31 - 1, 65_535, GIB - 1
+
+
+class Http2Windows(NamedTuple):
+    """Flow-control windows that a client of HTTP/2 gives the server for its responses."""
+
+    stream_bytes: int
+    connection_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolOptions:
     """A protocol and its keys as in TOML. Set by a target, parsed by the protocol."""
@@ -271,6 +283,14 @@ class LoadOptions:
     """Ids, indices and parameters of bulks (a table)."""
     gzip: bool = False
     """Whether bodies are compressed."""
+    http_version: Literal["1.1", "2"] = "1.1"
+    """The version of HTTP for bulk and json-array. 2: without TLS by prior knowledge (h2c), with TLS by ALPN."""
+    http2_stream_window_bytes: Annotated[int, Between(1, _MAX_WINDOW_BYTES, "RFC 9113")] | None = None
+    """HTTP/2: the window of a response; None: 1 GiB. The window of a request is a setting of the server."""
+    http2_connection_window_bytes: (
+        Annotated[int, Between(_INITIAL_WINDOW_BYTES, _MAX_WINDOW_BYTES, "RFC 9113")] | None
+    ) = None
+    """HTTP/2: the window of all responses of a connection; None: 1 GiB."""
     arrivals: Arrivals = Arrivals()
     """When requests are due: in a closed loop, or by a clock."""
     retries: Annotated[int, Between(0, 1000, "what was rejected so often will be again")] = 5
@@ -301,6 +321,16 @@ class LoadOptions:
     """Seed of documents, bodies and random times. The same seed sends the same load."""
     timeout_ns: Annotated[int, Between(MS, 24 * HOUR, "no answer comes sooner; longer is no benchmark")] = 60 * S
     """Time limit of a request, including connecting."""
+
+    @property
+    def http2_windows(self) -> Http2Windows | None:
+        """Return the windows of responses; None for HTTP/1.1."""
+        if self.http_version == "1.1":
+            return None
+        return Http2Windows(
+            self.http2_stream_window_bytes or _LARGE_WINDOW_BYTES,
+            self.http2_connection_window_bytes or _LARGE_WINDOW_BYTES,
+        )
 
     @property
     def max_warm_up_ns(self) -> int:

@@ -166,6 +166,12 @@ class WorkerReport:
     errors: tuple[str, ...]
     loop_lag_samples: int | None = None
     """Number of timer expiries behind `loop_lag_p99_ns`."""
+    window_stalls: int = 0
+    """HTTP/2: how often a sender waited because it had used up the server's window of a stream or connection."""
+    window_stalled_ns: int = 0
+    """Time of these waits, of all senders together."""
+    stream_window_bytes: int = 0
+    """HTTP/2: the server's window of each new stream; 0: unknown."""
     documents_resent: int = 0
     """Documents sent again, counted at each resend."""
     documents_repeated: int = 0

@@ -37,7 +37,7 @@ from ingest_bench.protocols.response import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions, TrackFile
+    from ingest_bench.model.load import Http2Windows, LoadOptions, ProtocolOptions, TrackFile
     from ingest_bench.protocols.response import Response
     from ingest_bench.protocols.users import Http1User
 
@@ -49,13 +49,15 @@ _PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, Ov
 _QUERY_OK = Verdict(outcome=OK)
 
 
-def make_user_class(path: str, headers: Mapping[str, str], method: str = "POST") -> type[Http1User]:
-    """Return a Locust user class that sends bodies to a URL path."""
+def make_user_class(
+    path: str, headers: Mapping[str, str], windows: Http2Windows | None, method: str = "POST"
+) -> type[Http1User]:
+    """Return a Locust user class that sends bodies to a URL path; *windows*: over HTTP/2."""
     # Locust must not be loaded in a process that only builds bodies.
-    from ingest_bench.protocols.users import Http1User  # noqa: PLC0415
+    from ingest_bench.protocols.users import Http1User, Http2User  # noqa: PLC0415
 
-    fields = {"path": path, "protocol_headers": headers, "method": method}
-    return type("HttpUser", (Http1User,), {"abstract": True, **fields})
+    fields = {"path": path, "protocol_headers": headers, "method": method, "windows": windows}
+    return type("HttpUser", (Http1User if windows is None else Http2User,), {"abstract": True, **fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class Bulk:
     """The indices that action lines name in turn; empty: the path of the request names the only one."""
     has_action_lines: bool = False
     """The documents are items with action lines of their own."""
+    windows: Http2Windows | None = None
+    """None: over HTTP/1.1."""
 
     @classmethod
     def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> Bulk:
@@ -92,7 +96,7 @@ class Bulk:
         """Create the protocol for a URL path and load options."""
         action = options.action
         indices = () if action.indices == 1 else action.index_names(index)
-        return cls(path=path, action=action, gzip=options.gzip, indices=indices)
+        return cls(path=path, action=action, gzip=options.gzip, indices=indices, windows=options.http2_windows)
 
     def for_file(self, file: TrackFile) -> Bulk:
         """Return the protocol for the documents of a file; a data stream only takes `create`."""
@@ -134,7 +138,7 @@ class Bulk:
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that posts bulks."""
-        return make_user_class(self.url_path, self.headers)
+        return make_user_class(self.url_path, self.headers, self.windows)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -314,6 +318,8 @@ class Search:
     """Queries of a workload. A query is a body without documents."""
 
     path: str
+    windows: Http2Windows | None = None
+    """None: over HTTP/1.1."""
 
     def build_body(self, query: Mapping[str, Any]) -> Body:
         """Build the body of one query."""
@@ -321,7 +327,7 @@ class Search:
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that posts queries."""
-        return make_user_class(self.path, {"content-type": "application/json"})
+        return make_user_class(self.path, {"content-type": "application/json"}, self.windows)
 
     def judge(self, response: Response, body: Body, may_be_stored: bool = False) -> Verdict:
         """Decide whether the query was answered in time and by every shard."""

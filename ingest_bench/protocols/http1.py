@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Most bytes of the heads of a response (with interim ones), of the size of a chunk with its extension, of a trailer.
 _HEAD_LIMIT_BYTES = 64 * 1024
-_RESPONSE_LIMIT_BYTES = 256 * 1024**2
+RESPONSE_LIMIT_BYTES = 256 * 1024**2
 _BUFFER_BYTES = 256 * 1024
 _CACHED_HEADS = 256
 
@@ -166,8 +166,8 @@ class HttpResponseReader(ResponseReader):
             self._grow_limited(2 * len(self.buffer))
 
     def _grow_limited(self, size_bytes: int) -> None:
-        if size_bytes > _RESPONSE_LIMIT_BYTES:
-            raise InvalidResponseError(f"the response is larger than the limit of {_RESPONSE_LIMIT_BYTES} bytes")
+        if size_bytes > RESPONSE_LIMIT_BYTES:
+            raise InvalidResponseError(f"the response is larger than the limit of {RESPONSE_LIMIT_BYTES} bytes")
         self.grow(size_bytes)
 
 

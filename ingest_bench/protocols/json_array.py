@@ -20,7 +20,7 @@ from ingest_bench.protocols.bulk import make_user_class
 from ingest_bench.protocols.response import INVALID_RESPONSE, Verdict, acknowledge_all, fail_all, reject_all
 
 if TYPE_CHECKING:
-    from ingest_bench.model.load import LoadOptions, ProtocolOptions, TrackFile
+    from ingest_bench.model.load import Http2Windows, LoadOptions, ProtocolOptions, TrackFile
     from ingest_bench.protocols.response import Response
     from ingest_bench.protocols.users import Http1User
 
@@ -135,6 +135,8 @@ class JsonArray(DocumentsOnly):
     meanings: Mapping[int, Meaning]
     """Meaning of each status that has one."""
     gzip: bool = False
+    windows: Http2Windows | None = None
+    """None: over HTTP/1.1."""
 
     @classmethod
     def from_options(cls, protocol_options: ProtocolOptions, index: str, options: LoadOptions) -> JsonArray:
@@ -143,7 +145,7 @@ class JsonArray(DocumentsOnly):
         keys = records.from_toml(JsonArrayKeys, protocol_options.keys, protocol_options.toml_key)
         _check_keys(keys, protocol_options.toml_key)
         cls.check_action(options)
-        return cls(keys=keys, meanings=_list_meanings(keys), gzip=options.gzip)
+        return cls(keys=keys, meanings=_list_meanings(keys), gzip=options.gzip, windows=options.http2_windows)
 
     def for_file(self, file: TrackFile) -> Self:
         """Return this protocol; SpecError for a file of bulk bodies, and for text where JSON is required."""
@@ -230,7 +232,7 @@ class JsonArray(DocumentsOnly):
 
     def user_class(self) -> type[Http1User]:
         """Return a Locust user class that sends such bodies."""
-        return make_user_class(self.keys.path, self.headers, self.keys.method)
+        return make_user_class(self.keys.path, self.headers, self.windows, self.keys.method)
 
     @property
     def headers(self) -> dict[str, str]:

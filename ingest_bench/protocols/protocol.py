@@ -8,7 +8,8 @@
     cassandra.py   the common part of both             *_wire.py     their encoding
     response.py    response, verdict, errors           upstream.py   server addresses, traffic counters, deadlines
     connection.py  one socket, one exchange at a time  tls.py        the same over TLS
-    http1.py       HTTP/1.1 framing                    users.py      Locust users on such a connection
+    http1.py       HTTP/1.1 framing                    http2.py      HTTP/2: requests as streams
+    users.py       Locust users on such a connection
 
 `documents.source` groups documents, `Protocol.build_body` builds a body of them, a user of `load.users` sends it
 through `Protocol.user_class`, and `Protocol.judge` decides the result of each document.
@@ -20,7 +21,9 @@ import typing
 from collections.abc import Callable, Mapping
 
 from ingest_bench.documents.source import BodyBuilder
+from ingest_bench.errors import SpecError
 from ingest_bench.inputs.names import check_name
+from ingest_bench.model.load import HTTP_PROTOCOLS
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.cql import Cql
 from ingest_bench.protocols.frames import Frames
@@ -70,4 +73,8 @@ def create_protocol(protocol_options: ProtocolOptions, index: str, options: Load
     """Create the protocol of a target; SpecError for an unknown one or an invalid key."""
     name = protocol_options.protocol
     check_name(name, PROTOCOLS, f'{protocol_options.toml_key}: unknown protocol "{name}"')
+    if options.http_version == "2" and name not in HTTP_PROTOCOLS:
+        raise SpecError(f"load.http_version: {name} is not HTTP. Remove the key.")
+    if options.http_version == "1.1" and (options.http2_stream_window_bytes or options.http2_connection_window_bytes):
+        raise SpecError('load.http2_stream_window and load.http2_connection_window require load.http_version = "2"')
     return PROTOCOLS[name](protocol_options, index, options)

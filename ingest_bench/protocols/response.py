@@ -63,10 +63,10 @@ def describe_error(error: Any) -> str:
 class ConnectionBrokenError(Exception):
     """A request without a response: `outcome` is one of OUTCOMES.
 
-    `may_be_stored`: the server may have processed some of it, even if no byte is known to be sent.
+    `may_be_stored`: the server may have processed some of it; None: if a byte was sent.
     """
 
-    def __init__(self, outcome: str, message: str, *, may_be_stored: bool = False) -> None:
+    def __init__(self, outcome: str, message: str, *, may_be_stored: bool | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.may_be_stored = may_be_stored

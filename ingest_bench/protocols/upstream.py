@@ -119,6 +119,12 @@ class Traffic:
         """Bytes of refused requests, each the last one on its connection: nothing proves that the server read them."""
         self.local_ports: set[int] = set()
         self.connects = 0
+        self.window_stalls = 0
+        """HTTP/2: how often a sender waited because it had used up the server's window of a stream or connection."""
+        self.window_stalled_ns = 0
+        """Time of these waits."""
+        self.stream_window_bytes = 0
+        """HTTP/2: the server's window of each new stream; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,14 +166,19 @@ class Upstream:
 
 
 def resolve_upstream(
-    *addresses: ServerAddress, headers: Mapping[str, str] | None = None, traffic: Traffic | None = None, first: int = 0
+    *addresses: ServerAddress,
+    headers: Mapping[str, str] | None = None,
+    traffic: Traffic | None = None,
+    first: int = 0,
+    alpn: str = "",
 ) -> Upstream:
     """Resolve the server's host names, now and only once, except for addresses with a resolver of their own.
 
     *first* is the address of the first connection: workers with different ones spread over all from the start.
+    *alpn*: the protocol that TLS offers; "": none.
     """
     return Upstream(
-        addresses=tuple(_resolve_address(index, address) for index, address in enumerate(addresses)),
+        addresses=tuple(_resolve_address(index, address, alpn) for index, address in enumerate(addresses)),
         headers=headers or {},
         secrets=credentials.list_secrets(headers or {}),
         traffic=traffic or Traffic(),
@@ -175,7 +186,7 @@ def resolve_upstream(
     )
 
 
-def _resolve_address(index: int, server: ServerAddress) -> Address:
+def _resolve_address(index: int, server: ServerAddress, alpn: str) -> Address:
     sockets: Mapping[tuple[int, Any], None] = {}
     if server.resolver is None:
         try:
@@ -184,16 +195,18 @@ def _resolve_address(index: int, server: ServerAddress) -> Address:
         except OSError as error:
             raise RunFailed(f"{server}: unknown host ({error.strerror}). Check its spelling.") from None
         sockets = dict.fromkeys((int(family), socket_address) for family, *_, socket_address in entries)
-    context = None if server.tls is None else _ssl_context(server.tls)
+    context = None if server.tls is None else _ssl_context(server.tls, alpn)
     return Address(index=index, name=str(server), server=server, tls_context=context, sockets=tuple(sockets))
 
 
 @functools.cache
-def _ssl_context(tls: Tls) -> ssl.SSLContext:
+def _ssl_context(tls: Tls, alpn: str) -> ssl.SSLContext:
     # Created before the load begins: it takes 20 ms and reads files.
     context = ssl.create_default_context(cadata=tls.ca_pem or None)
     if tls.client_cert:
         credentials.load_client_certificate(context, tls.client_cert, tls.client_key)
+    if alpn:
+        context.set_alpn_protocols([alpn])
     return context
 
 

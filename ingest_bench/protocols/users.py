@@ -13,12 +13,14 @@ from ingest_bench.protocols import tls
 from ingest_bench.protocols.connection import Connection
 from ingest_bench.protocols.frames import AcknowledgementReader
 from ingest_bench.protocols.http1 import HttpResponseReader, build_request_head
+from ingest_bench.protocols.http2 import Http2Connection, Http2TlsConnection, build_request_headers
 from ingest_bench.protocols.response import INVALID_RESPONSE, ConnectionBrokenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ingest_bench.documents.body import Body
+    from ingest_bench.model.load import Http2Windows
     from ingest_bench.protocols.cassandra import FrameReader
     from ingest_bench.protocols.response import Response, ResponseReader
     from ingest_bench.protocols.upstream import Address, Upstream, UserConnection
@@ -87,8 +89,7 @@ class Http1User(ConnectionUser):
 
     def on_start(self) -> None:
         """Create the connection."""
-        connection_class = tls.TlsConnection if self.upstream.is_tls else Connection
-        self.connection = connection_class(self.upstream, HttpResponseReader())
+        self.connection = self._create_connection()
         self.upstream.deadlines.watch(self.connection)
         self._use_address(self.connection.address)
 
@@ -104,6 +105,10 @@ class Http1User(ConnectionUser):
         data = body.data
         return self._heads.get(len(data)) or self._build_head(len(data)), data
 
+    def _create_connection(self) -> Connection:
+        connection_class = tls.TlsConnection if self.upstream.is_tls else Connection
+        return connection_class(self.upstream, HttpResponseReader())
+
     def _use_address(self, address: Address) -> None:
         self._address = address
         headers = {**self.protocol_headers, **self.upstream.headers}
@@ -115,6 +120,28 @@ class Http1User(ConnectionUser):
             self._heads.clear()
         self._heads[size_bytes] = self._head + b"%d\r\n\r\n" % size_bytes
         return self._heads[size_bytes]
+
+
+class Http2User(Http1User):
+    """Posts bodies to one path, as streams of a connection of HTTP/2."""
+
+    abstract = True
+    pumps = False
+    windows: Http2Windows
+    connection: Http2Connection
+
+    def request(self, body: Body) -> Request:
+        """Return no head, because the connection has the headers, and the body."""
+        return b"", body.data
+
+    def _create_connection(self) -> Http2Connection:
+        return (Http2TlsConnection if self.upstream.is_tls else Http2Connection)(self.upstream, self.windows)
+
+    def _use_address(self, address: Address) -> None:
+        self._address = address
+        headers = {**self.protocol_headers, **self.upstream.headers}
+        path = address.server.path_prefix + self.path
+        self.connection.headers = build_request_headers(path, address, headers, self.method)
 
 
 class BinaryUser(ConnectionUser):

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.run.sample_columns import Samples, SampleSource, Window, is_in_flight, iterate_batches
+from ingest_bench.analysis.run.sample_columns import (
+    Samples,
+    SampleSource,
+    Window,
+    is_in_flight,
+    iterate_batches,
+    sum_over,
+)
 from ingest_bench.model.results import ColumnValue, nearest_rank
 from ingest_bench.model.samples import WorkerReport, service_times_ns
 from ingest_bench.units import format_time
@@ -112,6 +119,23 @@ def generator_columns(report: WorkerReport, busy: WorkerCpu | None) -> dict[str,
         **(open_loop if report.is_open_loop else dict.fromkeys(open_loop)),
         "documents_repeated": report.documents_repeated,
         "documents_resent": report.documents_resent,
+    }
+
+
+def window_columns(samples: SampleSource, report: WorkerReport) -> dict[str, ColumnValue]:
+    """Return the columns about flow control of HTTP/2, from start to end; none for other protocols."""
+    if not report.stream_window_bytes:
+        return {}
+    stalls, stalled_ns, requests_ns = (
+        report.window_stalls,
+        report.window_stalled_ns,
+        sum_over(samples, service_times_ns),
+    )
+    return {
+        "window_stalls": stalls,
+        "window_stalled_ms_mean": stalled_ns / stalls / 1e6 if stalls else None,
+        "window_stalled_percent": stalled_ns / requests_ns * 100 if requests_ns else None,
+        "server_stream_window_bytes": report.stream_window_bytes,
     }
 
 

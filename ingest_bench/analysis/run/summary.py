@@ -164,6 +164,7 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
     busy = generator.busiest_worker(inputs.cpu, window)
     values |= {**generator.generator_columns(report, busy), **steady.steady_columns(samples, report)}
     values |= generator.closed_loop_columns(samples, window, report, median_ms)
+    values |= generator.window_columns(samples, report)
     causes = [
         *suspects.fault_causes(record.faults, report.measure_end_ns + report.realtime_minus_monotonic_ns),
         *(item for item in inputs.outputs if isinstance(item, CauseIntervals)),
