@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from probe_lab import make_context, notes, read, read_data, readings, write_recording
 
+from ingest_bench.model.results import Series
 from ingest_bench.model.target import ThreadRoles
 from ingest_bench.probes import gc_log, heap
 from ingest_bench.probes.heap import Growth
@@ -111,6 +112,8 @@ def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> 
 def test_memory_of_netty_is_that_in_buffers_the_rest_of_its_chunks_and_the_remainder(tmp_path: Path) -> None:
     changes = [(0, 100, 60), (2 * S, 100, 20), (4 * S, -50, -80), (9 * S, -30, 0)]
     numbers = readings(heap.measure_netty(changes, make_context(tmp_path, S, 5 * S)))
+    chunks = heap.sample_chunks(changes, 5 * S)
+    assert [chunks.values[chunks.at_ns.index(at * S)] for at in range(5)] == [100, 100, 200, 200, 150]
     # 60 of 100 bytes for one second, 80 of 200 for two, 0 of 150 for one.
     assert numbers == {
         "netty_live_bytes": (60 + 2 * 80) // 4,
@@ -119,6 +122,16 @@ def test_memory_of_netty_is_that_in_buffers_the_rest_of_its_chunks_and_the_remai
     }
     assert readings(heap.measure_netty(changes[:1], make_context(tmp_path, S, 5 * S)))["netty_live_bytes"] == 60
     assert list(heap.measure_netty([], make_context(tmp_path, S, 5 * S))) == []
+
+
+def test_live_heap_is_that_after_the_collections_that_jcmd_requested() -> None:
+    collections = [[gc_id, 0, 0, "G1Full", cause] for gc_id, cause in enumerate(["Diagnostic Command", "System.gc()"])]
+    rows = [
+        [gc_id, at_ns, when, at_ns * 10, 0] for gc_id in (0, 1) for at_ns, when in ((1, "Before GC"), (2, "After GC"))
+    ]
+    content = {"collections": collections, "heap": rows}
+    assert list(heap.live_heap(content)) == [Series("live_heap_bytes", (2,), (20,))]
+    assert list(heap.live_heap(content | {"collections": collections[1:]})) == []
 
 
 def test_recording_without_counters_of_threads_gives_no_number(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from probe_lab import causes, make_context, read, readings, series, write_recording
 
+from ingest_bench.host.cgroup_files import Cgroup
 from ingest_bench.model.results import CauseIntervals, Note, ProbeOutput
 from ingest_bench.probes import proc
 from ingest_bench.probes.proc import ThreadSampler, parse_number, parse_switches
@@ -102,6 +103,15 @@ def test_a_sample_has_a_value_for_each_field_also_if_the_process_name_is_not_tex
     assert values[proc.FIELDS.index("server_threads")] == 1
 
 
+def test_memory_of_a_cgroup_is_known_unless_the_load_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("4096\n")
+    samples = [
+        proc.sample(os.getpid(), ThreadSampler(os.getpid()), cgroups)
+        for cgroups in (proc.find_cgroups(os.getpid()), {"unshared": Cgroup(tmp_path, 2, tmp_path)})
+    ]
+    assert [values[proc.FIELDS.index("cgroup_memory_bytes")] for values in samples] == [None, 4096]
+
+
 def test_readings_are_increases_within_the_measurement(tmp_path: Path) -> None:
     later = {"server_minor_faults": 90, "server_major_faults": 10}
     within: list[dict[str, float | None]] = [
@@ -144,15 +154,16 @@ def test_cpu_ticks_that_decrease_count_as_zero(tmp_path: Path) -> None:
 
 
 def test_missing_counter_is_unavailable(tmp_path: Path) -> None:
-    lacks: dict[str, None] = dict.fromkeys(("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_bytes"))
+    counters = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_bytes", "cgroup_memory_bytes")
+    lacks: dict[str, None] = dict.fromkeys(counters)
     lines = [line(10, **lacks, thp_fault_alloc=4, pgmajfault=7), line(11, **lacks, thp_fault_alloc=9, pgmajfault=7)]
     outputs = read_host(tmp_path, lines)
     values = readings(outputs)
     missing = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_mean_bytes", "cgroup_sock_max_bytes")
     assert {values[name] for name in missing} == {None}
     over_time = series(outputs).keys()
-    assert over_time.isdisjoint({"compact_stall_per_s", "numa_pages_migrated_per_s"})
-    assert "server_page_faults_per_s" in over_time
+    assert over_time.isdisjoint({"compact_stall_per_s", "numa_pages_migrated_per_s", "cgroup_memory_bytes"})
+    assert over_time >= {"server_page_faults_per_s", "server_rss_bytes"}
     assert values["pgmajfault"] == 0
     assert values["thp_fault_alloc"] == 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,32 @@ def test_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> No
     # Deleted because the runs went well.
     assert not list(results.path.rglob("*.pcap"))
     assert len((results.path / "summary.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_bursts_are_sent_at_once_and_the_memory_that_they_leave_is_known(tmp_path: Path) -> None:
+    text = SINK.replace('"gc"', '"host", "direct-memory"').replace("users = 2", 'users = 5\narrivals = "burst 5 1s"')
+    results, (row,) = carried_out(tmp_path, text + 'processes = 2\nmeasure = "2s"\n[network]\nprofile = "loopback"\n')
+    assert row.state == "measured", row.reason
+    assert row.values["bytes_sent"] == row.values["bytes_read"] == row.values["sink_bytes_read"]
+    assert row.values["documents_acked"] == row.values["documents_counted"] == 3 * 5 * 200
+    assert (row.values["docs_per_s_mean"], row.values["arrivals_waited"], row.values["stalls"]) == (1000, 0, 0)
+    folder = results.run_folder(results.plan.runs[0])
+    samples = np.concatenate([np.fromfile(path, dtype=SAMPLE) for path in sorted(folder.load.glob("samples-*.bin"))])
+    due_ns = np.unique(samples["scheduled_ns"])
+    assert np.diff(due_ns).tolist() == [10**9, 10**9]
+    for at_ns in due_ns:
+        assert sorted(samples["user"][samples["scheduled_ns"] == at_ns]) == [0, 1, 2, 3, 4]
+    # The GC log has whole MiB of the two collections around the load.
+    log = (folder.nodes(1)[0].raw / "gc.log").read_text()
+    before, after = (int(mib) for mib in re.findall(r"Pause Full \(Diagnostic Command\) \d+M->(\d+)M", log))
+    assert number(row, "heap_retained_after_idle_bytes") / 2**20 == pytest.approx(after - before, abs=1)
+    assert number(row, "rss_retained_after_idle_bytes") < number(row, "server_rss_max_bytes")
+    for memory in ("direct", "rss"):
+        assert 0 <= number(row, f"{memory}_retained_s") <= 1
+    evaluation.write_report(results, [row])
+    assert "burst sent within" in (results.path / "report/bursts.md").read_text()
 
 
 @pytest.mark.nightly

@@ -65,13 +65,18 @@ def read_counters(path: Path) -> dict[str, int]:
     return {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
 
 
+def read_memory_bytes(cgroup: Cgroup) -> int:
+    """Return the memory of a cgroup other than the root, page cache included."""
+    usage = cgroup.folder / ("memory.usage_in_bytes" if cgroup.version == 1 else "memory.current")
+    return int(usage.read_text(encoding="ascii"))
+
+
 def read_usage(cgroup: Cgroup) -> tuple[int, int]:
     """Return the bytes that cannot be reclaimed, and those of the page cache."""
     stat = read_counters(cgroup.folder / "memory.stat")
-    usage = cgroup.folder / ("memory.usage_in_bytes" if cgroup.version == 1 else "memory.current")
     prefix = "total_" if cgroup.version == 1 else ""
     cache_bytes = stat[f"{prefix}inactive_file"] + stat[f"{prefix}active_file"]
-    return max(0, int(usage.read_text(encoding="ascii")) - cache_bytes), cache_bytes
+    return max(0, read_memory_bytes(cgroup) - cache_bytes), cache_bytes
 
 
 def read_sock_bytes(cgroup: Cgroup) -> int | None:

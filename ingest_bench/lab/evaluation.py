@@ -16,7 +16,7 @@ import numpy as np
 from ingest_bench import probes, targets
 from ingest_bench.analysis import search
 from ingest_bench.analysis.compare import cells, changes, trend
-from ingest_bench.analysis.run import clock, delivery, nodes, steady, summary
+from ingest_bench.analysis.run import bursts, clock, delivery, nodes, steady, summary
 from ingest_bench.analysis.run.sample_columns import SampleSource
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, key_paths
@@ -256,6 +256,8 @@ def _read_node(
         outputs.append(Note(source="jmx", text=_describe_jmx_clock(watching)))
     is_incomplete = Reading("bytes_read", None) in outputs
     reads = node.read_socket_reads()[: 0 if is_incomplete else None]
+    if planned.cell.load.arrivals.shape == "burst":
+        outputs += bursts.retained_outputs(outputs, samples, load)
     is_encrypted, clock_offset = planned.cell.target.is_encrypted, watching.clock if watching else None
     return [
         *outputs,

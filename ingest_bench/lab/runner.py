@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ingest_bench import probes, targets
 from ingest_bench.analysis.run import sample_columns, summary
-from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
+from ingest_bench.errors import InvalidRun, MissingCapability, RunAborted, RunFailed
 from ingest_bench.faults import timeline
 from ingest_bench.faults.kind import Node, Stage
 from ingest_bench.host import cpu
@@ -243,9 +243,18 @@ class _Execution:
             ):
                 request = functools.partial(server.target.execute, server.http)
                 send = functools.partial(self._send, server, steps, stage)
+                self._collect_garbage(stage)
                 report = planning.execute(steps, request, send, self.phase, self._folder.load)
+                self._collect_garbage(stage)
             with self.phase("count"):
                 self._count(server, steps, documents_before, report)
+
+    def _collect_garbage(self, stage: Stage) -> None:
+        """Have the launched JVMs collect their heap before and after bursts: the difference is what bursts left."""
+        for node in stage.nodes if self._cell.load.arrivals.shape == "burst" else ():
+            # Without a JVM, or a JDK with jcmd, the heap is unknown, and the run is as good.
+            with contextlib.suppress(RunFailed, MissingCapability):
+                node.run_jcmd("GC.run")
 
     def _start_load(self, plan: LoadPlan, enter: Enter) -> RunningLoad:
         options = self._options

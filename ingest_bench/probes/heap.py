@@ -14,11 +14,13 @@ without chunks are left out: without arenas for direct memory Netty writes no en
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingest_bench.model.results import Note, ProbeOutput, Reading
+from ingest_bench.model.load import MAX_MEASURE_NS
+from ingest_bench.model.results import Note, ProbeOutput, Reading, Series
 from ingest_bench.probes import gc, recording
 from ingest_bench.probes.context import Probe
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 # A sample of all threads takes microseconds; the next one is a second later.
 _SAMPLE_NS = 200_000_000
+_CHUNKS_EVERY_NS = 100_000_000
 # They free memory only while the program is stopped.
 _STOPPING_COLLECTORS = ("g1", "parallel", "serial")
 _ROLES: tuple[ThreadRole, ...] = ("network", "indexing", "flush_merge", "other")
@@ -70,6 +73,8 @@ def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
     allocated = sum(by_role.values())
     yield Reading("allocated_bytes", round(allocated))
     yield Reading("heap_growth_bytes", None if ratio is None else round(allocated * ratio))
+    if recorded.is_complete:
+        yield from live_heap(recorded.content)
     # The chunks and buffers of a JVM that the run attached to are older than the recording.
     if recorded.is_complete and not context.attachment.since_ns:
         yield from measure_netty(recorded.content["netty"], context)
@@ -128,6 +133,16 @@ def with_exact_heap(pauses: Sequence[Pause], content: Mapping[str, Any]) -> list
     ]
 
 
+def live_heap(content: Mapping[str, Any]) -> Iterator[Series]:
+    """Yield the heap in use after each collection that jcmd requested; nothing without one."""
+    requested = {
+        (gc_id, "After GC") for gc_id, _, _, _, cause in content["collections"] if cause == "Diagnostic Command"
+    }
+    after = [(at_ns, used) for gc_id, at_ns, when, used, _ in content["heap"] if (gc_id, when) in requested]
+    if after:
+        yield gc.make_series("live_heap_bytes", after)
+
+
 def measure_growth(log: GcLog, growths: Sequence[Growth], context: ReadContext) -> float | None:
     """Return the bytes by which the heap grew between collections, for each byte that threads allocated then.
 
@@ -148,13 +163,22 @@ def measure_growth(log: GcLog, growths: Sequence[Growth], context: ReadContext) 
     return heap_growth / allocated if allocated else None
 
 
-def measure_netty(changes: Sequence[tuple[int, int, int]], context: ReadContext) -> Iterator[Reading]:
+def sample_chunks(changes: Sequence[tuple[int, int, int]], until_ns: int) -> Series:
+    """Return the bytes of all chunks of Netty every 100 ms, from the first one on. *changes* as in `measure_netty`."""
+    moments, totals = [change[0] for change in changes], [*itertools.accumulate(change[1] for change in changes)]
+    # Warm-up and measurement last a day each at most; a damaged recording may have any time.
+    at_ns = tuple(range(max(moments[0], until_ns - 2 * MAX_MEASURE_NS), until_ns, _CHUNKS_EVERY_NS))
+    return Series("netty_chunk_bytes", at_ns, tuple(float(totals[bisect.bisect(moments, at) - 1]) for at in at_ns))
+
+
+def measure_netty(changes: Sequence[tuple[int, int, int]], context: ReadContext) -> Iterator[Reading | Series]:
     """Yield the memory in buffers, the unused part of the chunks (means), and what remains at the end of the recording.
 
     A change: a moment, then the bytes by which all chunks grew, and all buffers in use.
     """
     if not changes:
         return
+    yield sample_chunks(changes, context.end_ns)
     chunk_bytes = buffer_bytes = 0
     unused = used = 0.0
     moments = (moment for moment, _, _ in changes)

@@ -142,14 +142,16 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
 
 
 def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
-    """Yield rates between neighbouring samples, at the later one, and the run queue. Nothing for missing counters."""
+    """Yield rates between neighbouring samples, at the later one, and levels. Nothing for missing counters."""
     moments = tuple(map(int, table["at_ns"]))
     yield Series("server_cpu_cores", moments[1:], _rates(table, ("server_user_ns", "server_system_ns"), 1))
     yield Series("server_cpu_system_cores", moments[1:], _rates(table, ("server_system_ns",), 1))
     for name, counters in _RATES.items():
         if not any(np.isnan(table[counter]).any() for counter in counters):
             yield Series(name, moments[1:], _rates(table, counters, 1e9))
-    yield Series("run_queue", moments, tuple(table["run_queue"]))
+    for name in ("run_queue", "server_rss_bytes", "cgroup_memory_bytes"):
+        if not np.isnan(table[name]).any():
+            yield Series(name, moments, tuple(table[name]))
 
 
 def _rates(table: Mapping[str, NDArray[np.float64]], counters: Sequence[str], unit_ns: float) -> tuple[float, ...]:

@@ -68,6 +68,7 @@ FIELDS = (
     *VMSTAT,
     "server_throttled_ns",
     "cgroup_sock_bytes",
+    "cgroup_memory_bytes",
 )
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -99,11 +100,18 @@ def main(pid: int, samples: Path, waits: Path) -> None:
 
 
 def find_cgroups(pid: int) -> dict[str, Cgroup]:
-    """Return the process's cgroups of CPU and memory, of each controller that is mounted here."""
+    """Return the process's cgroups of CPU and memory, of each controller that is mounted here.
+
+    "unshared" is that of memory, unless this process is in it too: then the memory of the load is as well.
+    """
     cgroups = {}
     for controller in ("cpu", "memory"):
         with suppress(MissingCapability):
             cgroups[controller] = cgroup_files.find_process_cgroup(pid, controller)
+    with suppress(MissingCapability):
+        own = cgroup_files.find_process_cgroup("self", "memory")
+        if "memory" in cgroups and not own.folder.is_relative_to(cgroups["memory"].folder):
+            cgroups["unshared"] = cgroups["memory"]
     return cgroups
 
 
@@ -122,8 +130,9 @@ def sample(pid: int, threads: ThreadSampler, cgroups: Mapping[str, Cgroup]) -> l
     counters = map(vmstat.get, VMSTAT)
     throttled_ns = read_throttled_ns(cgroups["cpu"]) if "cpu" in cgroups else None
     sock_bytes = cgroup_files.read_sock_bytes(cgroups["memory"]) if "memory" in cgroups else None
+    memory_bytes = cgroup_files.read_memory_bytes(cgroups["unshared"]) if "unshared" in cgroups else None
     machine_wide = (*machine, *states, *pressures, *counters)
-    return [at_ns, at_monotonic_ns, *server, *switches, *machine_wide, throttled_ns, sock_bytes]
+    return [at_ns, at_monotonic_ns, *server, *switches, *machine_wide, throttled_ns, sock_bytes, memory_bytes]
 
 
 def read_throttled_ns(cgroup: Cgroup) -> int | None:

@@ -39,6 +39,14 @@ _PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
     ),
     ("GC pauses, ms", (("gc_pause_ms", "GC pause, ms", "red", "bars"),)),
     ("Heap in use", (("heap_bytes", "heap", "green", "line"),)),
+    (
+        "Memory of the process: resident blue, direct buffers red, Netty's chunks green",
+        (
+            ("server_rss_bytes", "resident memory", "blue", "line"),
+            ("direct_buffer_bytes", "direct buffers", "red", "line"),
+            ("netty_chunk_bytes", "Netty's chunks", "green", "line"),
+        ),
+    ),
     ("Objects of 1 MiB and more", (("large_allocation_bytes", "object", "blue", "bars"),)),
 )
 _CHART_HINT = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from ingest_bench.analysis import quantiles
-from ingest_bench.analysis.run import delivery, generator, integrity, steady
+from ingest_bench.analysis.run import bursts, delivery, generator, integrity, steady
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.columns import COLUMNS, per_gb_columns
 from ingest_bench.analysis.run.nodes import find_stacks
@@ -174,7 +174,8 @@ def _evaluate_load(inputs: RunInputs, report: WorkerReport) -> _LoadResults:
     stalls = attribution.find_stalls(samples, report, median_ms, causes, inputs.reads, has_idle_spans=is_burst)
     if is_burst:
         # A second without a due request is no outage.
-        values["zero_throughput_s"] = None
+        spread = bursts.spread_column(samples, report, cell.load.arrivals.period_ns)
+        values |= {"zero_throughput_s": None, **spread}
     values |= {**attribution.stall_columns(stalls), **phases.phase_columns(samples, report, inputs.reads)}
     texts = [
         *(f"{REFUSED}{text}" for text in describe_item_failures(report.item_failures, report.item_reasons)),
