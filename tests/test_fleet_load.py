@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -129,9 +130,16 @@ def test_remote_workers_deliver_the_samples_of_each_load_exactly(tmp_path: Path)
             assert outcomes(samples_of(unreachable)) == {"connection-error"}
             single = plan_for(server.address, tmp_path / "one", users=1)
             assert len(start_load(single, fleet=there).wait(lambda _: None).clock_offsets) == 1
+            # Three users on two workers: each sends one request of each burst, at the same moment.
+            burst = plan_for(server.address, tmp_path / "burst", users=3, arrivals=parse_arrivals("burst 3 200ms"))
+            start_ns = start_load(burst, fleet=there).wait(lambda _: None).started_monotonic_ns
         assert ends(started) == [(0, ""), (0, "")]
     assert set(samples_of(single)["user"]) == {0}
-    assert samples_of(single)["documents_acked"].sum() == server.documents - documents > 0
+    numbers = np.rint((samples_of(burst)["scheduled_ns"] - start_ns) / 200e6)
+    assert sorted(zip(numbers, samples_of(burst)["user"], strict=True)) == [*itertools.product(range(4), range(3))]
+    later = sum(samples_of(load)["documents_acked"].sum() for load in (single, burst))
+    assert samples_of(single)["documents_acked"].sum() > 0
+    assert later == server.documents - documents
     # A machine keeps nothing of a load that was collected.
     assert not [path for name in ("machine-0", "machine-1") for path in (tmp_path / name).glob("*/samples*")]
     samples = samples_of(plan)

@@ -80,16 +80,19 @@ def test_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> No
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_bursts_are_sent_at_once_and_the_memory_that_they_leave_is_known(tmp_path: Path) -> None:
-    text = SINK.replace('"gc"', '"host", "direct-memory"').replace("users = 2", 'users = 5\narrivals = "burst 5 1s"')
-    results, (row,) = carried_out(tmp_path, text + 'processes = 2\nmeasure = "2s"\n[network]\nprofile = "loopback"\n')
+    # On a busy machine a burst takes half a second.
+    text = SINK.replace('"gc"', '"host", "direct-memory"').replace('"1s"', '"3s"').replace("users = 2", "users = 5")
+    text += 'arrivals = "burst 5 3s"\nprocesses = 2\nmeasure = "3s"\n[network]\nprofile = "loopback"\n'
+    results, (row,) = carried_out(tmp_path, text)
     assert row.state == "measured", row.reason
     assert row.values["bytes_sent"] == row.values["bytes_read"] == row.values["sink_bytes_read"]
-    assert row.values["documents_acked"] == row.values["documents_counted"] == 3 * 5 * 200
-    assert (row.values["docs_per_s_mean"], row.values["arrivals_waited"], row.values["stalls"]) == (1000, 0, 0)
+    assert row.values["documents_acked"] == row.values["documents_counted"] == 2 * 5 * 200
+    assert row.values["docs_per_s_mean"] == pytest.approx(5 * 200 / 3)
+    assert (row.values["arrivals_waited"], row.values["zero_throughput_s"]) == (0, None)
     folder = results.run_folder(results.plan.runs[0])
     samples = np.concatenate([np.fromfile(path, dtype=SAMPLE) for path in sorted(folder.load.glob("samples-*.bin"))])
     due_ns = np.unique(samples["scheduled_ns"])
-    assert np.diff(due_ns).tolist() == [10**9, 10**9]
+    assert np.diff(due_ns).tolist() == [3 * 10**9]
     for at_ns in due_ns:
         assert sorted(samples["user"][samples["scheduled_ns"] == at_ns]) == [0, 1, 2, 3, 4]
     # The GC log has whole MiB of the two collections around the load.
@@ -98,7 +101,7 @@ def test_bursts_are_sent_at_once_and_the_memory_that_they_leave_is_known(tmp_pat
     assert number(row, "heap_retained_after_idle_bytes") / 2**20 == pytest.approx(after - before, abs=1)
     assert number(row, "rss_retained_after_idle_bytes") < number(row, "server_rss_max_bytes")
     for memory in ("direct", "rss"):
-        assert 0 <= number(row, f"{memory}_retained_s") <= 1
+        assert 0 <= number(row, f"{memory}_retained_s") <= 3
     evaluation.write_report(results, [row])
     assert "burst sent within" in (results.path / "report/bursts.md").read_text()
 
