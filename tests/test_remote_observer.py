@@ -184,10 +184,10 @@ def test_an_observer_with_an_unknown_key_is_refused_and_does_not_attach(tmp_path
     ):
         outputs = list_outputs(attach(server.jvm_pid))
         key = tmp_path / "keys" / "worker-2.key"
-        known = json.loads(key.read_text())
+        joined = json.loads(key.read_text())
         keys.write_new(tmp_path / "other", 1)
         unknown = json.loads((tmp_path / "other" / "worker-1.key").read_text())
-        key.write_text(json.dumps(unknown | {"run": known["run"]}))
+        key.write_text(json.dumps(unknown | {"run": joined["run"]}))
         refused = start_observer(processes, at, here, server.jvm_pid, 1)
         run = start_run(processes, here, "--url", http.origin, "--watchers", "1", *SHORT)
         processes.wait_for_texts({"worker-1": "our key is not among those of this run"}, LIMIT_S)
