@@ -65,6 +65,8 @@ FENCES = {
     "thriftpy2": ("protocols",),
     "h2": ("protocols",),
     "hpack": ("protocols",),
+    "google": ("protocols",),
+    "opensearch": ("protocols",),
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Prefixes of names that start a process: only `system` may use them.

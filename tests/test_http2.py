@@ -28,7 +28,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.load import Http2Windows, LoadOptions, ProtocolOptions
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols import http1
-from ingest_bench.protocols.http2 import Http2Connection, Http2TlsConnection, build_request_headers
+from ingest_bench.protocols.http2 import Http2Connection, Http2TlsConnection, StreamReader, build_request_headers
 from ingest_bench.protocols.protocol import create_protocol
 from ingest_bench.protocols.response import ConnectionBrokenError
 from ingest_bench.protocols.upstream import Traffic, resolve_upstream
@@ -46,7 +46,7 @@ class Client:
     def __init__(self, address: Endpoint, windows: Http2Windows = WINDOWS, tls: Tls | None = None) -> None:
         self.traffic = Traffic()
         upstream = resolve_upstream(ServerAddress(endpoint=address, tls=tls), traffic=self.traffic, alpn="h2")
-        self.connection = (Http2Connection if tls is None else Http2TlsConnection)(upstream, windows)
+        self.connection = (Http2Connection if tls is None else Http2TlsConnection)(upstream, StreamReader(windows))
         upstream.deadlines.watch(self.connection)
         headers = {"content-type": "application/x-ndjson", "X-Source": "bench"}
         self.connection.headers = build_request_headers("/i/_bulk", upstream.addresses[0], headers, "POST")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
+import grpc_server as grpc
 import pytest
 import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import BulkServer, Reply, answer, bulk_answer, bulk_server
@@ -59,7 +60,7 @@ class ProtocolCase:
     None: the protocol has none, or its documents cannot be stored twice."""
     server: Callable[[Reply], AbstractContextManager[BulkServer]] = bulk_server
     key: str = "path"
-    """A valid key."""
+    """A valid key; empty: it has none."""
     is_idempotent: bool = False
     """True if each document has a generated id."""
     compresses: bool = True
@@ -145,6 +146,18 @@ CASES = {
         None,
         partial(frames_server, frames=len(DOCUMENTS)),
         "acknowledgement_size",
+        compresses=False,
+    ),
+    "opensearch-grpc": ProtocolCase(
+        ProtocolOptions(protocol="opensearch-grpc"),
+        grpc.parse_documents,
+        lambda documents: grpc.encode_items([grpc.OK] * documents),
+        b"",
+        grpc.encode_error(grpc.RESOURCE_EXHAUSTED, "rejected execution"),
+        grpc.encode_error(grpc.INVALID_ARGUMENT, "no"),
+        grpc.encode_error(grpc.UNAVAILABLE, "busy"),
+        grpc.grpc_server,
+        "",
         compresses=False,
     ),
     "thrift": ProtocolCase(
@@ -343,8 +356,9 @@ def test_body_is_compressed_on_request(case: ProtocolCase) -> None:
 
 
 def test_unknown_key_of_a_protocol_is_named(case: ProtocolCase) -> None:
-    wrong = case.key.replace("a", "ah")
-    with pytest.raises(SpecError, match=rf'mine\.toml: protocol: unknown key "{wrong}"; did you mean "{case.key}"'):
+    wrong = case.key.replace("a", "ah") or "path"
+    remedy = f'did you mean "{case.key}"' if case.key else f"{case.wire.protocol} has none"
+    with pytest.raises(SpecError, match=rf'mine\.toml: protocol: unknown key "{wrong}"; {remedy}'):
         create_protocol(
             ProtocolOptions(protocol=case.wire.protocol, keys={wrong: "/"}, toml_key="mine.toml: protocol"),
             "i",
@@ -387,8 +401,9 @@ def test_options_of_the_bulk_api_are_refused(case: ProtocolCase, action: BulkAct
     name = case.wire.protocol
     if name == "bulk":
         pytest.skip("it is the bulk API")
-    with pytest.raises(SpecError, match=rf"load\.action: {name} has no"):
-        create_protocol(case.wire, "i", LoadOptions(action=action))
+    if name != "opensearch-grpc":
+        with pytest.raises(SpecError, match=rf"load\.action: {name} has no"):
+            create_protocol(case.wire, "i", LoadOptions(action=action))
     with pytest.raises(SpecError, match=f"a file of bulk bodies cannot be sent with {name}"):
         case.protocol.for_file(TrackFile(path="bulk.json", index="", has_action_lines=True))
 

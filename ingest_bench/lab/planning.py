@@ -233,10 +233,12 @@ def _workload_procedure(context: _Context) -> Procedure:
     # Kafka and Cassandra have indices without mappings, and do not search.
     if (options.mapping or options.index_settings) and not prepared.search_path:
         raise SpecError(f"load.mapping and load.index_settings: {cell.target.name} has no mappings. Remove them.")
-    _check_queries(cell, workload, prepared.search_path)
+    server = context.target.load_address(cell.target, context.address)
+    # Queries go over the connections of an upstream as documents do.
+    _check_queries(cell, workload, prepared.search_path if server == context.address else "")
     _check_bursts(options, options.users or workload.users)
     plan = LoadPlan(
-        server=context.address,
+        server=server,
         wire=context.target.wire(cell.target, workload),
         search_path=prepared.search_path,
         workload=workload,
@@ -286,7 +288,8 @@ def _check_queries(cell: Cell, workload: Workload, search_path: str) -> None:
     if options.query_users and not workload.queries:
         raise SpecError(f"load.query_users: workload {workload.name} has no queries. Add some as [[queries]].")
     if options.query_users and not search_path:
-        raise SpecError(f"load.query_users: {cell.target.name} does not support queries. Remove it.")
+        server = cell.target.protocol or cell.target.name
+        raise SpecError(f"load.query_users: {server} does not support queries. Remove it.")
     if not options.query_users and arrivals.is_open_loop and not is_level:
         raise SpecError("load.query_arrivals requires query users, such as query_users = 2")
     if arrivals.shape in ("burst", "recorded") or arrivals.unit != "requests":
@@ -415,7 +418,7 @@ def _track_load(context: _Context, track: Track, step: Step, folder: Path) -> Lo
         timeout_ns=step.timeout_ns or cell.load.timeout_ns,
     )
     return LoadPlan(
-        server=context.address,
+        server=context.target.load_address(cell.target, context.address),
         wire=_add_query(context.target.wire(cell.target, workload), step),
         workload=workload,
         options=options,

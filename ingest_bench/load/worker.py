@@ -32,6 +32,7 @@ from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.recorder import ProcessMonitor, Recorder, pack_sample, unsent_sample
 from ingest_bench.load.users import QueryUser, ScheduledUser
 from ingest_bench.load.worker_state import WorkerState
+from ingest_bench.model.load import GRPC
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.protocols.bulk import Search
 from ingest_bench.protocols.upstream import resolve_upstream
@@ -96,7 +97,7 @@ class _WorkerLoad:
     def __init__(self, plan: LoadPlan, source: Source, recorders: Sequence[Recorder], leader: Leader) -> None:
         self._plan, self._recorders, self._leader = plan, recorders, leader
         self._state = state = WorkerState(source=source, users=len(plan.worker_users))
-        alpn = "" if plan.options.http2_windows is None else "h2"
+        alpn = "" if plan.options.http2_windows is None and plan.wire.protocol != GRPC else "h2"
         self._upstream = resolve_upstream(*plan.server_addresses, headers=plan.headers, first=plan.worker, alpn=alpn)
         self._first_mark = read_cpu_mark()
         options = plan.options

@@ -226,6 +226,8 @@ class TrackOptions:
 
 
 HTTP_PROTOCOLS = frozenset({"bulk", "json-array"})
+GRPC = "opensearch-grpc"
+"""A protocol that always has a connection of HTTP/2."""
 # RFC 9113, 6.9.1 and 6.9.2: the largest window, and that of a connection at its start. 1 GiB as h2load.
 _MAX_WINDOW_BYTES, _INITIAL_WINDOW_BYTES, _LARGE_WINDOW_BYTES = 2**31 - 1, 65_535, GIB - 1
 

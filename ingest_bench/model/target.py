@@ -70,9 +70,9 @@ ClassName = Annotated[
 PackageName = Annotated[
     str, Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,100}(?:\.[A-Za-z_][A-Za-z0-9_]{0,100}){0,20}", "a Java package: org.xnio")
 ]
-# Also below another package (shaded Netty). Vert.x, WebFlux, gRPC and Armeria read through Netty.
+# Also below another package (shaded Netty). Vert.x, WebFlux and Armeria read through Netty.
 NETWORK_PACKAGES = (
-    *("io.netty", "shaded.netty"),
+    *("io.netty", "shaded.netty", "io.grpc"),
     *("org.apache.tomcat", "org.apache.coyote"),
     *("io.undertow", "org.xnio"),
     *("org.eclipse.jetty.io", "org.eclipse.jetty.http", "org.eclipse.jetty.http2"),
@@ -328,6 +328,8 @@ class TargetOptions:
     """Additional JVM options, verbatim: "-XX:MinTLABSize=65536"."""
     setting: Annotated[dict[SettingName, Line], Length(0, 500)] = field(default_factory=dict)
     """Additional server settings, as `-Ename=value`."""
+    protocol: Name | None = None
+    """Protocol of the documents, such as "opensearch-grpc"; None: the server's usual one."""
     url: Url | None = None
     """A server that is already running; few other keys apply to it."""
     attach: Annotated[tuple[Pid, ...], Length(0, 256, distinct=True)] = ()

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import urlencode
 
 import numpy as np
@@ -98,7 +98,7 @@ class Bulk:
         indices = () if action.indices == 1 else action.index_names(index)
         return cls(path=path, action=action, gzip=options.gzip, indices=indices, windows=options.http2_windows)
 
-    def for_file(self, file: TrackFile) -> Bulk:
+    def for_file(self, file: TrackFile) -> Self:
         """Return the protocol for the documents of a file; a data stream only takes `create`."""
         if file.is_text:
             raise SpecError(f"{file.path}: lines of text cannot be sent with bulk, which takes JSON objects")
@@ -118,11 +118,9 @@ class Bulk:
         """Most bytes that an item has in addition to its document."""
         if self.has_action_lines:
             return 1
+        operations = {self.action.operation, self.action.on_conflict if self._has_ids else self.action.operation}
         indices = self.indices or ("",)
-        lines = [_action_line(self.action.operation, index, has_id=self._has_ids) for index in indices]
-        if self.action.on_conflict == "update" and self._has_ids:
-            lines = [_action_line("update", index, has_id=True) + b'{"doc": }' for index in indices]
-        return max(map(len, lines)) + 1
+        return max(len(self.encode_item(b"", operation, index)[0]) for operation in operations for index in indices)
 
     @property
     def _has_ids(self) -> bool:
@@ -179,13 +177,19 @@ class Bulk:
         id_offsets, ends = [], [0]
         for document, index, reuses in zip(documents, indices, reuses_id.tolist(), strict=False):
             update = reuses and self.action.on_conflict == "update"
-            data += _action_line("update" if update else self.action.operation, index, has_id=True)
-            # The gap is before the quote, both braces and the line feed.
-            id_offsets.append(len(data) - 4 - DIGITS)
-            data += b'{"doc": %s}\n' % document if update else document + b"\n"
+            item, id_offset = self.encode_item(document, "update" if update else self.action.operation, index)
+            id_offsets.append(len(data) + id_offset)
+            data += item
             ends.append(len(data))
         offsets = np.array(id_offsets, dtype=np.int64)
         return BodyTemplate(data, offsets, reuses_id, sizes=np.diff(ends), compress=self.gzip)
+
+    def encode_item(self, document: bytes, operation: str, index: str) -> tuple[bytes, int]:
+        """Return an item, and the offset of the gap for its id if it has one."""
+        line = _action_line(operation, index, has_id=self._has_ids)
+        text = b'{"doc": %s}' % document if operation == "update" else document
+        # The gap is before the quote, both braces and the line feed.
+        return line + text + b"\n", len(line) - 4 - DIGITS
 
 
 def count_added(response: Response, documents: int) -> int | None:
@@ -231,26 +235,31 @@ def _join_ready_items(items: Sequence[bytes]) -> Body:
     return Body(b"\n".join((*items, b"")), len(items), item_sizes(items) + 1, **item_effects(items))
 
 
+def judge_error(status: int, kind: str, message: str, body: Body) -> Verdict:
+    """Judge a bulk without results of its items, by the HTTP status."""
+    if status == 429 or (status == 503 and body.is_idempotent):
+        return reject_all(body.documents, kind, message, may_be_stored=status == 503)
+    note = f" ({NOT_RETRIED})" if status == 503 else ""
+    return fail_all(body.documents, kind, message + note, in_doubt=status >= 500)
+
+
 def _judge_whole(response: Response, body: Body, may_be_stored: bool) -> Verdict:
     """Judge a bulk by its whole response."""
-    status, content, documents = response.status, response.body, body.documents
+    status, content = response.status, response.body
     if not 200 <= status < 300:
-        kind, message = f"{status} {_error_type(content)}", _describe_error(response)
-        if status == 429 or (status == 503 and body.is_idempotent):
-            return reject_all(documents, kind, message, may_be_stored=status == 503)
-        note = f" ({NOT_RETRIED})" if status == 503 else ""
-        return fail_all(documents, kind, message + note, in_doubt=status >= 500)
+        return judge_error(status, f"{status} {_error_type(content)}", _describe_error(response), body)
     try:
         result = parse_json_body(content)
         if result["errors"] is False and not may_be_stored:
-            return Verdict(outcome=OK, acked=documents, added=count_added(response, documents))
-        return _judge_items(result["items"], body, may_be_stored)
+            return Verdict(outcome=OK, acked=body.documents, added=count_added(response, body.documents))
+        return judge_items(result["items"], body, may_be_stored)
     except _PARSE_ERRORS:
         message = f"a {status} response that is not the response to a bulk: {content[:MESSAGE_BYTES]!r}"
         return Verdict(outcome=INVALID_RESPONSE, message=message)
 
 
-def _judge_items(items: list[dict[str, dict[str, Any]]], body: Body, may_be_stored: bool) -> Verdict:
+def judge_items(items: Sequence[Mapping[str, dict[str, Any]]], body: Body, may_be_stored: bool) -> Verdict:
+    """Judge each document by its item in the response to a bulk (its JSON)."""
     if len(items) != body.documents:
         message = f"the response has {len(items)} items, the bulk had {body.documents} documents"
         return Verdict(outcome=INVALID_RESPONSE, message=message)

@@ -172,8 +172,8 @@ class Http2Connection(Connection):
     headers: Headers = ()
     """Of each request, except content-length."""
 
-    def __init__(self, upstream: Upstream, windows: Http2Windows) -> None:
-        super().__init__(upstream, StreamReader(windows))
+    def __init__(self, upstream: Upstream, reader: StreamReader) -> None:
+        super().__init__(upstream, reader)
         self._pending = memoryview(b"")
         """Frames that the kernel has not accepted yet."""
 

@@ -2,6 +2,7 @@
 
     bulk.py        action lines and documents, a result for each (Elasticsearch, OpenSearch, sink); queries
     json_array.py  documents over HTTP, one status for all: an array, lines, or one per request
+    opensearch_grpc.py  the bulk API over gRPC, by the user in grpc_user.py
     frames.py      documents over TCP, each behind its length
     kafka.py       records for a topic, sent by librdkafka (kafka_user.py), a result for each
     cql.py         Cassandra's native protocol         thrift.py     Thrift as Cassandra 0.7 speaks it
@@ -29,6 +30,7 @@ from ingest_bench.protocols.cql import Cql
 from ingest_bench.protocols.frames import Frames
 from ingest_bench.protocols.json_array import JsonArray
 from ingest_bench.protocols.kafka import Kafka
+from ingest_bench.protocols.opensearch_grpc import OpenSearchGrpc
 from ingest_bench.protocols.thrift import Thrift
 
 if typing.TYPE_CHECKING:
@@ -65,6 +67,7 @@ PROTOCOLS: Mapping[str, Callable[[ProtocolOptions, str, LoadOptions], Protocol]]
     "cql": Cql.from_options,
     "thrift": Thrift.from_options,
     "kafka": Kafka.from_options,
+    "opensearch-grpc": OpenSearchGrpc.from_options,
 }
 """Creates a protocol from the target's keys, the name of the index (topic, table) and the load options."""
 

@@ -13,7 +13,7 @@ from ingest_bench.protocols import tls
 from ingest_bench.protocols.connection import Connection
 from ingest_bench.protocols.frames import AcknowledgementReader
 from ingest_bench.protocols.http1 import HttpResponseReader, build_request_head
-from ingest_bench.protocols.http2 import Http2Connection, Http2TlsConnection, build_request_headers
+from ingest_bench.protocols.http2 import Http2Connection, Http2TlsConnection, StreamReader, build_request_headers
 from ingest_bench.protocols.response import INVALID_RESPONSE, ConnectionBrokenError
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Http2User(Http1User):
     abstract = True
     pumps = False
     windows: Http2Windows
+    reader_class = StreamReader
     connection: Http2Connection
 
     def request(self, body: Body) -> Request:
@@ -135,7 +136,8 @@ class Http2User(Http1User):
         return b"", body.data
 
     def _create_connection(self) -> Http2Connection:
-        return (Http2TlsConnection if self.upstream.is_tls else Http2Connection)(self.upstream, self.windows)
+        connection_class = Http2TlsConnection if self.upstream.is_tls else Http2Connection
+        return connection_class(self.upstream, self.reader_class(self.windows))
 
     def _use_address(self, address: Address) -> None:
         self._address = address

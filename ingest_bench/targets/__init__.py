@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ingest_bench.errors import SpecError
 from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, java
 from ingest_bench.jvm.artifacts import Progress
@@ -35,9 +36,14 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}
 
 def resolve(options: TargetOptions) -> Target:
     """Return the chosen target, by its name or by the file of a custom target; SpecError with a suggestion."""
-    if options.custom is None:
-        return find_target(options.name)
-    return Custom(name=options.name, definition=options.custom)
+    if options.custom is not None:
+        target: Target = Custom(name=options.name, definition=options.custom)
+    else:
+        target = find_target(options.name)
+    if options.protocol is not None and options.protocol not in target.protocols:
+        choice = f"one of {', '.join(target.protocols)}" if target.protocols else "not for this server; remove it"
+        raise SpecError(f'target.protocol: {target.name} does not take "{options.protocol}": {choice}')
+    return target
 
 
 def find_target(name: str) -> Target:

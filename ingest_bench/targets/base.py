@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -28,6 +28,7 @@ from ingest_bench.model.target import (
     LaunchPlan,
     ListenOptions,
     Preparation,
+    ServerAddress,
     TargetOptions,
     ThreadRoles,
 )
@@ -160,6 +161,8 @@ class Target(Protocol):
     """Its known `[target.setting]`; None: it checks them itself."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """By property: its value unless the user chooses another."""
+    protocols: Collection[str] = ()
+    """The protocols that `target.protocol` selects from; empty: it has one."""
     refused: ClassVar[Mapping[str, Sequence[str]]] = {}
     """By reason: the fields of TargetOptions that it does not have."""
 
@@ -221,6 +224,10 @@ class Target(Protocol):
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
         """Return how it takes the documents of a workload: a protocol of `protocols.PROTOCOLS`, and its keys."""
+
+    def load_address(self, options: TargetOptions, address: ServerAddress) -> ServerAddress:
+        """Return the address that documents go to; *address* is that of its other API."""
+        return address
 
     def prepare(self, options: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
         """Return the requests that prepare these indices for documents; none if it has no such concept."""

@@ -16,9 +16,9 @@ from ingest_bench.inputs import urls
 from ingest_bench.jvm import artifacts, cache
 from ingest_bench.jvm.attach import AttachedJvm
 from ingest_bench.jvm.options import is_requested_heap, uses_collector
-from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
+from ingest_bench.model.load import GRPC, AdminRequest, Operation, ProtocolOptions, Workload
 from ingest_bench.model.results import ColumnValue
-from ingest_bench.model.target import LaunchPlan, Preparation, TargetOptions, ThreadRoles
+from ingest_bench.model.target import LaunchPlan, Preparation, ServerAddress, TargetOptions, ThreadRoles
 from ingest_bench.targets.base import NodeStart, Requirements, Target, count_copies, write_files
 from ingest_bench.targets.elastic import index, node_options
 from ingest_bench.targets.elastic.node_options import Module, Version
@@ -40,9 +40,11 @@ class ElasticTarget(Target):
 
     # Indices are files, and the translog is written before each response.
     is_persistent = True
-    # "opensearch[NODE][write][T#1]", "opensearch[NODE][[INDEX][0]: Lucene Merge Thread #1]".
+    protocols = ("bulk", GRPC)
+    # "opensearch[NODE][write][T#1]", "opensearch[NODE][[INDEX][0]: Lucene Merge Thread #1]". Threads that read requests
+    # of REST also decode them; messages of gRPC are decoded by others: "opensearch[NODE][grpc][T#1]".
     thread_roles = ThreadRoles(
-        network=("][transport_", "][http_server_"),
+        network=("][transport_", "][http_server_", "][grpc"),
         indexing=("][write", "][system_write", "][bulk][T#", "][index][T#"),
         flush_merge=("][flush][T#", "][refresh][T#", "][merge][T#", "][force_merge][T#", ": Lucene Merge Thread #"),
     )
@@ -51,6 +53,10 @@ class ElasticTarget(Target):
     def versions(self) -> Mapping[str, Requirements]:
         """Return the requirements of each version."""
         return {name: _requirements(version) for name, version in self.table.items()}
+
+    def load_address(self, options: TargetOptions, address: ServerAddress) -> ServerAddress:
+        """Return the address that documents go to: gRPC has a port of its own."""
+        return node_options.at_grpc_port(address) if options.protocol == GRPC else address
 
     def version(self, options: TargetOptions) -> Version:
         """Return the chosen version."""
@@ -107,7 +113,9 @@ class ElasticTarget(Target):
         return is_formed
 
     def wire(self, options: TargetOptions, workload: Workload) -> ProtocolOptions:
-        """Return the bulk protocol, with the index's path."""
+        """Return the bulk protocol, with the index's path, or gRPC."""
+        if options.protocol == GRPC:
+            return ProtocolOptions(protocol=GRPC, toml_key="target.protocol")
         document_type = (index.DOCUMENT_TYPE,) if self.version(options).before_7 else ()
         return ProtocolOptions(keys={"path": urls.join_path(workload.index, *document_type, "_bulk")})
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.options import collector_options, heap_options
-from ingest_bench.model.target import Collector, Endpoint, TargetOptions
+from ingest_bench.model.load import GRPC
+from ingest_bench.model.target import Collector, Endpoint, ServerAddress, TargetOptions
 from ingest_bench.targets.base import NodeStart, format_log4j2
 
 # Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
@@ -19,10 +20,12 @@ _RESERVED_SETTINGS = (
     *("path.", "network.", "http.port", "discovery.", "node.name", "cluster.name", "cluster.initial_"),
     # Addresses of a node for others; its threads and buffers are a user's choice.
     *("transport.port", "transport.tcp.port", "transport.host", "transport.bind", "transport.publish"),
-    *("transport.profiles", "transport.type"),
+    *("transport.profiles", "transport.type", "aux."),
 )
 # Port between nodes: the first of the servers' default range (9300-9399).
 _TRANSPORT_PORT = 9300
+# The first of its default range, too (9400-9500).
+_GRPC_PORT = 9400
 
 # Elasticsearch 5 does not name its allocator, nor does any node that uses Netty's default; Netty does.
 _ALLOCATOR_LOGGING = """\
@@ -67,6 +70,8 @@ class Version:
     """Field types and analyzers that it lacks, and their replacements in a mapping; None: no replacement."""
     before_7: bool = False
     """Documents have a type, and some settings have their old names."""
+    has_grpc: bool = False
+    """It has the module transport-grpc."""
     launcher: str | None = None
     """A start script that forks the server; None: the JVM is started directly."""
 
@@ -216,6 +221,11 @@ def server_settings(version: Version, options: TargetOptions) -> dict[str, str]:
         "cluster.routing.allocation.disk.threshold_enabled": "false",
         **version.settings,
     }
+    if options.protocol == GRPC:
+        if not version.has_grpc:
+            raise SpecError(f"target.protocol: {version.name} {version.number} has no gRPC; opensearch 3.8.0 has")
+        settings["aux.transport.types"] = "transport-grpc"
+        settings["aux.transport.transport-grpc.port"] = str(_GRPC_PORT)
     sizes_bytes = options.receive_predictor_bytes
     if len(sizes_bytes) == 2 and not version.before_7:
         raise SpecError(
@@ -227,6 +237,15 @@ def server_settings(version: Version, options: TargetOptions) -> dict[str, str]:
     if options.socket_receive_buffer_bytes is not None:
         settings["http.tcp.receive_buffer_size"] = f"{options.socket_receive_buffer_bytes}b"
     return settings | options.setting
+
+
+def at_grpc_port(address: ServerAddress) -> ServerAddress:
+    """Return the address with the port of gRPC, for all nodes."""
+    return replace(
+        address,
+        endpoint=replace(address.endpoint, port=_GRPC_PORT),
+        other_addresses=tuple(map(at_grpc_port, address.other_addresses)),
+    )
 
 
 def node_name(node: int) -> str:

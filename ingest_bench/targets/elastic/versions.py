@@ -81,7 +81,13 @@ OPENSEARCH = ElasticTarget(
             sha256="196c3cf4602c394f2e40e6174ccbf2a924eae37246f08fa6bbb6b75f9fd5ff1f",
             # What the workloads need. Others fail on pip's runtime: analysis-common requires the Thai locale.
             leave_out=("modules/",),
-            keep=("modules/transport-netty4/", "modules/mapper-extras/", "modules/percolator/"),
+            keep=(
+                "modules/transport-netty4/",
+                "modules/transport-grpc/",
+                "modules/mapper-extras/",
+                "modules/percolator/",
+            ),
+            has_grpc=True,
             java_version=25,
             jvm=(
                 *_OPENSEARCH_JVM,
