@@ -83,6 +83,7 @@ def test_arrivals_are_read_from_a_table_too() -> None:
         ("recorded", '"recorded" arrivals need "file"'),
         ("burst 10s", "burst 64 10s"),
         ("burst 64/s 10s", "'64/s' is not a number of requests"),
+        ("burst ٣ 10s", "'٣' is not a number of requests"),
         ("burst 0 10s", 'need "requests"'),
         ("burst 64 0s", 'need "period"'),
         ("burst 28233 10s", "requests"),

@@ -119,7 +119,7 @@ def _parse_rates(text: str) -> tuple[Rate, ...]:
 
 
 def _parse_requests(text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{quote_value(text)} is not a number of requests, such as 64")
     return int(text)
 
