@@ -305,7 +305,10 @@ def servers() -> str:
     """Return the targets with their versions."""
     return table(
         ("target", "versions"),
-        [[f"`{name}`", ", ".join(f"`{version}`" for version in target.versions)] for name, target in TARGETS.items()],
+        [
+            [f"`{name}`", ", ".join(filter(None, (*map("`{}`".format, target.versions), target.other_versions)))]
+            for name, target in TARGETS.items()
+        ],
     )
 
 

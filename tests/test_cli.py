@@ -327,7 +327,7 @@ def test_run_does_not_import_drawing_statistics_and_load_libraries() -> None:
         ("quickstart", "bulk 1,000 documents warm-up 5s measured 12s probes reads, gc, stalls ┏"),
         (
             "quickstart --set target=sink,opensearch --set heap=1g,2g",
-            "server sink java17 / opensearch 2.19.6 heap 1GiB / 2GiB",
+            "server sink 4.1.115.Final / opensearch 2.19.6 heap 1GiB / 2GiB",
         ),
         ("quickstart --set nodes=3 --set network=ethernet", "server opensearch 2.19.6, 3 nodes"),
         # Users and bulk default to those of the workload.

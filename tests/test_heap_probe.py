@@ -121,6 +121,9 @@ def test_memory_of_netty_is_that_in_buffers_the_rest_of_its_chunks_and_the_remai
         "netty_retained_bytes": 120,
     }
     assert readings(heap.measure_netty(changes[:1], make_context(tmp_path, S, 5 * S)))["netty_live_bytes"] == 60
+    # Samples of an allocator that does not count its buffers.
+    samples = [(0, 100, -1), (2 * S, 50, 0)]
+    assert readings(heap.measure_netty(samples, make_context(tmp_path, S, 5 * S))) == {"netty_retained_bytes": 150}
     assert list(heap.measure_netty([], make_context(tmp_path, S, 5 * S))) == []
 
 

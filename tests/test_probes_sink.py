@@ -33,11 +33,10 @@ COLLECTORS: list[tuple[int, Collector]] = [
 def sink(java: int, setting: dict[str, Any], gc: Collector = "default") -> TargetOptions:
     return TargetOptions(
         name="sink",
-        version=f"java{java}",
         heap_bytes=64 << 20,
         gc=gc,
         receive_predictor_bytes=(1024,),
-        setting=setting,
+        setting={"sink.java": str(java), **setting},
     )
 
 

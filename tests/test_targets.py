@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,18 @@ def test_each_version_has_its_own_allocator_options(fields: dict[str, Any], flag
             {"name": "sink", "setting": {"sink.transport": "epoll", "sink.buffers": "heap"}},
             "epoll reads into direct buffers only",
         ),
+        ({"name": "sink", "version": "java17"}, r"'java17' is not a release of Netty .* sink\.java chooses the Java"),
+        (
+            {"name": "sink", "version": "4.1.69"},
+            r"'4\.1\.69' is not a release of Netty that the sink runs on: 4\.1\.70",
+        ),
+        ({"name": "sink", "version": "5.0.0.Alpha5"}, "is not a release of Netty"),
+        (
+            {"name": "sink", "version": "4.1.109", "allocator": "adaptive"},
+            r"Netty 4\.1\.109\.Final has no adaptive allocator; 4\.1\.110 is the first",
+        ),
+        ({"name": "sink", "gc": "cms"}, 'Java 17 has no "cms"'),
+        ({"allocator": "adaptive"}, 'opensearch has no "adaptive", only default and pooled and unpooled'),
         ({"name": "direct-memory", "setting": {"threads": "0"}}, "setting.threads: '0' is not between 1 and 1024"),
         ({"name": "direct-memory", "setting": {"max_direct_memory": "0"}}, "0 means the size of the heap"),
         ({"name": "direct-memory", "allocator": "pooled"}, r"target\.allocator: direct-memory allocates each buffer"),
@@ -230,6 +243,18 @@ def test_sink_options_become_system_properties() -> None:
     }
 
 
+def test_only_another_netty_than_the_pinned_one_comes_from_maven() -> None:
+    for version in (None, "4.1.115", "4.1.115.Final"):
+        pinned = find_target("sink").requirements(TargetOptions(name="sink", version=version))
+        assert all(artifact.sha256 for artifact in pinned.artifacts)
+        assert not pinned.maven
+    options = TargetOptions(name="sink", version="4.2.16", allocator="adaptive", setting={"sink.java": "25"})
+    other = find_target("sink").requirements(options)
+    assert [artifact.group for artifact in other.artifacts] == ["org.eclipse.jdt"]
+    assert other.java_version == 25
+    assert other.maven[0] == "io.netty:netty-codec-http:4.2.16.Final"
+
+
 def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, epoll = TargetOptions(name="sink"), TargetOptions(name="sink", setting={"sink.transport": "epoll"})
     for machine, classifier in (("x86_64", "linux-x86_64"), ("aarch64", "linux-aarch_64")):
@@ -237,6 +262,10 @@ def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.Mon
         jars, default_jars = (set(find_target("sink").requirements(options).artifacts) for options in (epoll, plain))
         (library,) = jars - default_jars
         assert library.file_name == f"netty-transport-native-epoll-4.1.115.Final-{classifier}.jar"
+        assert library.sha256
+        coordinate = f"io.netty:netty-transport-native-epoll:4.2.16.Final:{classifier}"
+        other = find_target("sink").requirements(dataclasses.replace(epoll, version="4.2.16"))
+        assert other.maven[-1] == coordinate
     assert [Sink().complete_properties(options)["buffers"] for options in (epoll, plain)] == ["direct", "heap"]
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(MissingCapability, match="no epoll for riscv64"):

@@ -170,7 +170,7 @@ def recognised(root: Any, status: int = 200) -> detect.Detected:
         ({"version": {"number": "6.8.23"}}, "elasticsearch", "5.6.16"),
         ({"version": {"number": "8.19.21"}}, "elasticsearch", "8.19.21"),
         ({"version": {"number": "9.1.0"}}, "elasticsearch", "8.19.21"),
-        ({"name": "sink", "version": {"number": "4.1.115.Final"}, "receive": "65536"}, "sink", "java17"),
+        ({"name": "sink", "version": {"number": "4.1.115.Final"}, "receive": "65536"}, "sink", "4.1.115.Final"),
     ],
 )
 def test_server_is_identified_by_its_response(root: Any, name: str, version: str) -> None:

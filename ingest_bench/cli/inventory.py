@@ -51,7 +51,10 @@ def list_parts(
         name: str(catalog.read_table(path).get("description", ""))
         for name, path in files.data_files(catalog.CUSTOM_TARGETS).items()
     }
-    parts["targets"] = {name: ", ".join(target.versions) for name, target in targets.TARGETS.items()}
+    parts["targets"] = {
+        name: ", ".join(filter(None, (*target.versions, target.other_versions)))
+        for name, target in targets.TARGETS.items()
+    }
     # A protocol is created by a method of its class; probes are described by the table of their package.
     creators = {name: getattr(create, "__self__", create) for name, create in PROTOCOLS.items()}
     parts["protocols"] = {name: (creator.__doc__ or "").partition("\n")[0] for name, creator in creators.items()}

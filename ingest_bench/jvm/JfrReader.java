@@ -165,6 +165,8 @@ public final class JfrReader {
 
   /** Netty's memory by allocator, on the heap and direct. */
   private final Map<Long, NettyMemory> netty = new HashMap<>();
+  /** The same as a server of ours samples it: chunks, and buffers in use (-1: unknown). */
+  private final Map<Long, long[]> nettySamples = new TreeMap<>();
 
   private final DirectMemory directMemory = new DirectMemory();
   private final StallSpans stalls;
@@ -304,6 +306,9 @@ public final class JfrReader {
       case "io.netty.ReallocateBuffer":
         nettyMemory(event).add(end, 0, -event.getInt("maxFastCapacity"));
         break;
+      case "ingestbench.NettyMemory":
+        nettySamples.put(end, new long[] {event.getLong("chunkBytes"), event.getLong("bufferBytes")});
+        break;
       case "ingestbench.DirectAllocation":
         directMemory.allocation(end, event.getLong("took"), inWindow(end));
         break;
@@ -334,7 +339,7 @@ public final class JfrReader {
     return netty.computeIfAbsent(2 * allocator.getId() + (event.getBoolean("direct") ? 1 : 0), key -> new NettyMemory());
   }
 
-  /** Start of each period with changes: by how many bytes Netty's chunks grew, and the buffers in use. */
+  /** Moments of changes: by how many bytes Netty's chunks grew, and the buffers in use. Its own events are exact. */
   private Map<Long, long[]> nettyChanges() {
     Map<Long, long[]> changes = new TreeMap<>();
     for (NettyMemory memory : netty.values()) {
@@ -342,6 +347,14 @@ public final class JfrReader {
       if (memory.hasChunks) {
         memory.changes.forEach((start, change) -> changes.merge(start, change,
             (one, other) -> new long[] {one[0] + other[0], one[1] + other[1]}));
+      }
+    }
+    if (changes.isEmpty()) {
+      long[] last = {0, 0};
+      for (Map.Entry<Long, long[]> sample : nettySamples.entrySet()) {
+        long[] now = sample.getValue();
+        changes.put(sample.getKey(), new long[] {now[0] - last[0], now[1] - last[1]});
+        last = now;
       }
     }
     return changes;

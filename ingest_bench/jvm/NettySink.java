@@ -1,6 +1,8 @@
 import io.netty.bootstrap.ServerBootstrap;
 import io.netty.buffer.ByteBuf;
 import io.netty.buffer.ByteBufAllocator;
+import io.netty.buffer.ByteBufAllocatorMetric;
+import io.netty.buffer.ByteBufAllocatorMetricProvider;
 import io.netty.buffer.PooledByteBufAllocator;
 import io.netty.buffer.Unpooled;
 import io.netty.buffer.UnpooledByteBufAllocator;
@@ -31,6 +33,7 @@ import io.netty.handler.codec.http.LastHttpContent;
 import io.netty.util.UncheckedBooleanSupplier;
 import io.netty.util.Version;
 import io.netty.util.concurrent.EventExecutor;
+import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.time.Instant;
 import java.util.ArrayList;
@@ -46,6 +49,12 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.LongAdder;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import javax.management.ObjectName;
+import javax.management.StandardMBean;
+import jdk.jfr.Event;
+import jdk.jfr.FlightRecorder;
+import jdk.jfr.Name;
+import jdk.jfr.StackTrace;
 
 /**
  * A server that takes bulk requests, counts what it reads and answers at once: the null member of the targets and the
@@ -58,7 +67,7 @@ public final class NettySink {
     private static final int THREADS = Integer.getInteger("sink.threads", 2);
     /** "65536": fixed. "4096..524288": adaptive between them. */
     private static final String RECEIVE = System.getProperty("sink.receive", "65536");
-    private static final boolean POOLED = "pooled".equals(System.getProperty("sink.allocator", "unpooled"));
+    private static final String ALLOCATOR = System.getProperty("sink.allocator", "unpooled");
     private static final boolean DIRECT = "direct".equals(System.getProperty("sink.buffers", "heap"));
     /** Netty's own transport, in C: the flight recorder sees none of its reads. It reads into direct buffers only. */
     private static final boolean EPOLL = "epoll".equals(System.getProperty("sink.transport", "nio"));
@@ -115,7 +124,14 @@ public final class NettySink {
         // Refused now, and not for each connection anew.
         receiveBuffers(new Reads());
         loops = EPOLL ? new EpollEventLoopGroup(THREADS) : new NioEventLoopGroup(THREADS);
-        ByteBufAllocator allocator = POOLED ? new PooledByteBufAllocator(DIRECT) : new UnpooledByteBufAllocator(DIRECT);
+        ByteBufAllocator allocator = allocator();
+        // Before 4.1.116 the adaptive allocator counts chunks that it has freed.
+        if (!ALLOCATOR.equals("adaptive") || !NETTY.matches("4\\.1\\.11[0-5]\\..*")) {
+            AllocatorMemory memory = new AllocatorMemory(allocator);
+            ManagementFactory.getPlatformMBeanServer().registerMBean(
+                new StandardMBean(memory, AllocatorMBean.class), new ObjectName("ingestbench:type=NettyAllocator"));
+            FlightRecorder.addPeriodicEvent(NettyMemory.class, memory::record);
+        }
         ServerBootstrap bootstrap = new ServerBootstrap()
             .group(loops)
             .channel(EPOLL ? EpollServerSocketChannel.class : NioServerSocketChannel.class)
@@ -138,6 +154,67 @@ public final class NettySink {
         }
         bootstrap.bind(HOST, PORT).sync();
         System.out.println("sink: listens on " + HOST + ":" + PORT);
+    }
+
+    private static ByteBufAllocator allocator() throws ReflectiveOperationException {
+        switch (ALLOCATOR) {
+            case "pooled":
+                return new PooledByteBufAllocator(DIRECT);
+            case "adaptive":
+                // By its name: this class is compiled with Netty before 4.1.110 too, which lacks it.
+                return (ByteBufAllocator) Class.forName("io.netty.buffer.AdaptiveByteBufAllocator")
+                    .getConstructor(boolean.class).newInstance(DIRECT);
+            default:
+                return new UnpooledByteBufAllocator(DIRECT);
+        }
+    }
+
+    /** Bytes of the allocator's chunks and of its buffers in use, on the heap and off it. */
+    public interface AllocatorMBean {
+        long getChunkBytes();
+
+        /** -1 if unknown. */
+        long getBufferBytes();
+    }
+
+    /** The same in a recording: Netty writes events of its own only since 4.2.3, and none of unpooled buffers. */
+    @Name("ingestbench.NettyMemory")
+    @StackTrace(false)
+    public static final class NettyMemory extends Event {
+        public long chunkBytes;
+        public long bufferBytes;
+    }
+
+    /** An unpooled buffer is a chunk of its own. Of the adaptive allocator Netty knows the chunks only. */
+    private static final class AllocatorMemory implements AllocatorMBean {
+        private final ByteBufAllocator allocator;
+        private final ByteBufAllocatorMetric metric;
+
+        AllocatorMemory(ByteBufAllocator allocator) {
+            this.allocator = allocator;
+            metric = ((ByteBufAllocatorMetricProvider) allocator).metric();
+        }
+
+        @Override
+        public long getChunkBytes() {
+            return metric.usedHeapMemory() + metric.usedDirectMemory();
+        }
+
+        @Override
+        public long getBufferBytes() {
+            if (allocator instanceof PooledByteBufAllocator) {
+                PooledByteBufAllocator pooled = (PooledByteBufAllocator) allocator;
+                return pooled.pinnedHeapMemory() + pooled.pinnedDirectMemory();
+            }
+            return allocator instanceof UnpooledByteBufAllocator ? getChunkBytes() : -1;
+        }
+
+        void record() {
+            NettyMemory event = new NettyMemory();
+            event.chunkBytes = getChunkBytes();
+            event.bufferBytes = getBufferBytes();
+            event.commit();
+        }
     }
 
     private static RecvByteBufAllocator receiveBuffers(Reads counted) {
@@ -540,7 +617,7 @@ public final class NettySink {
 
     private static String about(ChannelHandlerContext context) {
         return "{\"name\":\"sink\",\"version\":{\"number\":\"" + NETTY + "\"},"
-            + Answers.jvm() + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + (POOLED ? "pooled" : "unpooled") + "\",\"buffers\":\""
+            + Answers.jvm() + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + ALLOCATOR + "\",\"buffers\":\""
             + (DIRECT ? "direct" : "heap") + "\",\"transport\":\"" + (EPOLL ? "epoll" : "nio") + "\",\"socket_receive_buffer_bytes\":"
             + ((SocketChannel) context.channel()).config().getReceiveBufferSize() + "}";
     }

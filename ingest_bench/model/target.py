@@ -30,7 +30,7 @@ from ingest_bench.model.values import (
     UrlPath,
 )
 
-Allocator = Literal["default", "pooled", "unpooled"]
+Allocator = Literal["default", "pooled", "unpooled", "adaptive"]
 Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
 ObserverName = Literal["launched", "attached", "remote", "jmx", "external"]
 Pid = Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")]
@@ -319,7 +319,7 @@ class TargetOptions:
     receive_predictor_bytes: Annotated[tuple[ReceiveBuffer, ...], Length(0, 2, separator="..", rising=True)] = ()
     """Empty: the server's default. One size: fixed. Two sizes, "64KiB..512KiB": adaptive between them."""
     allocator: Allocator = "default"
-    """Netty's buffer allocator."""
+    """Netty's buffer allocator; adaptive: the target sink alone."""
     socket_receive_buffer_bytes: Annotated[int, Between(2048, GIB, "the smallest and largest of a socket")] | None = (
         None
     )

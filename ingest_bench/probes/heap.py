@@ -9,7 +9,8 @@ sizes, and the recording most of them in bytes.
 
 Netty takes memory in chunks, lends parts of them to buffers, and keeps chunks for later. Since 4.2.3 its pooled and
 adaptive allocators write an event for each chunk and buffer; the unpooled one writes none. Buffers of an allocator
-without chunks are left out: without arenas for direct memory Netty writes no end of a direct buffer.
+without chunks are left out: without arenas for direct memory Netty writes no end of a direct buffer. Without these
+events the numbers are samples of the allocator's own counters, which the sink records (NettySink.java).
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ HEAP = Probe(
         "jdk.ThreadAllocationStatistics": {"period": "1 s"},
         "jdk.GarbageCollection": {"threshold": "0 ns"},
         "jdk.GCHeapSummary": {"enabled": "true"},
+        "ingestbench.NettyMemory": {"period": "100 ms"},
         **{
             f"io.netty.{name}": _NETTY_EVENT
             for name in ("AllocateChunk", "FreeChunk", "AllocateBuffer", "ReallocateBuffer", "FreeBuffer")
@@ -174,7 +176,8 @@ def sample_chunks(changes: Sequence[tuple[int, int, int]], until_ns: int) -> Ser
 def measure_netty(changes: Sequence[tuple[int, int, int]], context: ReadContext) -> Iterator[Reading | Series]:
     """Yield the memory in buffers, the unused part of the chunks (means), and what remains at the end of the recording.
 
-    A change: a moment, then the bytes by which all chunks grew, and all buffers in use.
+    A change: a moment, then the bytes by which all chunks grew, and all buffers in use. Of unknown buffers (-1) only
+    what remains is known.
     """
     if not changes:
         return
@@ -190,6 +193,7 @@ def measure_netty(changes: Sequence[tuple[int, int, int]], context: ReadContext)
         used += buffer_bytes * duration_ns
         unused += (chunk_bytes - buffer_bytes) * duration_ns
     length_ns = context.end_ns - context.start_ns
-    yield Reading("netty_live_bytes", round(used / length_ns))
-    yield Reading("netty_wasted_bytes", round(unused / length_ns))
+    if buffer_bytes >= 0:
+        yield Reading("netty_live_bytes", round(used / length_ns))
+        yield Reading("netty_wasted_bytes", round(unused / length_ns))
     yield Reading("netty_retained_bytes", chunk_bytes)

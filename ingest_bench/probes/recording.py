@@ -41,7 +41,7 @@ _SECRET: Events = {
 READER = tuple(
     Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
 )
-READER_VERSION = 17
+READER_VERSION = 18
 STACK_DEPTH = 128
 # Of a threshold, a period and a throttle (jdk.jfr.internal.util.ValueParser and TimespanUnit).
 _UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}

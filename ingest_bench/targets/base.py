@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from ingest_bench.errors import SpecError
 from ingest_bench.host.capability_checks import run_check
-from ingest_bench.inputs import records
+from ingest_bench.inputs import files, records
 from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
@@ -23,6 +23,7 @@ from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Wo
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import (
     NETWORK_PACKAGES,
+    Allocator,
     Collector,
     Endpoint,
     LaunchPlan,
@@ -73,6 +74,12 @@ def pinned_jars(*sections: str) -> tuple[Artifact, ...]:
     """Return the jars of these sections of jars.toml, in order."""
     pins = (pin for section in sections for pin in _PINS[section].items())
     return tuple(artifacts.parse_jar(f"{coordinate}@{sha256}") for coordinate, sha256 in pins)
+
+
+def hash_jars(coordinates: Sequence[str]) -> dict[str, str]:
+    """Return the SHA-256 of these jars and their dependencies by file name: not all are pinned."""
+    jars = artifacts.resolve_jars(coordinates)
+    return {jar.file_name: jar.sha256 or files.sha256(artifacts.fetch(jar)) for jar in jars}
 
 
 def refuse_options(options: TargetOptions, fields: Iterable[str], reason: str) -> None:
@@ -151,6 +158,8 @@ class Target(Protocol):
     name: str
     """Its key in TARGETS."""
     default_version: str
+    other_versions: str = ""
+    """Versions besides those of `versions`, in words."""
     is_persistent: bool = False
     """Its documents are in files and exist after a restart."""
     flush: Callable[[Sequence[Http], Sequence[AttachedJvm], Sequence[str]], None] | None = None
@@ -165,6 +174,8 @@ class Target(Protocol):
     """The protocols that `target.protocol` selects from; empty: it has one."""
     refused: ClassVar[Mapping[str, Sequence[str]]] = {}
     """By reason: the fields of TargetOptions that it does not have."""
+    allocators: ClassVar[tuple[Allocator, ...]] = ("default", "pooled", "unpooled")
+    """The allocators of Netty that it can have, unless it refuses to choose."""
 
     @property
     def thread_roles(self) -> ThreadRoles:
@@ -193,12 +204,19 @@ class Target(Protocol):
 
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have. Start nothing."""
-        requirements = self.versions[self.choose_version(options)]
+        requirements = self.start_requirements(options)
         collector_options(options.gc, requirements.java_version)
         for reason, fields in self.refused.items():
             refuse_options(options, fields, reason)
+        if options.allocator not in self.allocators:
+            names = " and ".join(self.allocators)
+            raise SpecError(f'target.allocator: {self.name} has no "{options.allocator}", only {names}')
         self.read_properties(options)
         return requirements
+
+    def start_requirements(self, options: TargetOptions) -> Requirements:
+        """Return what the chosen version needs, whatever else is chosen."""
+        return self.versions[self.choose_version(options)]
 
     def read_properties(self, options: TargetOptions) -> dict[str, Any]:
         """Return the properties that the options choose; SpecError for an unknown setting or an invalid value."""

@@ -31,7 +31,7 @@ from ingest_bench.model.target import (
     Tls,
 )
 from ingest_bench.targets import counting
-from ingest_bench.targets.base import NodeStart, Requirements, Target, refuse_options
+from ingest_bench.targets.base import NodeStart, Requirements, Target, hash_jars, refuse_options
 from ingest_bench.targets.http import Http, NoResponse
 
 T = TypeVar("T")
@@ -268,11 +268,7 @@ class Custom(Target):
                 "collector nor probes. The command must start java and pass on its output"
             )
         if start.maven:
-            # Not all are pinned.
-            description["jars"] = {
-                jar.file_name: jar.sha256 or files.sha256(artifacts.fetch(jar))
-                for jar in artifacts.resolve_jars(start.maven)
-            }
+            description["jars"] = hash_jars(start.maven)
         return description
 
     def _require_start(self) -> StartOptions:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from ingest_bench import jvm
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import artifacts
-from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.java import ECJ, compile_classes
 from ingest_bench.jvm.options import default_to_g1, uses_collector
 from ingest_bench.model.results import ColumnValue
@@ -28,7 +27,7 @@ def java_versions(*javas: int) -> dict[str, Requirements]:
 
 
 class BuiltIn(Target, Protocol):
-    """A built-in server. Its version is the Java that it runs on."""
+    """A built-in server. Its version is the Java that it runs on, except for the sink."""
 
     default_version: str = "java17"
     main: str
@@ -48,24 +47,21 @@ class BuiltIn(Target, Protocol):
         values = {"host": node.listen.host, "port": node.listen.port, **self.read_properties(node.options)}
         return tuple(f"-D{self.prefix}.{name}={value}" for name, value in values.items())
 
-    def native_jars(self, options: TargetOptions) -> tuple[Artifact, ...]:
-        """Return jars with a library in C."""
-        return ()
-
     def launch_plan(self, node: NodeStart) -> LaunchPlan:
         """Return how to start it; its classes are compiled at first use."""
-        java = node.java
-        jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
+        java, requirements = node.java, self.start_requirements(node.options)
+        needed = (*requirements.artifacts, *artifacts.resolve_jars(requirements.maven))
+        jars = tuple(artifacts.fetch(artifact) for artifact in needed if artifact != ECJ)
         classes = compile_classes(java, (_SOURCES / f"{self.main}.java", _SOURCES / "Answers.java"), jars)
-        libraries = tuple(artifacts.fetch(artifact) for artifact in self.native_jars(node.options))
+        has_library = any(artifact.classifier for artifact in needed)
         flags = (
             # Netty frees direct buffers by Unsafe; Java 24 and later warn at length about that (JEP 498).
             *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
             # The same for a library in C (JEP 472).
-            *(("--enable-native-access=ALL-UNNAMED",) if java.version >= 24 and libraries else ()),
+            *(("--enable-native-access=ALL-UNNAMED",) if java.version >= 24 and has_library else ()),
             *self.flags(node),
         )
-        return plan_java(node, flags, (classes, *jars, *libraries), self.main)
+        return plan_java(node, flags, (classes, *jars), self.main)
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Return True if the node responds. Nodes do not know each other."""
