@@ -121,6 +121,7 @@ def test_names_keys_and_values_are_completed(tmp_path: Path, monkeypatch: pytest
     assert "network=loopback,ethernet" in completion.complete_setting("network=loopback,eth")
     assert completion.complete_setting("target=cass") == ["target=cassandra"]
     assert "gc=parallel" in completion.complete_setting("gc=")
+    assert "version=0.7.4..0.7.5" in completion.complete_setting("version=0.7.4..0")
     assert completion.complete_setting("nonsense=") == []
     assert completion.complete_results("qu") == ["quickstart"]
     assert completion.complete_results("results/") == ["results/quickstart/2026-11-22T04-00-00Z"]

@@ -279,3 +279,22 @@ def test_dependencies_are_resolved_once_and_pins_are_kept(monkeypatch: pytest.Mo
     assert artifacts.resolve_jars(pinned) == artifacts.list_jars(pinned) == jars
     assert [jar.sha256 for jar in artifacts.resolve_jars((server, util))] == [""] * 4
     assert artifacts.resolve_jars(()) == ()
+
+
+@pytest.mark.processes
+def test_versions_are_read_from_the_metadata_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "".join(f"<version>{name}</version>" for name in ("4.2.9.Final", "4.2.10.Final", "../../odd", "4.2.0.RC1"))
+    metadata = f"<metadata><versioning><versions>{names}</versions></versioning></metadata>"
+    responses = {
+        "/io/netty/netty-buffer/maven-metadata.xml": (200, metadata.encode()),
+        "/io/netty/broken/maven-metadata.xml": (200, b"<html>proxy"),
+    }
+    with canned_server(responses) as address:
+        monkeypatch.setenv("INGEST_BENCH_MAVEN", f"http://{address}")
+        versions = artifacts.list_versions("io.netty", "netty-buffer")
+        assert artifacts.sort_versions(versions) == ["4.2.0.RC1", "4.2.9.Final", "4.2.10.Final"]
+        for name, reason in {"broken": "ParseError: no element found", "none": "HTTPError: 404"}.items():
+            with pytest.raises(
+                RunFailed, match=f"the versions of io.netty:{name} are unknown: {reason}.*then try again"
+            ):
+                artifacts.list_versions("io.netty", name)

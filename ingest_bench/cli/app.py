@@ -34,6 +34,7 @@ _MODULES = {
         ("run", "run plan"),
         ("report", "report results recommend"),
         ("compare", "gate compare trend"),
+        ("bisect", "bisect"),
         ("inventory", "list show init fetch doctor"),
         ("run", "calibrate"),
         ("worker", "worker"),

@@ -39,8 +39,8 @@ def complete_setting(incomplete: str) -> list[str]:
     key, equals, levels = incomplete.partition("=")
     if not equals:
         return [f"{name}=" for name in _select(key_paths.iter_keys(), key)]
-    # A comma separates levels; the last one is completed.
-    before = f"{key}={levels[: levels.rfind(',') + 1]}"
+    # A comma separates levels, and two dots the ends of a bisection; the last one is completed.
+    before = f"{key}={levels[: max(levels.rfind(',') + 1, levels.rfind('..') + 2 if '..' in levels else 0)]}"
     return _select((before + value for value in _known_values(key)), incomplete)
 
 

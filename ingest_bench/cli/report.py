@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ingest_bench.analysis import search
+from ingest_bench.analysis.compare import bisection
 from ingest_bench.analysis.receive_buffers import Limits
 from ingest_bench.cli import screen
 from ingest_bench.cli.options import App, OutputOptions, ResultsFolder, grouped, take_results
@@ -17,7 +18,16 @@ from ingest_bench.errors import SpecError
 from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.results import Summary
-from ingest_bench.report import buffer_tables, cell_tables, change_tables, digest, headline, search_table, summary_files
+from ingest_bench.report import (
+    bisection_table,
+    buffer_tables,
+    cell_tables,
+    change_tables,
+    digest,
+    headline,
+    search_table,
+    summary_files,
+)
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes
@@ -51,9 +61,14 @@ def print_results(
     """
     plan, page = results.plan, results.report / "index.html"
     knees = [] if plan.search is None else search.find_knees(plan, summaries)
+    bisected = bisection.judge_releases(plan.bisection, summaries) if plan.bisection else None
+    if bisected is not None:
+        findings = bisection_table.describe_result(bisected)
+    else:
+        findings = digest.describe_endings(summaries, f"{results.path.absolute()}/")
+        findings += search_table.describe_knees(knees) or [headline.describe_finding(summaries)]
     sentences = [
-        *digest.describe_endings(summaries, f"{results.path.absolute()}/"),
-        *(search_table.describe_knees(knees) or [headline.describe_finding(summaries)]),
+        *findings,
         *(describe(summaries) for describe in (digest.describe_stalls, digest.describe_errors)),
         digest.describe_warnings(summaries),
     ]
@@ -64,11 +79,12 @@ def print_results(
         runs = [{name: getattr(run, name) for name in _JSON_FIELDS} for run in summaries]
         notes = cell_tables.list_notes(summaries)
         document = {"report": page, "sentences": sentences, "notes": notes, "runs": runs}
+        document |= {"bisection": bisection_table.to_document(bisected)} if bisected else {}
         if documents is None:
             screen.print_json(document)
         else:
             documents.append(document)
-        return _exit_code(plan, summaries, knees)
+        return _exit_code(plan, summaries, knees, bisected)
     if output.wide:
         head, *rows = cell_tables.cell_rows(summaries)
         screen.print_table(plan.description, head, rows)
@@ -78,15 +94,20 @@ def print_results(
     folder = results.path.parent if results.path.parent.name == plan.experiment else results.path
     last = [f"report: {page}{'' if output.open_page else '   (--open)'}", digest.suggest_next(summaries, str(folder))]
     last = list(filter(None, last))
-    screen.print_digest(digest.digest_rows(summaries), sentences, last)
+    rows = bisection_table.release_rows(bisected) if bisected else digest.digest_rows(summaries)
+    screen.print_digest(rows, sentences, last)
     if output.verbose:
         screen.print_notes(cell_tables.list_notes(summaries))
     for line in last:
         screen.print_text(line)
-    return _exit_code(plan, summaries, knees)
+    return _exit_code(plan, summaries, knees, bisected)
 
 
-def _exit_code(plan: Plan, summaries: Sequence[Summary], knees: Sequence[search.Knee]) -> int:
+def _exit_code(
+    plan: Plan, summaries: Sequence[Summary], knees: Sequence[search.Knee], bisected: bisection.Progress | None
+) -> int:
+    if bisected is not None:
+        return 0 if bisected.is_solved else _INVALID
     if knees:
         return 0 if all(knee.result.is_knee for knee in knees) else _INVALID
     is_complete = len(summaries) == len(plan.runs) + len(plan.skipped_cells)

@@ -174,7 +174,7 @@ def run(context: typer.Context, command: RunCommand, is_dry: bool = False) -> in
     remote = worker.parse_workers(context, plans, execution.workers, execution.bind, execution.keys)
     if resumed is not None:
         return _resume(*resumed, command, options, remote)
-    return _start(plans, command, options, remote)
+    return start(plans, command, options, remote)
 
 
 @app.command("plan")
@@ -255,7 +255,7 @@ def _resume(
     return code
 
 
-def _start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remote: RemoteWorkers | None) -> int:
+def start(plans: Sequence[Plan], command: RunCommand, options: RunOptions, remote: RemoteWorkers | None = None) -> int:
     """Execute these plans, each in a new folder; return the exit code."""
     folder = command.results_folder or layout.RESULTS
     started = [run.cell for plan in plans for run in plan.runs if not run.cell.target.is_already_running]
@@ -332,8 +332,9 @@ def _execute(
         output.announce(line)
     try:
         with campaign.lock_results(results):
-            most_runs = search_for_max.max_runs(results.plan)
-            with screen.RunProgress(most_runs, _mean_run_s(results.plan), output).show() as progress:
+            with screen.RunProgress(
+                campaign.max_runs(results.plan), _mean_run_s(results.plan), output
+            ).show() as progress:
                 summaries = campaign.run_missing(results, options, progress)
             evaluation.write_report(results, summaries)
         return print_results(results, summaries, output, documents)

@@ -43,6 +43,8 @@ def describe_usage_error(error: TyperException, arguments: Sequence[str]) -> str
     elif text.startswith("Got unexpected extra argument"):
         option = "--set" if "=" in name else "--version" if name[:1].isdigit() else ""
         remedy = f"; did you mean {option} {quote_name(name)}?" if option in _options(command) else ""
+        if name[:1].isdigit() and "--good" in _options(command):
+            remedy = f"; did you mean --set version={quote_name(name)}?"
         text = f'unexpected argument "{quote_name(name)}"{remedy}'
     elif invalid := re.fullmatch("Invalid value for '?([^']*)'?: (?:Value error, )?(.*)", text):
         problem = invalid[2].partition(",")[0].replace("Input should be", "must be")

@@ -9,11 +9,12 @@ import hashlib
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import files
@@ -31,6 +32,8 @@ _UNTRUSTED_CERTIFICATE = (
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.+-]*")
 # Types of dependencies that are jars on the class path, with their classifier (Maven's default artifact handlers).
 _JAR_CLASSIFIERS = {"jar": None, "bundle": None, "ejb": None, "test-jar": "tests"}
+_PRE_RELEASE = re.compile(r"[.-](alpha|beta|milestone|m|rc|cr|ea|preview|snapshot)[.-]?[0-9]*$", re.IGNORECASE)
+_TIMEOUT_S = 60
 
 
 def no_progress(_name: str, _received_bytes: int, _total_bytes: int | None) -> None:
@@ -98,6 +101,43 @@ def list_jars(coordinates: Sequence[str]) -> tuple[Artifact, ...]:
     if not jars or not cache.has(name := _resolution_name(coordinates)):
         return jars
     return (*jars, *map(parse_jar, files.read_text(cache.folder() / name).split()))
+
+
+def list_versions(group: str, name: str) -> list[str]:
+    """Return all versions that the repository lists (maven-metadata.xml); RunFailed if it cannot be read."""
+    from jgo.maven import MetadataXML  # noqa: PLC0415 - as below
+    from jgo.util import http  # noqa: PLC0415 - as below
+
+    (repository, *_) = _open_repository(cache.folder()).remote_repos.values()
+    url = f"{repository}/{group.replace('.', '/')}/{name}/maven-metadata.xml"
+    try:
+        response = http.get(url, timeout=_TIMEOUT_S)
+        response.raise_for_status()
+        versions: list[str] = MetadataXML(response.text).versions
+    except (OSError, ElementTree.ParseError) as error:
+        raise RunFailed(
+            f"the versions of {group}:{name} are unknown: {type(error).__name__}: {error}. {_choose_remedy(error)}."
+        ) from None
+    return [version for version in versions if _NAME.fullmatch(version)]
+
+
+def sort_versions(versions: Iterable[str]) -> list[str]:
+    """Return the versions in Maven's order, in which 4.2.9 is before 4.2.10, and 4.2.0.RC1 before 4.2.0."""
+    from jgo.maven import MavenVersion  # noqa: PLC0415 - as below
+
+    return sorted(versions, key=MavenVersion)
+
+
+def find_version(name: str, versions: Iterable[str]) -> str | None:
+    """Return the version of that name, or the one that Maven takes for equal: "4.2.15.Final" for "4.2.15"."""
+    from jgo.maven import MavenVersion  # noqa: PLC0415 - as below
+
+    return next((version for version in versions if MavenVersion(version) == MavenVersion(name)), None)
+
+
+def is_pre_release(version: str) -> bool:
+    """Return True for the name of an alpha, beta, release candidate or similar."""
+    return _PRE_RELEASE.search(version) is not None
 
 
 def _resolution_name(coordinates: Sequence[str]) -> str:
@@ -233,7 +273,7 @@ def _open_repository(folder: Path, progress: Callable[..., Any] | None = None) -
         repo_cache=folder,
         local_repos=[],
         remote_repos={"mirror": mirror} if mirror else None,
-        timeout=60,
+        timeout=_TIMEOUT_S,
         resolver=PythonResolver(progress_callback=progress),
     )
 
@@ -245,9 +285,12 @@ def _jgo_artifact(context: Any, artifact: Artifact) -> Any:
 
 def _explain_failure(subject: str, error: Exception) -> RunFailed:
     reason = (str(error).splitlines() or [""])[0]
-    is_untrusted = "CERTIFICATE_VERIFY_FAILED" in reason
-    remedy = _UNTRUSTED_CERTIFICATE if is_untrusted else "Check the network, then try again"
     return RunFailed(
         f"{subject} not in the cache ({cache.folder()}) and the download failed: {type(error).__name__}: {reason}\n"
-        f"{remedy}; `ingest-bench fetch` fills the cache for runs without network."
+        f"{_choose_remedy(error)}; `ingest-bench fetch` fills the cache for runs without network."
     )
+
+
+def _choose_remedy(error: Exception) -> str:
+    is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
+    return _UNTRUSTED_CERTIFICATE if is_untrusted else "Check the network, then try again"

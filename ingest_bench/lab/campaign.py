@@ -24,7 +24,7 @@ from ingest_bench.inputs.names import check_name
 from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as DownloadProgress
 from ingest_bench.jvm.attach import find_reader
-from ingest_bench.lab import evaluation, find_max, link_watch, planning, runner
+from ingest_bench.lab import bisection, evaluation, find_max, link_watch, planning, runner
 from ingest_bench.lab.planning import Procedure
 from ingest_bench.lab.server import borrowed, reach, running_server
 from ingest_bench.load.supervisor import Progress
@@ -88,7 +88,7 @@ def check_machine(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
 def remaining_plan(results: Results) -> Plan:
     """Return the plan with only the runs that are not done; of a search the plan itself: its next step is unknown."""
     plan = results.plan
-    if plan.search is not None:
+    if plan.search or plan.bisection:
         return plan
     done = _done(results)
     return dataclasses.replace(plan, runs=tuple(run for run in plan.runs if run.id not in done))
@@ -237,16 +237,23 @@ def run_missing(results: Results, options: runner.RunOptions, listener: Progress
     def next_run() -> Run | None:
         if plan.search is not None:
             return find_max.next_run(results, summaries, done)
+        if plan.bisection is not None:
+            return bisection.next_run(results, summaries, done)
         return next((run for run in plan.runs if run.id not in done), None)
 
     while planned := next_run():
         title = f"{planned.id} ({planned.step})" if planned.step else planned.id
-        listener.begin_run(len(done) + 1, title, remaining=find_max.max_runs(plan) - len(done))
+        listener.begin_run(len(done) + 1, title, remaining=max_runs(plan) - len(done))
         summaries[planned.id] = run_once(results, planned, options, listener)
         # A failed run counts as done until --resume repeats it.
         done.add(planned.id)
         evaluation.write_tables(results, list(summaries.values()))
     return cells.in_factor_order(summaries.values(), results.plan.factors)
+
+
+def max_runs(plan: Plan) -> int:
+    """Return the maximum number of runs; of a bisection that without undecided and skipped releases."""
+    return bisection.max_runs(plan.bisection) if plan.bisection else find_max.max_runs(plan)
 
 
 def run_once(results: Results, planned: Run, options: runner.RunOptions, listener: ProgressListener) -> Summary:

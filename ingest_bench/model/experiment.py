@@ -220,6 +220,30 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bisection:
+    """Search for the release in which a column changed. Runs of further releases are added to the plan one at a time.
+
+    The runs of both ends are in the plan from the start; all others are like these.
+    """
+
+    column: Name
+    """The column of summary.csv that is judged."""
+    key: Line
+    """The factor whose levels are the releases: "version"."""
+    releases: Annotated[tuple[Line, ...], Length(2, MAX_LEVELS)]
+    """All from one end to the other, in Maven's order."""
+    is_good_last: bool = False
+    """True if the last release is the good end: the search is for a fix."""
+    replicates: Annotated[int, Between(3, MAX_RUNS)]
+    """Runs of each release before it is judged."""
+
+    @property
+    def from_good_to_bad(self) -> tuple[str, ...]:
+        """Return the releases, the good end first."""
+        return self.releases[::-1] if self.is_good_last else self.releases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The ordered runs of one experiment."""
 
@@ -230,4 +254,5 @@ class Plan:
     factors: tuple[Factor, ...]
     runs: tuple[Run, ...]
     search: Search | None = None
+    bisection: Bisection | None = None
     skipped_cells: tuple[SkippedCell, ...] = ()

@@ -28,6 +28,7 @@ NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
 _READS, _RATE, _PAUSES = "read_bytes_mean", "docs_per_s_mean", "gc_pause_ms_total_per_gb"
 # By column: sentence and format.
 _SENTENCES: Mapping[str, tuple[str, str]] = TABLES["sentences"]
+_FORMAT_BY_UNIT = {"bytes": "size", "ms": "ms", "s": "s"}
 # The first of these that was measured is in the tile "Heap".
 _HEAP_COLUMNS = {HEADLINE: "allocated per GB", _PAUSES: "GC pauses per GB"}
 
@@ -62,7 +63,7 @@ class _Pair:
     def list_values(self, column: str) -> list[str]:
         """Return both values with their levels."""
         return [
-            f"{_format(column, row.median(column) or 0.0)} {describe_level(self.key, row.levels[self.key])}"
+            f"{format_value(column, row.median(column) or 0.0)} {describe_level(self.key, row.levels[self.key])}"
             for row in self.rows
         ]
 
@@ -91,7 +92,9 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
         return sentence.format("not measured")
     pair = _find_pair(summaries, measured, column)
     if pair is None:
-        return sentence.format(format_range([row.median(column) or 0.0 for row in measured], partial(_format, column)))
+        return sentence.format(
+            format_range([row.median(column) or 0.0 for row in measured], partial(format_value, column))
+        )
     factor, change = pair.factor(column), pair.compare(summaries, column)
     ends = [end + 1 for end in change.relative_interval or ()]
     ratios = [
@@ -149,7 +152,7 @@ def _build_tile(
         return Tile(title, "Not measured")
     pair = pair if pair and pair.factor(column) else _find_pair(summaries, rows, column)
     if pair is None:
-        return Tile(title, f"{format_range(values, partial(_format, column))}", name)
+        return Tile(title, f"{format_range(values, partial(format_value, column))}", name)
     factor, change = pair.factor(column), pair.compare(summaries, column)
     answer = (
         f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
@@ -165,8 +168,12 @@ def _find_measured(rows: Sequence[CellRuns], columns: Sequence[str]) -> str:
     return next((name for name in columns if any(row.median(name) is not None for row in rows)), columns[-1])
 
 
-def _format(column: str, value: float) -> str:
-    _, name = _SENTENCES.get(column, ("", "number"))
+def format_value(column: str, value: float) -> str:
+    """Format a value of a column with its unit, where the column has one."""
+    words = column.split("_")
+    # "docs_per_s" ends with a part of a unit.
+    unit = next((word for word in ("bytes", "ms", "s") if word in words and "per" not in words), "")
+    _, name = _SENTENCES.get(column, ("", _FORMAT_BY_UNIT.get(unit, "number")))
     return FORMATS[name](value)
 
 

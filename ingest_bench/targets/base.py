@@ -196,6 +196,10 @@ class Target(Protocol):
     def versions(self) -> Mapping[str, Requirements]:
         """Return the requirements of each version."""
 
+    def list_releases(self) -> Iterable[str]:
+        """Return all versions that it can start, in any order; RunFailed if a repository does not list them."""
+        return self.versions
+
     def choose_version(self, options: TargetOptions) -> str:
         """Return the chosen version or the default; SpecError with a suggestion if there is no such version."""
         chosen = options.version or self.default_version
