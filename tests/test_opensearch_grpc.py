@@ -180,6 +180,7 @@ def test_load_goes_to_the_port_of_grpc_and_the_api_stays() -> None:
     [
         ({}, "opensearch 2.19.6 has no gRPC; opensearch 3.8.0 has"),
         ({"name": "kafka"}, 'kafka does not take "opensearch-grpc": not for this server; remove it'),
+        ({"version": "3.8.0", "allocator": "pooled"}, r"target\.allocator: gRPC has Netty and buffers of its own"),
         ({"protocol": "cql"}, 'opensearch does not take "cql": one of bulk, opensearch-grpc'),
     ],
 )

@@ -19,13 +19,15 @@ from ingest_bench.jvm.options import is_requested_heap, uses_collector
 from ingest_bench.model.load import GRPC, AdminRequest, Operation, ProtocolOptions, Workload
 from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import LaunchPlan, Preparation, ServerAddress, TargetOptions, ThreadRoles
-from ingest_bench.targets.base import NodeStart, Requirements, Target, count_copies, write_files
+from ingest_bench.targets.base import NodeStart, Requirements, Target, count_copies, refuse_options, write_files
 from ingest_bench.targets.elastic import index, node_options
 from ingest_bench.targets.elastic.node_options import Module, Version
 from ingest_bench.targets.http import Http
 
 # The modules of a full distribution for what ours may lack.
 _MODULES = {"english": "analysis-common", "scaled_float": "mapper-extras", "percolator": "percolator"}
+# Options of the Netty that serves REST.
+_OF_REST = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes")
 _OWN_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)")
 _NETTY_ALLOCATOR = re.compile(r"-Dio\.netty\.allocator\.type: (\w+)")
 
@@ -79,6 +81,10 @@ class ElasticTarget(Target):
     def requirements(self, options: TargetOptions) -> Requirements:
         """Return what the chosen version needs; SpecError for options that it cannot have."""
         requirements = super().requirements(options)
+        if options.protocol == GRPC:
+            refuse_options(
+                options, _OF_REST, "gRPC has Netty and buffers of its own, which the node does not configure"
+            )
         node_options.server_settings(self.version(options), options)
         count_copies(options)
         return requirements
@@ -165,7 +171,7 @@ class ElasticTarget(Target):
         """Return what the node reports about itself; InvalidRun if that is not as chosen."""
         (info,) = http.request_json("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
         log = "" if http.log is None else http.log.read_text(encoding="utf-8", errors="replace")
-        allocator = find_allocator(log)
+        allocator = None if options.protocol == GRPC else find_allocator(log)
         check_node(self.version(options), options, info, allocator)
         return {
             "version": info["version"],
