@@ -101,6 +101,25 @@ def test_keys_of_the_file_and_files_are_factors(tmp_path: Path) -> None:
     assert paths == {"/events", "/other"}
 
 
+def test_an_example_is_a_target_by_its_name_and_servers_are_a_factor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mixed = spec.build_plan(spec.load_experiment("custom-target", ["target=jetty,opensearch", "network=loopback"]))
+    cells = {run.cell.name: run.cell.target for run in mixed.runs}
+    assert sorted(cells) == ["network=loopback+target=jetty", "network=loopback+target=opensearch"]
+    jetty, opensearch = (cells[name] for name in sorted(cells))
+    assert (jetty.name, jetty.file, jetty.heap_bytes) == ("jetty", str(EXAMPLE), 256 << 20)
+    assert (opensearch.file, opensearch.custom) == (None, None)
+    assert jetty == target_options("jetty") == target_options(str(EXAMPLE))
+    (attached,) = plan("jetty", url="http://127.0.0.1:1").runs
+    assert (attached.cell.target.name, attached.cell.target.url is None) == ("jetty", False)
+    campaign.check_plan(mixed)
+    for keys, problem in ((["target=jety"], 'there is no "jety"'), (["target.file=jety"], 'did you mean "jetty"')):
+        with pytest.raises(SpecError, match=problem):
+            campaign.check_plan(spec.build_plan(spec.load_experiment("custom-target", keys)))
+
+
 def test_heap_and_collector_of_the_file_are_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, PROTOCOL + JAR + 'heap = "256m"\ngc = "serial"\n')
     options, changed = target_options(file), target_options(file, "heap=512m", "gc=g1")

@@ -82,13 +82,14 @@ workload = "nyc_taxis"
 users = 4
 """
 CHEAP = ("tomcat", "undertow")
+NIGHTLY = ("flume", "helidon", "jetty-pool", "solr", "vertx", "vertx-body", "webflux")
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *CHEAP,
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("flume", "helidon", "solr", "vertx", "webflux")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY),
     ],
 )
 def test_a_server_by_others_is_measured(here: Place, name: str) -> None:

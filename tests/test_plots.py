@@ -19,7 +19,7 @@ from matplotlib.text import Annotation, Text
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.model.results import FaultRecord, Series, Summary
-from ingest_bench.report import headline, plot_cells, plot_over_time
+from ingest_bench.report import headline, plot_cells, plot_grid, plot_over_time
 
 SECOND = 10**9
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -121,12 +121,26 @@ LONG = [
     for run in FOUR
 ]
 LONG_LEVELS = dict.fromkeys(("users", "bulk", "processes", "arrivals", "seed"), "x" * 80)
+SIZES = [dataclasses.replace(run, headline=READS) for run in MANY]
+# Seven panels in two lines for each group, long levels, and cells that failed.
+PANELS = [
+    made.changed(run, state="failed" if run.levels["users"] == "64" else "measured")
+    for run in made.experiment(
+        replicates=1,
+        heap=["1g", "W" * 50],
+        users=["1", "4", "16", "64", "256", "x" * 100, "y" * 50],
+        gc=["g1", "zgc"],
+    )
+]
 HOST = [host_run(*levels) for levels in itertools.product(("always", "madvise", "never"), ("none", "fragmented"))]
 HOST_FAULTS = ("none", "fragmented", "W" * 200, "x" * 100, "d", "e", "f", "g")
 HOST_LEVELS = ("always", "W" * 100, "x" * 100, "never")
 PICTURES: dict[str, Callable[[], bytes | None]] = {
     **{name: partial(draw_reads, runs) for name, runs in EXPERIMENTS.items()},
     "layers": partial(draw_layers, FOUR),
+    "matrix": partial(plot_grid.draw_matrix, FOUR),
+    "matrix of sizes": partial(plot_grid.draw_matrix, SIZES),
+    "matrix of many panels": partial(plot_grid.draw_matrix, PANELS),
     "a minute": partial(plot_over_time.draw_timeline, made.with_series(FOUR[0])),
     "a minute with a fault": partial(plot_over_time.draw_timeline, made.with_series(FOUR[0], fault=True)),
     "simultaneous faults": partial(

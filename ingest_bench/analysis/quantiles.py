@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,14 @@ def size_columns(histograms: Mapping[str, Mapping[int, int]]) -> dict[str, Colum
     if histograms.get("wire_bytes"):
         columns["wire_bytes_p50"] = percentile(histograms["wire_bytes"], 50)
     return columns
+
+
+def logarithmic_limits(histograms: Collection[Mapping[int, int]]) -> tuple[float, float]:
+    """Return the ends of an axis of powers of two that these histograms share, so that they can be compared by eye."""
+    # A bar below 0.5% is too low to see: rare small values would only squeeze the others.
+    low = min((log2(percentile(counts, 0.5) or min(counts)) for counts in histograms), default=10.0)
+    high = max((log2(max(counts)) for counts in histograms), default=16.0)
+    return low - 0.5, max(high, low + 4) + 0.3
 
 
 def logarithmic_bins(counts: Mapping[int, int], per_octave: int = BINS_PER_OCTAVE) -> list[tuple[int, int, int]]:

@@ -23,8 +23,8 @@ def complete_experiment(incomplete: str) -> list[str]:
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Return the targets that ingest-bench can start."""
-    return _select(targets.TARGETS, incomplete)
+    """Return the targets that ingest-bench can start, and the examples."""
+    return _select([*targets.TARGETS, *files.data_files(catalog.CUSTOM_TARGETS)], incomplete)
 
 
 def complete_results(incomplete: str) -> list[str]:
@@ -52,7 +52,7 @@ def _known_values(key: str) -> Iterator[str]:
     if name == "profile":
         yield from files.data_files(catalog.NETWORKS)
     elif (table, name) == ("target", "name"):
-        yield from targets.TARGETS
+        yield from complete_target("")
     elif (table, name) == ("target", "version"):
         yield from dict.fromkeys(version for target in targets.TARGETS.values() for version in target.versions)
     elif name == "workload":

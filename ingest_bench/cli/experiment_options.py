@@ -86,8 +86,9 @@ class ExperimentOptions:
         if (track := self.track_options) is not None:
             table["track"] = {key: value for key, value in records.to_json(track).items() if value not in (None, [])}
         if self.target is not None:
-            is_file = self.target.endswith(".toml")
-            table["file" if is_file else "target"] = catalog.absolute_path(self.target) if is_file else self.target
+            is_path = self.target.endswith(".toml")
+            key = "file" if catalog.is_custom_target(self.target) else "target"
+            table[key] = catalog.absolute_path(self.target) if is_path else self.target
         for key in ("mapping", "index_settings", "ca_file", "client_cert", "client_key"):
             path: Path | None = getattr(self, key)
             table[key] = catalog.absolute_path(path) if path else None
@@ -193,7 +194,7 @@ def _default_experiment(options: ExperimentOptions, settings: dict[str, Any], se
     chosen = ""
     if options.target is not None:
         problem = f'--target: unknown target "{quote_name(options.target)}"'
-        check_name(options.target, targets.TARGETS, problem, "`ingest-bench list`")
+        check_name(options.target, complete_target(""), problem, "`ingest-bench list`")
         chosen = f" --target {options.target}"
     if options.documents is not None:
         chosen += f" --documents {shlex.quote(options.documents)}"

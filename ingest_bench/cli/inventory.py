@@ -114,7 +114,9 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write, such as m
 
 @app.command()
 def fetch(
-    target: Annotated[str, typer.Argument(help="A target by name, see `list`, or the TOML file of a custom target.")],
+    target: Annotated[
+        str, typer.Argument(help="A target or an example by name, see `list`, or the TOML file of a custom target.")
+    ],
     version: Annotated[str | None, typer.Option(help="Version of the target; default: its default version.")] = None,
 ) -> None:
     """Download a server and its JDK into the cache, so that later runs need no network."""
@@ -129,7 +131,7 @@ def fetch(
 @app.command()
 def doctor(
     servers: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="TOML files of custom targets.")
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Custom targets: TOML files, or names of examples.")
     ] = None,
 ) -> None:
     """Show the capabilities of this machine, and the remedy for each one that is missing."""

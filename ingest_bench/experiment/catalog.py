@@ -112,9 +112,13 @@ def load_profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
     return check_profile(records.from_toml(Profile, merge_tables(base, overrides or {}), where), where)
 
 
-def read_custom_target(name: str) -> dict[str, Any]:
+def is_custom_target(name: str) -> bool:
+    """Return True for the file of a custom target, and for the name of an example."""
+    return name.endswith(".toml") or name in files.data_files(CUSTOM_TARGETS)
+
+
+def read_custom_target(path: Path) -> dict[str, Any]:
     """Return the table of a custom target, with the folder to which its paths are relative."""
-    path = find_file(EXPERIMENTS, name, "server")
     table = {**read_table(path), "folder": str(path.absolute().parent)}
     records.from_toml(CustomTarget, table, str(path))
     return table

@@ -198,12 +198,14 @@ def _check_faults(experiment: Experiment) -> None:
 
 def build_target(table: Mapping[str, Any], where: str) -> TargetOptions:
     """Return the target of a table, completed from the file of a custom target if the table names one."""
-    if "file" not in table:
+    file = str(table.get("file", table.get("name", "")))
+    if "file" not in table and not catalog.is_custom_target(file):
         return records.from_toml(TargetOptions, table, where)
-    custom = catalog.merge_tables(catalog.read_custom_target(str(table["file"])), dict(table.get("custom", {})))
+    path = catalog.find_file(catalog.CUSTOM_TARGETS, file, "example target")
+    custom = catalog.merge_tables(catalog.read_custom_target(path), dict(table.get("custom", {})))
     start = {} if {"url", "attach"} & set(table) else custom.get("start", {})
     defaults = {key: start[key] for key in ("heap", "gc") if key in start}
-    named = {"name": catalog.file_stem(Path(str(table["file"]))), "custom": custom}
+    named = {"file": str(path), "name": catalog.file_stem(path), "custom": custom}
     return records.from_toml(TargetOptions, {**defaults, **table, **named}, where)
 
 

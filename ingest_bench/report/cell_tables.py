@@ -98,13 +98,13 @@ _COMPUTED: Mapping[str, Callable[[CellRuns, Sequence[CellRuns]], float | str | N
 
 def _load_columns(rows: Sequence[Sequence[str]]) -> tuple[ShownColumn, ...]:
     return tuple(
-        ShownColumn(column, head, FORMATS[name], _MEANINGS[column], "".join(only_if), _COMPUTED.get(column))
+        ShownColumn(column, head, FORMATS[name], MEANINGS[column], "".join(only_if), _COMPUTED.get(column))
         for column, head, name, *only_if in rows
     )
 
 
 TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
-_MEANINGS = {column.name: column.meaning for column in COLUMNS} | TABLES["computed"]
+MEANINGS = {column.name: column.meaning for column in COLUMNS} | TABLES["computed"]
 CELL_COLUMNS = _load_columns(TABLES["cells"])
 
 
@@ -215,6 +215,13 @@ def format_runs(row: CellRuns) -> str:
     after = format_spread(row.measured_or_oom.numbers("out_of_memory_after_s"), format_number)
     until = f", numbers until then ({after} s)" if after and not row.valid else ""
     return f"{len(row.valid)} of {len(row.runs)}: {', '.join(others)}{until}" if others else str(len(row.runs))
+
+
+def describe_missing(row: CellRuns) -> str:
+    """Return why a cell has no number: how its runs ended, or that none of them measured it."""
+    if row.valid:
+        return "not measured"
+    return ", ".join(sorted({_format_ending(run) for run in row.runs}))
 
 
 def list_notes(summaries: Sequence[Summary]) -> list[str]:

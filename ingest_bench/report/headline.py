@@ -26,8 +26,8 @@ LEAST_RATIO = 1.1
 NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
 """What the network layer allocated outside TLABs for each GB accepted."""
 _READS, _RATE, _PAUSES = "read_bytes_mean", "docs_per_s_mean", "gc_pause_ms_total_per_gb"
-# By column: sentence and format.
-_SENTENCES: Mapping[str, tuple[str, str]] = TABLES["sentences"]
+# By column: sentence, format, and which value is best ("highest" or "lowest"), if one is.
+_SENTENCES: Mapping[str, Sequence[str]] = TABLES["sentences"]
 _FORMAT_BY_UNIT = {"bytes": "size", "ms": "ms", "s": "s"}
 # The first of these that was measured is in the tile "Heap".
 _HEAP_COLUMNS = {HEADLINE: "allocated per GB", _PAUSES: "GC pauses per GB"}
@@ -85,9 +85,9 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
     if not rows:
         is_all_oom = summaries and all(run.state == "oom" for run in summaries)
         return "Every run ended out of memory" if is_all_oom else "No valid run"
-    column = column or _find_measured(rows, (summaries[0].headline, HEADLINE, _READS, _RATE))
+    column = column or find_column(summaries)
     measured = [row for row in rows if row.median(column) is not None]
-    sentence, _ = _SENTENCES.get(column, (f"{column}: {{}}", ""))
+    sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}", ""))
     if not measured:
         return sentence.format("not measured")
     pair = _find_pair(summaries, measured, column)
@@ -110,11 +110,16 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
     return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}"
 
 
+def find_column(summaries: Sequence[Summary]) -> str:
+    """Return the column of the finding: the experiment's headline, or the next one that was measured."""
+    rows = cells.group_by_cell(summaries)
+    return _find_measured(rows, (*(run.headline for run in summaries[:1]), HEADLINE, _READS, _RATE))
+
+
 def build_tiles(summaries: Sequence[Summary]) -> list[Tile]:
     """Return the answers about heap, stalls and throughput, between the cells of the finding."""
     rows = [row for row in cells.group_by_cell(summaries) if row.valid]
-    finding = _find_measured(rows, (*(run.headline for run in summaries[:1]), HEADLINE, _READS, _RATE))
-    pair = _find_pair(summaries, rows, finding)
+    pair = _find_pair(summaries, rows, find_column(summaries))
     heap = _find_measured(rows, tuple(_HEAP_COLUMNS))
     stalls = digest.describe_stalls(summaries) or "Not measured"
     return [
@@ -173,8 +178,20 @@ def format_value(column: str, value: float) -> str:
     words = column.split("_")
     # "docs_per_s" ends with a part of a unit.
     unit = next((word for word in ("bytes", "ms", "s") if word in words and "per" not in words), "")
-    _, name = _SENTENCES.get(column, ("", _FORMAT_BY_UNIT.get(unit, "number")))
+    _, name, *_ = _SENTENCES.get(column, ("", _FORMAT_BY_UNIT.get(unit, "number")))
     return FORMATS[name](value)
+
+
+def describe_measure(column: str) -> str:
+    """Return the sentence of a column without its values."""
+    sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}",))
+    return sentence.format("…")
+
+
+def find_best(column: str) -> str:
+    """Return which value of a column is best: "highest" or "lowest"; "" where neither is."""
+    _, _, *best = _SENTENCES.get(column, ("", ""))
+    return "".join(best)
 
 
 def _find_pair(summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str) -> _Pair | None:

@@ -16,12 +16,12 @@ from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.changes import Changes
 from ingest_bench.analysis.compare.trend import Trend
-from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.stalls.attribution import STALL_SOURCE
 from ingest_bench.inputs.escaping import escape_line
 from ingest_bench.model.results import Summary
 from ingest_bench.report import cell_tables, change_tables, digest, headline, page_charts, stall_table
 from ingest_bench.report.formatting import format_key, format_number, format_size
+from ingest_bench.report.grid import build_grid
 from ingest_bench.report.headline import Tile
 from ingest_bench.report.page_charts import IcicleData, escape_breakable
 
@@ -36,7 +36,7 @@ _CHANGE, _LEAST_PERCENT, _HIGHER_IS_BETTER = re.compile(r" +([+-][0-9]+)%$"), 5,
 _MAX_ATTACHED_BYTES = 4_000_000
 # Different servers, heaps or collectors that are named in the line of facts.
 _MAX_LISTED = 3
-DRAWN_BY_PAGE = ("reads.png", "time-", "large-allocations.png")
+DRAWN_BY_PAGE = ("matrix.png", "reads.png", "time-", "large-allocations.png")
 """Beginnings of the names of pictures whose content the page draws itself."""
 # Pictures that are shown first for a headline, although the page draws their content for each run.
 _MAIN_PICTURES = {"largest_allocation_bytes": "large-allocations.png"}
@@ -89,14 +89,16 @@ def render_results(
         for name, content in sorted(pictures.items(), key=lambda item: item[0] != main)
         if name == main or not name.startswith(DRAWN_BY_PAGE)
     ]
+    matrix = render_section(grid.title, page_charts.draw_matrix(grid)) if (grid := build_grid(summaries)) else ""
+    lead = [matrix, *images] if matrix else images or [page_charts.draw_read_sizes(rows)]
     parts = [
         f"<h1>{escape(headline.describe_finding(summaries))}</h1>",
         f'<p class="facts">{_describe_facts(experiment, summaries, facts or {})}</p>',
         render_list([*digest.describe_endings(summaries), *([errors] if errors else [])], "problems"),
         _render_tiles(headline.build_tiles(summaries)),
-        *(images[:1] or [page_charts.draw_read_sizes(rows)]),
+        lead[0],
         _render_cells(summaries, anchors),
-        page_charts.draw_read_sizes(rows) if images else "",
+        page_charts.draw_read_sizes(rows) if matrix or images else "",
         render_section("Response times by percentile", page_charts.draw_response_times(rows)),
         render_section(
             "Stalls: when requests waited far longer than usual, and why",
@@ -107,7 +109,7 @@ def render_results(
         ),
         render_section("Changes from cell to cell, each with its 95% interval", page_charts.draw_intervals(changes)),
         *(render_section(title, content) for title, content in more),
-        *images[1:],
+        *lead[1:],
         *(
             _cell_section(row, anchor, [run for run, _ in charts], icicles)
             for row, anchor in zip(rows, anchors, strict=True)
@@ -191,8 +193,8 @@ def _render_cells(summaries: Sequence[Summary], anchors: Sequence[str]) -> str:
     rows = [[*head, "errors"], *([*row, _count_errors(cell)] for row, cell in zip(body, groups, strict=True))]
     complete = cell_tables.cell_rows(summaries)
     all_meanings = {column.head: column.meaning for column in cell_tables.CELL_COLUMNS}
-    named = {column.name: column.meaning for column in COLUMNS}
-    meanings = {title: named[column] for column, title, *_ in digest.COLUMNS} | {"errors": named["errors"]}
+    meanings = {title: cell_tables.MEANINGS[column] for column, title, *_ in digest.COLUMNS}
+    meanings["errors"] = cell_tables.MEANINGS["errors"]
     return render_table(rows, anchors, stacked=True, meanings=meanings) + _fold(
         f"All {len(complete[0])} columns: median over the runs (min..max)",
         render_table(complete, meanings=all_meanings),

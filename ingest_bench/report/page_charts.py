@@ -18,9 +18,10 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run import generator
-from ingest_bench.model.results import Summary, percentile
+from ingest_bench.model.results import Summary
 from ingest_bench.report import change_tables, stall_table
-from ingest_bench.report.formatting import format_count, format_size
+from ingest_bench.report.formatting import format_count, format_size, shorten
+from ingest_bench.report.grid import Grid, GridPanel
 
 Point = tuple[float, float]
 # A longer series keeps the lowest and highest value of each part: a day of seconds has more points than a screen.
@@ -70,6 +71,7 @@ _ICICLE_KEY = (
 _WIDTH, _HEIGHT = 320, 130
 _LEFT, _RIGHT, _TOP, _BOTTOM = 14, 306, 8, 108
 _BINS_PER_OCTAVE = 4
+_ROW_HEIGHT, _MAX_LABEL = 40, 26
 # Columns of response times. They are evenly spaced on the axis: the last one includes all requests.
 _RESPONSE_COLUMNS = (
     ("response_ms_p50", "50%"),
@@ -259,14 +261,62 @@ def _add_nodes(nodes: list[tuple[int, int, int]], names: dict[str, int], tree: F
     return merged
 
 
+def draw_matrix(grid: Grid) -> str:
+    """Draw the matrix: a card for each panel, with a line for each row; all on one scale."""
+    parts = []
+    for group, panels in grid.groups:
+        cards = "".join(
+            f"<div>\n<h3>{escape(panel.title)}</h3>\n{_draw_panel(grid, panel)}\n</div>\n" for panel in panels
+        )
+        parts += [f"<h3>{escape(group)}</h3>"] if group else []
+        parts.append(f'<div class="matrix">\n{cards}</div>')
+    return "\n".join([*parts, f'<p class="faint">{" ".join(grid.notes)}</p>'])
+
+
+def _draw_panel(grid: Grid, panel: GridPanel) -> str:
+    low, high = grid.limits
+
+    def x(value: float) -> float:
+        return _LEFT + (grid.place(value) - low) / (high - low) * (_RIGHT - _LEFT)
+
+    parts = []
+    for number, (label, cell) in enumerate(zip(grid.labels, panel.cells, strict=True)):
+        text_y, y = number * _ROW_HEIGHT + 14, number * _ROW_HEIGHT + 26
+        look = cell.mark if cell.value is not None else "missing"
+        parts += [
+            f'<text x="{_LEFT}" y="{text_y}">{escape(shorten(label, _MAX_LABEL))}</text>',
+            f'<text class="{look}" x="{_RIGHT}" y="{text_y}" text-anchor="end">{escape(cell.text)}</text>',
+            f'<line class="rule" x1="{_LEFT}" x2="{_RIGHT}" y1="{y}" y2="{y}"/>',
+        ]
+        if cell.value is None:
+            continue
+        if cell.interval is not None:
+            ends = [x(end) for end in cell.interval]
+            parts.append(f'<line class="span" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y}" y2="{y}"/>')
+            parts += [
+                _arrow(at, y, outward) if grid.is_beyond(end) else _cap(at, y - 5, y + 5)
+                for at, end, outward in zip(ends, cell.interval, (-7, 7), strict=True)
+            ]
+        parts.append(f'<circle class="point {look}" cx="{x(cell.value):.1f}" cy="{y}" r="5"/>')
+    rows = ", ".join(f"{label} {cell.text}" for label, cell in zip(grid.labels, panel.cells, strict=True))
+    return _svg(parts, f"{panel.title}: {rows}", len(panel.cells) * _ROW_HEIGHT + 4)
+
+
+def _arrow(at: float, y: float, outward: float) -> str:
+    points = f"{at + outward:.1f},{y:g} {at:.1f},{y - 6:g} {at:.1f},{y + 6:g}"
+    return f'<polygon class="point" points="{points}"/>'
+
+
+def _cap(at: float, top: float, bottom: float) -> str:
+    return f'<line class="span" x1="{at:.1f}" x2="{at:.1f}" y1="{top:g}" y2="{bottom:g}"/>'
+
+
 def draw_read_sizes(rows: Sequence[CellRuns]) -> str:
     """Draw a histogram of read sizes for each cell, all on one axis; "" where no reads were measured."""
     measured = [(row, counts) for row in rows if (counts := row.counts("read_bytes"))]
     if not measured:
         return ""
-    # A bar below 0.5% is too low to see: rare small reads would only squeeze the others.
-    low = min(log2(percentile(counts, 0.5) or 1) for _, counts in measured) - 0.5
-    high = max(max(log2(max(counts)) for _, counts in measured) + 0.3, low + 4)
+    low, high = quantiles.logarithmic_limits([counts for _, counts in measured])
     return _render_cards([(row.name, _draw_histogram(row, counts, low, high)) for row, counts in measured], rows=rows)
 
 
@@ -372,8 +422,8 @@ def escape_breakable(name: str) -> str:
     return re.sub(r",(?=[^0-9 ])|\+(?=[a-z])|\.\.(?=[0-9])", r"\g<0><wbr>", escape(name))
 
 
-def _svg(parts: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+def _svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def _label(x: float, text: str) -> str:
@@ -427,17 +477,13 @@ def _draw_interval(change: Comparison, scale: float) -> str:
         return _MIDDLE + max(-1.0, min(1.0, share / scale)) * _HALF
 
     def arrow(share: float) -> str:
-        at, outward = x(share), 7 if share > 0 else -7
-        points = f"{at + outward:.1f},{middle:g} {at:.1f},{middle - 6:g} {at:.1f},{middle + 6:g}"
-        return f'<polygon class="point" points="{points}"/>'
+        return _arrow(x(share), middle, 7 if share > 0 else -7)
 
     parts = []
     if change.relative_interval is not None:
         low, high = change.relative_interval
         parts.append(f'<line class="span" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:g}" y2="{middle:g}"/>')
-        for end in (low, high):
-            cap = f'<line class="span" x1="{x(end):.1f}" x2="{x(end):.1f}" y1="7" y2="{_INTERVAL_HEIGHT - 7}"/>'
-            parts.append(arrow(end) if abs(end) > scale else cap)
+        parts += [arrow(end) if abs(end) > scale else _cap(x(end), 7, _INTERVAL_HEIGHT - 7) for end in (low, high)]
     if abs(change.relative) <= scale:
         parts.append(f'<circle class="point" cx="{x(change.relative):.1f}" cy="{middle:g}" r="5"/>')
     elif change.relative_interval is None:

@@ -17,9 +17,10 @@ from ingest_bench import units
 from ingest_bench.analysis import quantiles
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
-from ingest_bench.model.results import Summary, percentile
+from ingest_bench.model.results import Summary
 from ingest_bench.report import headline, published
 from ingest_bench.report import plot_style as style
+from ingest_bench.report.cell_tables import describe_missing
 from ingest_bench.report.formatting import (
     format_axis_number,
     format_count,
@@ -39,7 +40,7 @@ _Value = TypeVar("_Value")
 
 # A label of the longest level may take a third of the page.
 _MAX_LABEL = 32
-_ROW_FRACTION = 0.72  # of a row's height, for histograms and bars
+ROW_FRACTION = 0.72  # of a row's height, for histograms and bars
 _BINS_PER_OCTAVE = 3
 LAYERS = (
     ("outside_tlab_network_bytes", "network layer", style.RED),
@@ -113,7 +114,7 @@ def draw_picture(name: str, summaries: Sequence[Summary]) -> bytes | None:
             axes.set_yticks([])
             axes.set_ylim(len(shown) - 0.5, -0.5)
             for number in range(len(shown)):
-                axes.axhline(number + _ROW_FRACTION / 2, color=style.RULE, linewidth=0.8, zorder=0)
+                axes.axhline(number + ROW_FRACTION / 2, color=style.RULE, linewidth=0.8, zorder=0)
             panel.draw(axes, shown, paint)
         every[0].tick_params("y", pad=12)
         every[0].set_yticks(range(len(shown)), row_labels(shown, keys), **_BOLD)
@@ -134,14 +135,13 @@ def row_labels(rows: Rows, keys: Sequence[str]) -> list[str]:
 
 
 def _iterate_known(axes: Axes, rows: Rows, values: Iterable[_Value | None]) -> Iterator[tuple[int, CellRuns, _Value]]:
-    """Yield place, row and value where there is one; elsewhere write why: out of memory, no valid run, not measured."""
+    """Yield place, row and value where there is one; elsewhere write why there is none."""
     for number, (row, value) in enumerate(zip(rows, values, strict=True)):
         if value is not None:
             yield number, row, value
             continue
-        out_of_memory = f"OOM ({row.exhausted_memory})" if row.exhausted_memory else "OOM"
-        text = out_of_memory if row.oom_runs else "not measured" if row.valid else "no valid run"
-        axes.text(0.02, number, text, transform=axes.get_yaxis_transform(), va="center", color=style.FAINT, fontsize=12)
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+        axes.text(0.02, number, describe_missing(row), color=style.FAINT, fontsize=12, **place)
 
 
 def _write_right(axes: Axes, x: float, number: int, text: str) -> None:
@@ -200,36 +200,30 @@ def _sizes(name: str, title: str) -> Panel:
     """Return a panel with a histogram of sizes in each row."""
 
     def draw(axes: Axes, rows: Rows, paint: Paint) -> None:
-        axes.set_xlim(*size_limits(rows))
+        both = ("read_bytes", "wire_bytes")
+        axes.set_xlim(
+            quantiles.logarithmic_limits([counts for row in rows for kind in both if (counts := row.counts(kind))])
+        )
         # Even powers of two are the rounder sizes: 1, 4, 16, 64, 256 KiB.
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 8, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: format_size(2**power)))
         axes.tick_params("x", labelsize=10)
         axes.set_xlabel("bytes per read (log);\ndashed: buffer" if name == "read_bytes" else "bytes per frame (log)")
         for number, row, counts in _iterate_known(axes, rows, (row.counts(name) or None for row in rows)):
-            _draw_histogram(axes, number, counts, paint[row.name])
+            draw_histogram(axes, number, counts, paint[row.name])
             if name == "read_bytes" and (buffer_bytes := row.median("receive_predictor_bytes")) is not None:
-                ends = [number + _ROW_FRACTION / 2, number - _ROW_FRACTION / 2]
+                ends = [number + ROW_FRACTION / 2, number - ROW_FRACTION / 2]
                 axes.plot([log2(buffer_bytes)] * 2, ends, color=style.FAINT, linestyle="--", linewidth=1.2)
 
     return Panel(title, draw, weight=1.6)
 
 
-def size_limits(rows: Rows) -> tuple[float, float]:
-    """Return the ends of the logarithmic axis that frames and reads share, so that they can be compared by eye."""
-    measured = [counts for row in rows for name in ("read_bytes", "wire_bytes") if (counts := row.counts(name))]
-    # A bar below 0.5% is too low to see: rare small frames and first reads would only squeeze the others.
-    low = min((log2(percentile(counts, 0.5) or min(counts)) for counts in measured), default=10.0)
-    high = max((log2(max(counts)) for counts in measured), default=16.0)
-    return low - 0.5, max(high, low + 4) + 0.3
-
-
-def _draw_histogram(axes: Axes, number: int, counts: Mapping[int, int], colour: str) -> None:
+def draw_histogram(axes: Axes, number: int, counts: Mapping[int, int], colour: str) -> None:
     """Draw one row's histogram on its own scale, so that a wide one is as readable as a narrow one."""
     lower, upper, count = np.array(quantiles.logarithmic_bins(counts, _BINS_PER_OCTAVE)).T
     left, right = np.where(lower > 1, np.log2(np.maximum(lower, 1)), -0.2), np.log2(upper + 1)
-    heights = -_ROW_FRACTION * count / count.max()
-    axes.bar(left, heights, (right - left) * 0.94, number + _ROW_FRACTION / 2, align="edge", color=colour, zorder=2)
+    heights = -ROW_FRACTION * count / count.max()
+    axes.bar(left, heights, (right - left) * 0.94, number + ROW_FRACTION / 2, align="edge", color=colour, zorder=2)
 
 
 def _draw_layers(axes: Axes, rows: Rows, _paint: Paint) -> None:
@@ -315,12 +309,12 @@ def _draw_node_waits(axes: Axes, rows: Rows, _paint: Paint) -> None:
     waits = [node_waits(row) for row in rows]
     _begin_at_zero(axes, (value for values in waits for value in values if value is not None), "one bar per node")
     for number, _, values in _iterate_known(axes, rows, (values or None for values in waits)):
-        height = _ROW_FRACTION / len(values)
+        height = ROW_FRACTION / len(values)
         longest = find_longest_wait(values)
         for place, value in enumerate(values):
             if value is None:
                 continue
-            y = number - _ROW_FRACTION / 2 + (place + 0.5) * height
+            y = number - ROW_FRACTION / 2 + (place + 0.5) * height
             is_longest = place == longest
             axes.barh(y, value, height=height * 0.8, color=style.RED if is_longest else style.GREY)
             axes.annotate(

@@ -158,8 +158,8 @@ def join_conditions(parts: Iterable[str]) -> str:
     return "\u00a0\u00a0·  ".join(shorten(part, 60).replace(" ", "\u00a0") for part in parts)
 
 
-def describe_conditions(summaries: Sequence[Summary]) -> str:
-    """Describe what all runs have in common, the factors of the rows, and how many valid runs a row has."""
+def describe_conditions(summaries: Sequence[Summary], axes: str = "") -> str:
+    """Describe what all runs have in common, the factors of the rows (or *axes*), and how many valid runs a row has."""
     common = []
     for column in ("target", "workload", "network"):
         values = {str(run.values.get(column) or "") for run in summaries}
@@ -171,7 +171,7 @@ def describe_conditions(summaries: Sequence[Summary]) -> str:
     common += [f"{format_key(key)} {level}" for key, level in levels.items() if key not in named]
     runs = sorted({len(row.valid) for row in cells.group_by_cell(summaries)})
     count = " to ".join(dict.fromkeys([str(runs[0]), str(runs[-1])])) if runs else "0"
-    rows = [f"rows: {' · '.join(map(format_key, varying))}"] if varying else []
+    rows = [axes or f"rows: {' · '.join(map(format_key, varying))}"] if varying else []
     return join_conditions([*common, *rows, f"{count} run{'s' if count != '1' else ''}{' each' if varying else ''}"])
 
 

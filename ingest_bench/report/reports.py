@@ -73,15 +73,18 @@ def build_stacks(summaries: Sequence[Summary]) -> Files:
 def build_pictures(summaries: Sequence[Summary]) -> Files:
     """Build the pictures, the main one first."""
     # Imported late: matplotlib takes most of a second, and most commands draw nothing.
-    from ingest_bench.report import plot_cells, plot_over_time  # noqa: PLC0415
+    from ingest_bench.report import plot_cells, plot_grid, plot_over_time  # noqa: PLC0415
 
     if not any(run.state in ("measured", "oom") for run in summaries):
         return {}
-    functions = {name: partial(plot_cells.draw_picture, name) for name in plot_cells.CELL_PICTURES}
+    functions: dict[str, Callable[[Sequence[Summary]], bytes | None]] = {
+        name: partial(plot_cells.draw_picture, name) for name in plot_cells.CELL_PICTURES
+    }
     functions |= {
-        "forwarding": partial(plot_cells.draw_forwarding),
-        "machine": partial(plot_over_time.draw_machine),
-        "large-allocations": partial(plot_over_time.draw_large_allocations),
+        "matrix": plot_grid.draw_matrix,
+        "forwarding": plot_cells.draw_forwarding,
+        "machine": plot_over_time.draw_machine,
+        "large-allocations": plot_over_time.draw_large_allocations,
     }
     drawn = {f"{name}.png": function(summaries) for name, function in functions.items()}
     files = {name: content for name, content in drawn.items() if content is not None}

@@ -202,6 +202,17 @@ def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: boo
     return mark_distinct([comparison])[0]
 
 
+def mean_interval(column: str, row: CellRuns) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean over the runs of a cell; None with fewer than two runs."""
+    numbers = row.numbers(column)
+    if len(numbers) < 2:
+        return None
+    mean, floor = fmean(numbers), variance_floor(column, (row,))
+    error = (max(_variance(tuple(numbers)), floor.event * mean + floor.constant) / len(numbers)) ** 0.5
+    half = student.quantile(len(numbers) - 1, (1 + CONFIDENCE) / 2) * error
+    return mean - half, mean + half
+
+
 def compare_pairs(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparison]:
     """Return the comparisons of all pairs of cells that differ in exactly one factor, by column, judged together.
 
