@@ -40,12 +40,10 @@ def test_digest_has_one_column_of_factors_and_differences_to_the_first_row() -> 
     assert digest.digest_rows(FOUR)[0][-1] == "heap/GB"
 
 
-def test_next_question_needs_reads_into_a_known_buffer() -> None:
-    run = made.changed(FOUR[0], values={"reads": 7, "receive_predictor_bytes": 32768})
-    command = "next: ingest-bench recommend results/x   (which receive buffer to use)"
-    assert digest.suggest_next([run], "results/x") == command
-    assert not digest.suggest_next([made.changed(run, values={"reads": 0})], "results/x")
-    assert not digest.suggest_next([made.changed(run, values={"receive_predictor_bytes": None})], "results/x")
+def test_next_question_needs_a_run_with_a_result() -> None:
+    command = "next: ingest-bench recommend results/x   (what to change, and why)"
+    assert digest.suggest_next(FOUR[:1], "results/x") == command
+    assert not digest.suggest_next([made.changed(FOUR[0], state="failed")], "results/x")
 
 
 def test_digest_of_a_failed_cell_says_so_and_has_the_cause_once() -> None:

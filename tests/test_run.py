@@ -121,7 +121,7 @@ def test_allocations_of_the_sink_agree_with_predictions_from_its_reads(tmp_path:
     assert adaptive.cost.is_extrapolated
     evaluation.write_report(results, summaries)
     assert (results.path / "report/predicted.csv").read_text().count("its own reads") == 1
-    code, output = run_command("recommend", str(results.path))
+    code, output = run_command("recommend", "--buffers", str(results.path))
     assert (code, output.count("recommended: ")) == (0, 3)
 
 

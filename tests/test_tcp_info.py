@@ -52,6 +52,9 @@ def test_connections_agree_with_pyroute2() -> None:
         assert connection.retransmits == info["tcpi_total_retrans"]
         assert connection.send_buffer_full_us == info["tcpi_sndbuf_limited"]
         assert connection.receiver_full_us == info["tcpi_rwnd_limited"]
+        assert connection.busy_us == info["tcpi_busy_time"]
+        assert connection.congestion_window_segments == info["tcpi_snd_cwnd"] > 0
+        assert connection.peer_window_bytes > 0
         assert abs(connection.received_ms_ago - info["tcpi_last_data_recv"]) <= 1000
         assert abs(connection.sent_ms_ago - info["tcpi_last_data_sent"]) <= 1000
 

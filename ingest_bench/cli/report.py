@@ -1,7 +1,8 @@
-"""`report`: rebuild tables and pictures. `recommend`: predict the cost of other receive buffers."""
+"""`report`: rebuild tables and pictures. `recommend`: say what limits the runs, and how to test it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from ingest_bench.analysis.receive_buffers import Limits
 from ingest_bench.cli import screen
 from ingest_bench.cli.options import App, OutputOptions, ResultsFolder, grouped, take_results
 from ingest_bench.errors import SpecError
-from ingest_bench.lab import buffer_advice, evaluation
+from ingest_bench.lab import advice, buffer_advice, evaluation
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.results import Summary
 from ingest_bench.report import (
+    advice_table,
     bisection_table,
     buffer_tables,
     cell_tables,
@@ -136,37 +138,55 @@ def list_results(
 
 
 @app.command()
+@grouped
 def recommend(
-    folders: Annotated[list[Path], typer.Argument(help="Results folders whose runs had the probe `reads`.")],
+    folders: Annotated[list[Path], typer.Argument(help="Results folders, or experiments' names.")],
+    as_json: bool = False,
+    buffers: Annotated[bool, typer.Option("--buffers", help="Print the cost of each receive buffer instead.")] = False,
 ) -> int:
-    """Predict from recorded reads what other receive buffers would cost, and recommend one. Runs nothing."""
-    is_complete = True
+    """Say what limits the runs: sockets, connections, heap, direct memory, G1 regions, receive buffers. Runs nothing.
+
+    Each advice names its evidence (columns of summary.csv and settings) and the command that tests it.
+    """
+    documents: list[dict[str, Any]] = []
+    code = 0
     for folder in folders:
         results = layout.open_results(take_results(folder), to_write=True)
-        for advice in buffer_advice.advise_cells(results, evaluation.require_summaries(results)):
-            _print_advice(advice)
-            is_complete = is_complete and advice.recommendation is not None
-    return 0 if is_complete else _INVALID
+        summaries = evaluation.require_summaries(results)
+        cells, runs = buffer_advice.advise_cells(results, summaries), advice.observe_runs(results, summaries)
+        findings, unchecked = advice.find_advice(results, runs, cells), advice.list_unchecked(runs, cells)
+        findings_json = [dataclasses.asdict(finding) for finding in findings]
+        documents.append({"results": results.path, "advice": findings_json, "not_checked": unchecked})
+        if buffers:
+            for cell in cells:
+                _print_buffers(cell)
+        elif not as_json:
+            blocks = advice_table.describe_findings(findings) if runs else ["no advice: no run has a result"]
+            screen.print_blocks(blocks, advice_table.describe_unchecked(unchecked) if runs else "")
+        code = code if runs else _INVALID
+    if as_json:
+        screen.print_json(documents)
+    return code
 
 
-def _print_advice(advice: buffer_advice.Advice) -> None:
-    screen.print_heading(advice.cell)
-    if advice.recommendation is None:
-        screen.print_text(f"no recommendation: {advice.problem}\n")
+def _print_buffers(cell: buffer_advice.BufferAdvice) -> None:
+    screen.print_heading(cell.cell)
+    if cell.recommendation is None:
+        screen.print_text(f"no recommendation: {cell.problem}\n")
         return
-    head, *rows = buffer_tables.cost_rows(advice.costs)
+    head, *rows = buffer_tables.cost_rows(cell.costs)
     screen.print_table("", head, rows)
-    for line in _describe_limits(advice.limits):
+    for line in _describe_limits(cell.limits):
         screen.print_text(line)
-    if any(cost.is_extrapolated for cost in advice.costs):
+    if any(cost.is_extrapolated for cost in cell.costs):
         screen.print_text(
             "extrapolated: reads filled the recorded buffer, so how much more was waiting is unknown. Record a larger "
             "buffer."
         )
-    if advice.disagreement:
-        screen.print_text(advice.disagreement)
-    screen.print_text(describe_errors(advice.errors))
-    screen.print_text(f"recommended: {advice.recommendation.reason}\n")
+    if cell.disagreement:
+        screen.print_text(cell.disagreement)
+    screen.print_text(describe_errors(cell.errors))
+    screen.print_text(f"recommended: {cell.recommendation.reason}\n")
 
 
 def _describe_limits(limits: Limits) -> Iterator[str]:

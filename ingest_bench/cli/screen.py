@@ -146,6 +146,19 @@ def print_digest(rows: Sequence[Sequence[str]], sentences: Sequence[str], last: 
         print_text(sentence)
 
 
+def print_blocks(blocks: Sequence[str], last: str) -> None:
+    """Print blocks of lines, then a line; on a terminal only as many blocks as fit."""
+    room = _MAX_DIGEST_LINES - _count_lines(last)
+    for at, block in enumerate(blocks):
+        room -= sum(map(_count_lines, block.split("\n")))
+        if _STDOUT.is_terminal and room < 0 < at:
+            print_text(f"… {len(blocks) - at} more: --json")
+            break
+        print_text(block)
+    if last:
+        print_text(last)
+
+
 def _build_digest(head: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for at, name in enumerate(head):

@@ -26,7 +26,7 @@ from ingest_bench.results.layout import Results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class BufferAdvice:
     """Predicted costs of other buffers in one cell, and the recommended one; `problem` says why there is none."""
 
     cell: str
@@ -40,7 +40,7 @@ class Advice:
     """Difference between two recordings of this network; empty if they agree or if there is only one."""
 
 
-def advise_cells(results: Results, summaries: Sequence[Summary]) -> list[Advice]:
+def advise_cells(results: Results, summaries: Sequence[Summary]) -> list[BufferAdvice]:
     """Return the advice for each cell, from all its valid runs with complete recordings of reads."""
     planned = {run.id: run for run in results.plan.runs}
     rows = cells.group_by_cell(summaries)
@@ -57,7 +57,7 @@ def advise_cells(results: Results, summaries: Sequence[Summary]) -> list[Advice]
         # If predictions were a quarter too low, a buffer with a predicted waste of a quarter wastes more.
         recommendation = receive_buffers.recommend(costs, max_share=MAX_SHARE * (1 + min((*errors, 0.0))))
         advice.append(
-            Advice(
+            BufferAdvice(
                 cell=row.name,
                 costs=costs,
                 limits=limits[row.name],

@@ -23,7 +23,7 @@ from ingest_bench.experiment import catalog, key_paths
 from ingest_bench.inputs import escaping, files
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.jvm.java import Java, find_recorded
-from ingest_bench.lab import buffer_advice, link_watch
+from ingest_bench.lab import advice, buffer_advice, link_watch
 from ingest_bench.model.experiment import Cell, Plan, Run, RunState
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import ColumnValue, NodeObserver, Note, ProbeOutput, Reading, RunRecord, Summary
@@ -32,7 +32,7 @@ from ingest_bench.network.measure import readings as waits_module
 from ingest_bench.network.measure import wire
 from ingest_bench.probes import context as context_module
 from ingest_bench.probes import observer, recording
-from ingest_bench.report import buffer_tables, reports, search_table, summary_files
+from ingest_bench.report import advice_table, buffer_tables, reports, search_table, summary_files
 from ingest_bench.results import layout
 from ingest_bench.results.layout import NodeFolder, Results, RunFolder
 
@@ -222,7 +222,9 @@ def write_report(
         files["report/predicted.csv"] = summary_files.to_csv(predictions).encode()
     # The knee is the main plot of a search.
     files = search_table.search_files(knee_points := search.find_knees(results.plan, ordered)) | files
-    files |= reports.build_page(ordered, files, layout.read_facts(results.path))
+    findings = advice.find_advice(results, advice.observe_runs(results, ordered))
+    facts = layout.read_facts(results.path)
+    files |= reports.build_page(ordered, files, facts, advice_table.finding_rows(findings))
     if svg:
         extra |= reports.build_svg(
             lambda: search_table.search_files(knee_points) | reports.REPORTS["pictures"](ordered)

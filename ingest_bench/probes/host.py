@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -208,8 +209,8 @@ def machine_causes(table: Mapping[str, NDArray[np.float64]]) -> Iterator[CauseIn
         )
 
 
-def thread_causes(context: ReadContext, lead_ns: int) -> Iterator[CauseIntervals]:
-    """Yield when a thread of the server waited for a CPU for half of the time, or for a disk.
+def thread_causes(context: ReadContext, lead_ns: int) -> Iterator[CauseIntervals | Reading]:
+    """Yield when a thread of the server waited for a CPU for half of the time, or for a disk, and which one ran most.
 
     *lead_ns*: of CLOCK_REALTIME over CLOCK_MONOTONIC. Thread names are the flight recorder's if the probe `stalls` ran.
     """
@@ -220,16 +221,22 @@ def thread_causes(context: ReadContext, lead_ns: int) -> Iterator[CauseIntervals
     if recording.recording_files(context.raw)[0]:
         names = recording.load_recording(context).content.get("stalls", {}).get("threads", {})
     spans: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
+    ran_ns = Counter[tuple[int, str]]()
     for wait in _decode_lines(ThreadWait, path):
         since_ns, at_ns = wait.since_ns + lead_ns, wait.at_ns + lead_ns
         if at_ns <= since_ns or _JVM_THREAD.fullmatch(wait.name):
             continue
         thread = names.get(str(wait.thread), wait.name)
+        if context.covers(at_ns):
+            ran_ns[wait.thread, thread] += wait.ran_ns
         if wait.waited_ns >= _HALF * (at_ns - since_ns):
             # A wait longer than the sample interval had begun before the previous sample.
             spans[_NO_CPU].append(Interval(_NO_CPU, min(since_ns, at_ns - wait.waited_ns), at_ns, thread))
         if wait.state == "D":
             spans[_DISK].append(Interval(_DISK, (since_ns + at_ns) // 2, at_ns, thread))
+    for (_, thread), busiest_ns in ran_ns.most_common(1):
+        yield Reading("server_thread_busiest", thread)
+        yield Reading("server_thread_cpu_share", busiest_ns / (context.end_ns - context.start_ns))
     for cause, intervals in spans.items():
         ordered = sorted(intervals, key=lambda interval: (interval.thread, interval.start_ns))
         yield CauseIntervals(cause, tuple(ordered), varies_in_strength=True, timing_error_ns=_SAMPLE_NS)

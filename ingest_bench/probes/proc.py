@@ -1,7 +1,7 @@
 """Child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT WAITS` samples /proc until it is stopped.
 
 OUT gets one JSON list per line, in the order of `FIELDS`; null if this machine does not count it. WAITS gets one JSON
-object (`ThreadWait`) for each thread that waited between two samples.
+object (`ThreadWait`) for each thread that waited between two samples, or ran for more than half of the time.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _read(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadWait:
-    """One thread that waited for a CPU, or was in state D (disk), between two samples (CLOCK_MONOTONIC)."""
+    """One thread that waited for a CPU, was in state D (disk), or mostly ran between two samples (CLOCK_MONOTONIC)."""
 
     since_ns: int
     at_ns: int
@@ -187,6 +187,7 @@ class ThreadWait:
     waited_ns: int
     """Time in the run queue. The kernel adds it when the thread runs again: it may exceed the sample interval."""
     state: str
+    ran_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -198,6 +199,8 @@ class _Thread:
     schedstat: bytes = b""
     waited_ns: int = 0
     new_wait_ns: int = 0
+    ran_ns: int = 0
+    new_ran_ns: int = 0
     switches: tuple[int, int] = (0, 0)
     state: str = ""
     name: str = ""
@@ -239,10 +242,11 @@ class ThreadSampler:
         return Counter(thread.state for thread in self._alive.values())
 
     def waits(self) -> Iterator[ThreadWait]:
-        """Yield the threads that waited between the last two samples."""
+        """Yield the threads that waited between the last two samples, or ran for more than half of the time."""
         if self._since_ns:
+            half_ns = (self._at_ns - self._since_ns) / 2
             for thread in self._alive.values():
-                if thread.new_wait_ns >= _MIN_WAIT_NS or thread.state == "D":
+                if thread.new_wait_ns >= _MIN_WAIT_NS or thread.state == "D" or thread.new_ran_ns > half_ns:
                     yield ThreadWait(
                         since_ns=self._since_ns,
                         at_ns=self._at_ns,
@@ -250,6 +254,7 @@ class ThreadSampler:
                         name=thread.name,
                         waited_ns=thread.new_wait_ns,
                         state=thread.state,
+                        ran_ns=thread.new_ran_ns,
                     )
 
     def _begin(self, tid: str) -> _Thread:
@@ -272,12 +277,13 @@ class ThreadSampler:
 def _update(thread: _Thread) -> None:
     if thread.schedstat_fd is not None:
         schedstat = os.pread(thread.schedstat_fd, 256, 0)
-        # The second of three numbers (Documentation/scheduler/sched-stats).
-        waited_ns = int(schedstat.split()[1])
+        # The first two of three numbers (Documentation/scheduler/sched-stats).
+        ran_ns, waited_ns = map(int, schedstat.split()[:2])
+        thread.new_ran_ns = ran_ns - thread.ran_ns if thread.schedstat else 0
         thread.new_wait_ns = waited_ns - thread.waited_ns if thread.schedstat else 0
         if schedstat == thread.schedstat and thread.state == "S":
             return
-        thread.schedstat, thread.waited_ns = schedstat, waited_ns
+        thread.schedstat, thread.ran_ns, thread.waited_ns = schedstat, ran_ns, waited_ns
     status = os.pread(thread.status_fd, 8192, 0)
     thread.switches, thread.state = parse_switches(status), _status_field(status, b"State")[:1]
     thread.name, thread.number = _status_field(status, b"Name"), parse_number(status)

@@ -111,9 +111,9 @@ def describe_errors(summaries: Sequence[Summary]) -> str:
 
 
 def suggest_next(summaries: Sequence[Summary], folder: str) -> str:
-    """Return the command for the next question: which receive buffer to use; "" if no run recorded reads into one."""
-    has_reads = any(run.values.get("reads") and run.values.get("receive_predictor_bytes") for run in summaries)
-    return f"next: ingest-bench recommend {folder}   (which receive buffer to use)" if has_reads else ""
+    """Return the command for the next question: what to change; "" if no run has a result."""
+    has_result = any(run.state in ("measured", "oom") for run in summaries)
+    return f"next: ingest-bench recommend {folder}   (what to change, and why)" if has_result else ""
 
 
 def describe_endings(summaries: Sequence[Summary], folder: str = "") -> list[str]:

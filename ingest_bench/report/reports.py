@@ -18,6 +18,7 @@ from ingest_bench.report.cell_tables import TOPICS, Topic
 from ingest_bench.report.summary_files import to_csv, to_markdown
 
 Files = dict[str, bytes]
+Rows = Sequence[Sequence[str]]
 
 
 def build_tables(summaries: Sequence[Summary]) -> Files:
@@ -95,9 +96,15 @@ def build_pictures(summaries: Sequence[Summary]) -> Files:
     return {f"report/{name}": content for name, content in files.items()}
 
 
-def build_page(summaries: Sequence[Summary], files: Mapping[str, bytes], facts: Mapping[str, object]) -> Files:
-    """Build the page of a results folder, with the pictures and tables among *files* and the facts of its machine."""
+def build_page(
+    summaries: Sequence[Summary], files: Mapping[str, bytes], facts: Mapping[str, object], advice: Rows = ()
+) -> Files:
+    """Build the page of a results folder, with the pictures and tables among *files*, its machine's facts, and advice.
+
+    *advice*: a table with a head.
+    """
     sections = [
+        ("What limits these runs, and the command that tests it (`ingest-bench recommend`)", advice, {}),
         ("Noise: the same against itself", change_tables.noise_rows(summaries), {}),
         ("Acknowledged documents", cell_tables.acknowledged_rows(summaries), {}),
         *(

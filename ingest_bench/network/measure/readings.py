@@ -9,7 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import CauseIntervals, ColumnValue, Histogram, Interval, ProbeOutput, percentile
+from ingest_bench.model.results import (
+    CauseIntervals,
+    ColumnValue,
+    Histogram,
+    Interval,
+    ProbeOutput,
+    Reading,
+    percentile,
+)
 from ingest_bench.network.act.link import FIRST_NODE_PORT, Link, LinkCounters
 from ingest_bench.network.measure import qdiscs
 from ingest_bench.network.measure.tcp_info import Connection
@@ -185,10 +193,44 @@ def longest_waits(record: WireRecord, since_ns: int) -> Iterator[tuple[int, floa
 
 
 def wire_outputs(by_direction: WireRecords, ports: Collection[int]) -> tuple[ProbeOutput, ...]:
-    """Return what the watchers of the clients' link observed: sizes of frames to the server, and causes of stalls."""
-    to_server = by_direction.get("to-server")
+    """Return what the watchers of the clients' link observed: frame sizes, windows, and causes of stalls."""
+    to_server, to_client = by_direction.get("to-server"), by_direction.get("to-client")
     sizes = (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
-    return (*sizes, *find_losses(by_direction, ports), *find_full_buffers(by_direction, ports))
+    windows = measure_windows(to_client, frozenset(ports)) if to_client else ()
+    return (*sizes, *windows, *find_losses(by_direction, ports), *find_full_buffers(by_direction, ports))
+
+
+def measure_windows(record: WireRecord, ports: Collection[int]) -> Iterator[Reading]:
+    """Yield the windows of the load's connections, and the share of the time in which a full buffer stopped them.
+
+    A connection counts as much as it was busy: a client of Kafka has one that is hardly used. The last snapshot in
+    which it was open has its totals.
+    """
+    first: dict[tuple[int, int], tuple[int, Connection]] = {}
+    last: dict[tuple[int, int], tuple[int, Connection]] = {}
+    congestion_windows, peer_windows = [], [0]
+    for snapshot in record.tcp:
+        for connection in snapshot.connections:
+            key = connection.ports
+            if connection.local_port not in ports:
+                continue
+            if key in last and connection.busy_us > last[key][1].busy_us:
+                congestion_windows.append(connection.congestion_window_segments * connection.send_mss_bytes)
+                peer_windows.append(connection.peer_window_bytes)
+            first.setdefault(key, (snapshot.at_ns, connection))
+            last[key] = (snapshot.at_ns, connection)
+    weighted_us, full_us = 0.0, dict.fromkeys(("receiver_full_us", "send_buffer_full_us"), 0.0)
+    for key, (begin_ns, before) in first.items():
+        end_ns, after = last[key]
+        busy_us = after.busy_us - before.busy_us
+        weighted_us += busy_us * (end_ns - begin_ns) / 1e3
+        for name in full_us:
+            full_us[name] += busy_us * (getattr(after, name) - getattr(before, name))
+    if congestion_windows and weighted_us > 0:
+        yield Reading("receive_window_full_share", full_us["receiver_full_us"] / weighted_us)
+        yield Reading("send_buffer_full_share", full_us["send_buffer_full_us"] / weighted_us)
+        yield Reading("receive_window_max_bytes", max(peer_windows) or None)
+        yield Reading("congestion_window_bytes", statistics.median_low(congestion_windows))
 
 
 def find_losses(by_direction: WireRecords, ports: Collection[int]) -> tuple[CauseIntervals, ...]:

@@ -19,8 +19,8 @@ _INFO = 2
 _ESTABLISHED = 1 << 1
 # Prefix of an IPv4 address among those of IPv6 (RFC 4291, 2.5.5.2).
 _MAPPED = bytes(10) + b"\xff\xff"
-# The part of a struct tcp_info that is read here: up to tcpi_sndbuf_limited, which Linux has since 4.10.
-INFO_BYTES = 192
+# The part of a struct tcp_info that is read here: up to tcpi_snd_wnd, which Linux has since 5.4.
+INFO_BYTES = 232
 _FIELDS = {
     "timeouts": ("=B", 2),
     "send_mss_bytes": ("=I", 16),
@@ -28,9 +28,12 @@ _FIELDS = {
     "received_ms_ago": ("=I", 52),
     "path_mtu_bytes": ("=I", 60),
     "rtt_us": ("=I", 68),
+    "congestion_window_segments": ("=I", 80),
     "retransmits": ("=I", 100),
+    "busy_us": ("=Q", 168),
     "receiver_full_us": ("=Q", 176),
     "send_buffer_full_us": ("=Q", 184),
+    "peer_window_bytes": ("=I", 228),
 }
 # struct nlmsghdr and struct nlattr: length and kind.
 _HEADER, _ATTRIBUTE = struct.Struct("=IH10x"), struct.Struct("=HH")
@@ -59,6 +62,11 @@ class Connection:
     send_buffer_full_us: int
     """Time limited by its own send buffer (tcpi_sndbuf_limited)."""
     remote_address: str = ""
+    busy_us: int = 0
+    """Time with data to send or unacknowledged data."""
+    congestion_window_segments: int = 0
+    peer_window_bytes: int = 0
+    """Receive window that the peer granted last (tcpi_snd_wnd); 0: closed, or unknown before Linux 5.4."""
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -75,8 +83,9 @@ def list_connections() -> list[Connection]:
 
 
 def parse_tcp_info(local_port: int, remote_port: int, info: bytes, remote_address: str = "") -> Connection:
-    """Return a connection from at least `INFO_BYTES` of a `struct tcp_info`."""
-    values = {name: struct.unpack_from(form, info, offset)[0] for name, (form, offset) in _FIELDS.items()}
+    """Return a connection from a `struct tcp_info`. Fields that an older kernel lacks are 0."""
+    complete = info.ljust(INFO_BYTES, b"\0")
+    values = {name: struct.unpack_from(form, complete, offset)[0] for name, (form, offset) in _FIELDS.items()}
     return Connection(local_port=local_port, remote_port=remote_port, remote_address=remote_address, **values)
 
 

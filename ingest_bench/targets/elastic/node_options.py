@@ -213,7 +213,7 @@ def allocator_flags(version: Version, options: TargetOptions) -> tuple[str, ...]
 def server_settings(version: Version, options: TargetOptions) -> dict[str, str]:
     """Return the node's settings from the options; SpecError for what that version cannot do."""
     for key in options.setting:
-        if key.startswith(_RESERVED_SETTINGS):
+        if key.startswith(_RESERVED_SETTINGS) and not key.startswith("transport.netty."):
             raise SpecError(f'target.setting: "{key}" is set by ingest-bench; remove it')
     settings = {
         "cluster.name": "ingest-bench",
