@@ -23,11 +23,13 @@ from ingest_bench.cli import screen
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.inputs import files
 from ingest_bench.lab import advice as advice_module
+from ingest_bench.lab.evaluation import summarise_runs
 from ingest_bench.model.experiment import Cell, Plan
+from ingest_bench.model.results import ColumnValue
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.network.measure.readings import measure_windows
 from ingest_bench.network.measure.wire import TcpSnapshot
-from ingest_bench.report import advice_table
+from ingest_bench.report import advice_table, reports
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "advice.json").read_text())
 HEAP = Advice(text="more", evidence={"heap_bytes": 1 << 30}, key="heap", levels=("1024m", "1026m"))
@@ -58,9 +60,9 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rules_hold_for_their_runs_alone_and_their_tests_are_accepted(
     case: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, run = find(case)
-    assert list(found) == case["rules"]
-    for advice in found.values():
+    held, run = find(case)
+    assert list(held) == case["rules"]
+    for advice in held.values():
         assert advice.evidence
         assert None not in advice.evidence.values()
         plan = plan_command(case["command"])
@@ -86,7 +88,7 @@ def test_every_rule_has_a_recorded_run_with_and_one_without_it() -> None:
         ("single connection", {"bytes_measured": 45_000_000}),
         ("single connection", {"users": 4}),
         ("socket buffer", {"users": None}),
-        ("socket buffer", {"rtt_ms": None}),
+        ("socket buffer", {"idle_rtt_ms": None, "rtt_ms": None}),
     ],
 )
 def test_window_that_is_not_the_limit_gets_no_advice(rule: str, changed: dict[str, Any]) -> None:
@@ -97,9 +99,9 @@ def test_window_that_is_not_the_limit_gets_no_advice(rule: str, changed: dict[st
 
 def test_busy_thread_of_a_single_connection_is_named() -> None:
     case = next(case for case in CASES if case["name"] == "sink-64KiB-loopback")
-    found, _ = find(case, server_thread_busiest="worker-1", server_thread_cpu_share=0.97)
-    assert "worker-1" in found["single connection"].text
-    assert found["single connection"].evidence["server_thread_cpu_share"] == 0.97
+    held, _ = find(case, server_thread_busiest="worker-1", server_thread_cpu_share=0.97)
+    assert "worker-1" in held["single connection"].text
+    assert held["single connection"].evidence["server_thread_cpu_share"] == 0.97
 
 
 def test_windows_are_those_of_connections_that_carry_data() -> None:
@@ -145,14 +147,14 @@ def test_command_of_the_results_is_changed_for_the_test(tmp_path: Path, command:
 def test_server_that_runs_already_is_to_be_restarted_and_not_set(tmp_path: Path) -> None:
     results = write_results(tmp_path, '[load]\nworkload = "pmc"\n')
     cell: Cell = dataclasses.replace(results.plan.runs[0].cell, target=TargetOptions(attach=(4711,)))
-    run = ObservedRun(run="only/1", cell=cell, values={"target": "opensearch 2.19.6"} | HEAP_VALUES)
+    run = ObservedRun(run="only/1", cell=cell, values={"target": "opensearch 2.19.6", **HEAP_VALUES})
     files.write_json(results.path / "facts.json", {"command": "ingest-bench run --attach 4711"})
     (finding,) = advice_module.find_advice(results, [run])
     assert finding.advice.text.endswith("Restart the server with heap=1026m, then test")
     assert finding.test == "ingest-bench run --attach 4711"
 
 
-HEAP_VALUES = {"heap_bytes": 1 << 30, "allocator": "unpooled"}
+HEAP_VALUES: dict[str, ColumnValue] = {"heap_bytes": 1 << 30, "allocator": "unpooled"}
 
 
 def test_recommend_names_evidence_command_and_what_was_not_recorded(
@@ -175,8 +177,9 @@ def test_recommend_names_evidence_command_and_what_was_not_recorded(
     assert document["advice"][0]["runs"] == ["heap=1g/1", "heap=1g/2"]
     assert document["advice"][0]["advice"]["evidence"] == HEAP_VALUES
     assert document["not_checked"]["G1 regions"] == "probe gc"
-    assert cli.run(["report", str(results.path)]) == 0
-    assert "heap=1024m,1026m" in (results.report / "index.html").read_text()
+    findings = advice_module.find_advice(results, advice_module.observe_runs(results, rows := summarise_runs(results)))
+    page = reports.build_page(rows, {}, {}, advice_table.finding_rows(findings))["report/index.html"].decode()
+    assert "heap=1024m,1026m" in page
 
 
 def test_results_without_a_valid_run_get_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,6 +311,7 @@ def test_humongous_collection_is_counted_without_its_concurrent_cycle(tmp_path: 
     lines = [line for line in log_lines("17-g1") if "Pause Young (Concurrent Start) (G1 Humongous Allocation) " in line]
     assert values["gc_humongous_collections"] == len(lines) == 2
     assert values["humongous_regions_max"] == 36
+    assert values["humongous_regions_freed"] >= 1
 
 
 def test_full_collections_of_shenandoah_are_unavailable(tmp_path: Path) -> None:

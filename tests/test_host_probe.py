@@ -278,6 +278,20 @@ def test_thread_names_are_taken_from_the_recording(tmp_path: Path) -> None:
     assert [thread for thread, *_ in spans["server threads waiting for a CPU"]] == ["node[write][T#1]", "other"]
 
 
+def test_busiest_thread_is_named_with_its_share_of_a_cpu(tmp_path: Path) -> None:
+    def run(at_s: float, thread: int, name: str, ran_ms: int) -> str:
+        return json.dumps({**json.loads(wait(at_s - 0.1, at_s, thread, name, 0)), "ran_ns": ran_ms * 10**6})
+
+    # One thread has the same name as another; one ran before the measurement; one is the JVM's own.
+    runs = [run(10 + at / 10, 7, "nioEventLoopGro", 90) for at in range(8)]
+    runs += [run(10.2, 8, "nioEventLoopGro", 99), run(9.9, 8, "nioEventLoopGro", 99)]
+    runs += [run(10 + at / 10, 9, "C2 CompilerThre", 100) for at in range(9)]
+    (tmp_path / "host-threads.jsonl").write_text("\n".join(runs))
+    values = readings(read_host(tmp_path, map(line, (10, 10.1, 10.2)), end_s=11))
+    assert values["server_thread_busiest"] == "nioEventLoopGro"
+    assert values["server_thread_cpu_share"] == pytest.approx(0.72)
+
+
 @pytest.mark.processes
 def test_thread_that_shares_its_cpu_waits_and_a_sleeping_one_does_not() -> None:
     spin = [sys.executable, "-S", "-c", "while True: pass"]

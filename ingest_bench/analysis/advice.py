@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import ColumnValue
@@ -21,6 +22,7 @@ _LEAST_RTT_MS = 1.0
 # A link that is used by more has no use for a larger window.
 _FULL_LINK = 0.8
 _BUSY_THREAD = 0.8
+_RTTS = ("idle_rtt_ms", "rtt_ms")
 # NettyAllocator of OpenSearch and Elasticsearch: unpooled up to 1 GiB. The JVM rounds the heap up to whole regions.
 _POOLED_HEAP = "1026m"
 _ELASTIC = frozenset({"opensearch", "elasticsearch"})
@@ -33,7 +35,9 @@ _DIRECT_OPTION, _REGION_OPTION = "-XX:MaxDirectMemorySize=", "-XX:G1HeapRegionSi
 _HEADER_BYTES = 16
 # JDK-8275056 raised the largest region from 32 to 512 MiB.
 _LARGE_REGIONS_JAVA = 18
-_HUMONGOUS = ("allocations_humongous", "gc_humongous_collections", "humongous_regions_max")
+# Servers have humongous objects that are no bodies, such as the 128 MiB of Kafka's log cleaner, and keep them. Bodies
+# are humongous if each second request allocates such an object, or if collections freed the regions of several bodies.
+_HUMONGOUS_PER_REQUEST, _FREED_BODIES = 0.5, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +68,19 @@ class ObservedRun:
         return self.number("bytes_measured") / measured_s if measured_s else 0.0
 
     @property
+    def rtt_s(self) -> float:
+        """Return the link's round trip; 0 if it is unknown.
+
+        Under load TCP measures a longer one when the receiver lacks CPU: 5 ms over loopback.
+        """
+        return min((self.number(name) for name in self.cite(*_RTTS)), default=0.0) / 1e3
+
+    @property
     def room_bytes_per_s(self) -> float | None:
         """Return the link's rate if the load left room on it, infinity if it has no limit; None if it is full."""
         rate_bps = self.cell.network.to_server.rate_bps if self.cell.network else None
         if rate_bps is None:
-            return float("inf")
+            return inf
         return rate_bps / 8 if self.bytes_per_s < _FULL_LINK * rate_bps / 8 else None
 
     def cite(self, *names: str) -> dict[str, ColumnValue]:
@@ -78,7 +90,7 @@ class ObservedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What limits a run, by what evidence, and the setting whose levels test it: the run's own first."""
+    """A limit of a run with its evidence, and the setting whose levels test it: the run's own level first."""
 
     text: str
     evidence: Mapping[str, ColumnValue]
@@ -100,7 +112,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule, the columns that it needs (any of them), and what records these."""
+    """A rule, the columns that it needs (any of them), and what records these; "": it is only for runs with them."""
 
     name: str
     columns: tuple[str, ...]
@@ -125,8 +137,8 @@ def advise_socket_buffer(run: ObservedRun) -> Advice | None:
     """
     shares = {name: run.number(f"{name}_full_share") for name in ("receive_window", "send_buffer")}
     buffer = max(shares, key=lambda name: shares[name])
-    window, rtt_s, users = run.number("receive_window_max_bytes"), run.number("rtt_ms") / 1e3, run.number("users")
-    room = run.room_bytes_per_s
+    window, users = run.number("receive_window_max_bytes"), run.number("users")
+    rtt_s, room = run.rtt_s, run.room_bytes_per_s
     if shares[buffer] < _LEAST_SHARE or rtt_s * 1e3 < _LEAST_RTT_MS or not (window and users) or room is None:
         return None
     if run.bytes_per_s / users * rtt_s < _LEAST_SHARE * window:
@@ -146,12 +158,12 @@ def advise_socket_buffer(run: ObservedRun) -> Advice | None:
     else:
         # Linux gives half of the buffer as the window (tcp_adv_win_scale).
         key, levels = "network.tcp_rmem", (f"4096 131072 {round(2 * window)}", f"4096 131072 {2 * needed}")
-    rate = f"{run.bytes_per_s / 1e6:.3g} MB/s" + (f" of {room / 1e6:.3g} MB/s" if room < float("inf") else "")
+    rate = f"{run.bytes_per_s / 1e6:.3g} MB/s" + (f" of {room / 1e6:.3g} MB/s" if room < inf else "")
     side = "receive window of the server" if buffer == "receive_window" else "send buffer of the load"
     return Advice(
         text=f"the {side} is too small for this round trip: the load reached {rate}; {format_bytes(needed)} "
         "for each connection would fill the link",
-        evidence=run.cite(f"{buffer}_full_share", "receive_window_max_bytes", "rtt_ms", "users"),
+        evidence=run.cite(f"{buffer}_full_share", "receive_window_max_bytes", *_RTTS, "users"),
         key=key,
         levels=levels,
     )
@@ -162,7 +174,7 @@ def advise_connections(run: ObservedRun) -> Advice | None:
     if run.number("users") != 1:
         return None
     window = min(run.number("receive_window_max_bytes"), run.number("congestion_window_bytes"))
-    rtt_s = run.number("rtt_ms") / 1e3
+    rtt_s = run.rtt_s
     has_full_window = (
         rtt_s * 1e3 >= _LEAST_RTT_MS
         and run.room_bytes_per_s is not None
@@ -173,7 +185,7 @@ def advise_connections(run: ObservedRun) -> Advice | None:
         evidence = run.cite("users", "server_thread_busiest", "server_thread_cpu_share")
     elif has_full_window:
         text = f"one connection carries a window per round trip, {window / rtt_s / 1e6:.3g} MB/s at most"
-        evidence = run.cite("users", "receive_window_max_bytes", "congestion_window_bytes", "rtt_ms")
+        evidence = run.cite("users", "receive_window_max_bytes", "congestion_window_bytes", *_RTTS)
     else:
         return None
     return Advice(text=f"{text}; more connections share the work", evidence=evidence, key="users", levels=("1", "4"))
@@ -218,17 +230,19 @@ def advise_direct_memory(run: ObservedRun) -> Advice | None:
 def advise_region(run: ObservedRun) -> Advice | None:
     """Advise larger regions of G1, or smaller bodies, if a body is a humongous object: more than half a region."""
     region, requests = int(run.number("g1_region_bytes")), run.number("requests_answered")
-    humongous = {name: value for name, value in run.cite(*_HUMONGOUS).items() if value}
-    if not (region and requests and humongous):
+    if not (region and requests):
         return None
     body, largest = run.number("bytes_measured") / requests, run.number("largest_allocation_bytes")
     # A body in a buffer that grows takes more than its size; other large objects say nothing about it.
     size = largest if body <= largest <= 4 * body else body
-    if size + _HEADER_BYTES <= region / 2:
+    is_each = run.number("allocations_humongous") >= _HUMONGOUS_PER_REQUEST * requests
+    are_freed = run.number("humongous_regions_freed") * region >= _FREED_BODIES * body
+    if size + _HEADER_BYTES <= region / 2 or not (is_each or are_freed):
         return None
     evidence: dict[str, ColumnValue] = {"g1_region_bytes": region, "mean_body_bytes": round(body)}
-    evidence |= (run.cite("largest_allocation_bytes") if size == largest else {}) | humongous
-    needed = _next_power_of_two(2 * (size + _HEADER_BYTES) + 1)
+    evidence |= run.cite("largest_allocation_bytes", "allocations_humongous", "humongous_regions_freed")
+    # Not all bodies have the mean size.
+    needed = _next_power_of_two(2.5 * size)
     java = str(run.values.get("java") or "").split(".")[0]
     most = 512 * _MIB if java.isdecimal() and int(java) >= _LARGE_REGIONS_JAVA else 32 * _MIB
     # Fewer than 16 regions leave none for the young generation.

@@ -59,7 +59,9 @@ def list_unchecked(runs: Sequence[ObservedRun], buffers: Sequence[BufferAdvice])
     unchecked = {
         rule.name: rule.recorder
         for rule in RULES
-        if (known := [run for run in runs if rule.applies_to(run)]) and not any(map(rule.has_evidence, known))
+        if rule.recorder
+        and (relevant := [run for run in runs if rule.applies_to(run)])
+        and not any(map(rule.has_evidence, relevant))
     }
     return unchecked if any(cell.recommendation for cell in buffers) else {**unchecked, _BUFFER_RULE: "probe reads"}
 
@@ -102,8 +104,8 @@ def _observe_run(summary: Summary, cell: Cell, record: RunRecord) -> ObservedRun
     users = cell.load.users
     if users is None and cell.load.track is None:
         users = catalog.load_workload(cell.load.workload).users
-    known = {"users": users, "allocator": record.server.get("allocator"), "measured_s": summary.measured_s}
-    return ObservedRun(run=summary.run, cell=cell, values={**summary.values, **known})
+    facts = {"users": users, "allocator": record.server.get("allocator"), "measured_s": summary.measured_s}
+    return ObservedRun(run=summary.run, cell=cell, values={**summary.values, **facts})
 
 
 def _needs_restart(advice: Advice, cell: Cell) -> bool:

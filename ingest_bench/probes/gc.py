@@ -72,8 +72,10 @@ def _read_gc(context: ReadContext) -> Iterator[ProbeOutput]:
         yield from (Note(source="gc", text=text) for text in log.problems())
         yield Reading("gc_collector", log.collector or None)
         yield Reading("g1_region_bytes", g1_region_bytes(log, context))
-        regions = [before for at_ns, before, _ in log.humongous_regions if context.covers(at_ns)]
-        yield Reading("humongous_regions_max", max(regions, default=None))
+        regions = [(before, after) for at_ns, before, after in log.humongous_regions if context.covers(at_ns)]
+        yield Reading("humongous_regions_max", max((before for before, _ in regions), default=None))
+        freed = sum(max(0, before - after) for before, after in regions)
+        yield Reading("humongous_regions_freed", freed if regions else None)
     if recorded.is_complete:
         yield from _read_recording(recorded, log, context)
     elif log.is_supported:
