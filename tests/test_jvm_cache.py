@@ -98,7 +98,7 @@ def test_an_unknown_certificate_is_explained(tmp_path: Path, monkeypatch: pytest
     with mirror(GOOD, monkeypatch, tls=issued.server):
         with pytest.raises(RunFailed, match="REQUESTS_CA_BUNDLE=FILE") as caught:
             artifacts.fetch(artifact())
-        assert "Check the network" not in str(caught.value)
+        assert "the network, then try again" not in str(caught.value)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(issued.ca))
         assert artifacts.fetch(artifact()).read_bytes() == GOOD
 

@@ -255,6 +255,20 @@ def test_only_another_netty_than_the_pinned_one_comes_from_maven() -> None:
     assert other.maven[0] == "io.netty:netty-codec-http:4.2.16.Final"
 
 
+def test_a_bisection_of_the_sink_has_the_releases_of_netty_that_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [
+        "4.0.56.Final",
+        "4.1.69.Final",
+        "4.1.70.Final",
+        "4.1.140.Final",
+        "4.2.0.RC4",
+        "4.2.20.Final",
+        "5.0.0.Alpha2",
+    ]
+    monkeypatch.setattr("ingest_bench.jvm.artifacts.list_versions", lambda *_: listed)
+    assert find_target("sink").list_releases() == ["4.1.70.Final", "4.1.140.Final", "4.2.20.Final"]
+
+
 def test_native_epoll_requires_a_library_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, epoll = TargetOptions(name="sink"), TargetOptions(name="sink", setting={"sink.transport": "epoll"})
     for machine, classifier in (("x86_64", "linux-x86_64"), ("aarch64", "linux-aarch_64")):

@@ -293,4 +293,4 @@ def _explain_failure(subject: str, error: Exception) -> RunFailed:
 
 def _choose_remedy(error: Exception) -> str:
     is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
-    return _UNTRUSTED_CERTIFICATE if is_untrusted else "Check the network, then try again"
+    return _UNTRUSTED_CERTIFICATE if is_untrusted else "Check the version and the network, then try again"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ingest_bench import units
 from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
 from ingest_bench.inputs import urls
+from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import ECJ
 from ingest_bench.model.load import AdminRequest, Operation, ProtocolOptions, Workload
 from ingest_bench.model.target import Preparation, TargetOptions
@@ -55,6 +56,11 @@ class Sink(launch.BuiltIn):
         **{f"sink.{name}": (f"{name}_ppm", units.parse_ppm) for name in _SHARES},
     }
     defaults: ClassVar = {"allocator": "unpooled", "buffers": "heap", "transport": "nio", "receive": 1 << 16}
+
+    def list_releases(self) -> list[str]:
+        """Return all releases of Netty that it runs on; RunFailed if Maven does not list them."""
+        listed = artifacts.list_versions("io.netty", _JARS[0])
+        return [version for version in listed if _RELEASE.fullmatch(version) and _number(version) >= _OLDEST]
 
     def choose_version(self, options: TargetOptions) -> str:
         """Return the chosen release of Netty by its full name; SpecError for one that the sink does not run on."""
