@@ -169,6 +169,28 @@ def advise_socket_buffer(run: ObservedRun) -> Advice | None:
     )
 
 
+def advise_http2_window(run: ObservedRun) -> Advice | None:
+    """Advise a larger window of the server's HTTP/2 if senders wait for it, each time for about a round trip.
+
+    A server that reads slowly lets them wait for longer.
+    """
+    rtt_ms, stalled_ms = run.rtt_s * 1e3, run.number("window_stalled_ms_mean")
+    room, users = run.room_bytes_per_s, run.number("users")
+    if run.number("window_stalled_percent") < 100 * _LEAST_SHARE or rtt_ms < _LEAST_RTT_MS or room is None:
+        return None
+    if not rtt_ms / 2 <= stalled_ms <= 3 * rtt_ms:
+        return None
+    needed = _next_power_of_two(min(room * rtt_ms / 1e3 / users, _GIB)) if users else 0
+    fitting = f", to {format_bytes(needed)}" if run.number("server_stream_window_bytes") < needed < _GIB else ""
+    return Advice(
+        text=f"the server's HTTP/2 window is too small for this round trip: raise its initial window of streams and "
+        f"connections{fitting}; HTTP/1.1 has no such window",
+        evidence=run.cite("window_stalled_percent", "window_stalled_ms_mean", "server_stream_window_bytes", *_RTTS),
+        key="http_version",
+        levels=("2", "1.1"),
+    )
+
+
 def advise_connections(run: ObservedRun) -> Advice | None:
     """Advise more connections if a single one is the limit: its window per round trip, or the thread that serves it."""
     if run.number("users") != 1:
@@ -278,6 +300,7 @@ RULES: Sequence[Rule] = (
         recorder="a link that the run makes",
         advise=advise_socket_buffer,
     ),
+    Rule(name="HTTP/2 window", columns=("window_stalled_percent",), recorder="", advise=advise_http2_window),
     Rule(
         name="single connection",
         columns=("receive_window_max_bytes", "server_cpu_s"),
