@@ -69,10 +69,12 @@ def of_networks(pairs: Sequence[tuple[str, str]]) -> list[Summary]:
         ([], False),
         (of_networks([("1g", "loopback"), ("2g", "ethernet")]), False),
         (of_networks([("1g", "loopback"), ("2g", "ethernet"), ("1g", "ethernet")]), True),
+        (of_networks([(rate, network) for network in NETWORKS for rate in (f"9/{network}", f"8/{network}")]), False),
+        ([made.changed(run, state="failed" if number % 9 else "measured") for number, run in enumerate(FOUR)], True),
         ([made.changed(run, state="failed") for run in FOUR], False),
         ([made.changed(run, levels={**run.levels, "side": "AB"[run.replicate % 2]}) for run in FOUR], False),
     ],
-    ids=["grid", "one factor", "nothing", "diagonal", "a corner is missing", "no result", "A/A"],
+    ids=["grid", "one factor", "nothing", "diagonal", "corner missing", "search", "two results", "no result", "A/A"],
 )  # fmt: skip
 def test_there_is_a_matrix_only_where_two_factors_cross(runs: list[Summary], has_grid: bool) -> None:
     assert (grid.build_grid(runs) is not None) == has_grid

@@ -88,11 +88,12 @@ def build_grid(summaries: Sequence[Summary]) -> Grid | None:
     down, *others = [key for key in keys if key != across]
     column = headline.find_column(summaries)
     measured = [row for row in rows if row.median(column) is not None]
-    combinations = {(row.levels.get(down), row.levels.get(across)) for row in measured}
-    # A diagonal, such as each version on its own Java, has as many combinations as levels.
-    if len(combinations) <= max(len(set(levels)) for levels in zip(*combinations or {("", "")}, strict=True)):
-        return None
     levels = {key: tuple(dict.fromkeys(row.levels.get(key, "") for row in rows)) for key in keys}
+    crossed = {(row.levels.get(down), row.levels.get(across)) for row in rows}
+    # Less is a diagonal, such as each version on its own Java, or the steps of a search for each network.
+    is_filled = 2 * len(crossed) > len(levels[down]) * len(levels[across])
+    if not is_filled or any(len({row.levels.get(key) for row in measured}) < 2 for key in (down, across)):
+        return None
     most = max(len(row.numbers(column)) for row in measured)
     marked, is_undecided = _mark_extremes(column, [_build_cell(column, row, most) for row in rows])
     by_levels = {
