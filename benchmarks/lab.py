@@ -14,7 +14,7 @@ from ingest_bench import targets
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.documents import source
 from ingest_bench.documents.source import POOL_BYTES
-from ingest_bench.experiment import catalog
+from ingest_bench.experiment import catalog, spec
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import supervisor
@@ -46,11 +46,12 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A sink that is ready, and the users and duration of each load."""
+    """A sink or another server that is ready, and the users and duration of each load."""
 
     server: Server
     users: int
     seconds: float
+    wire: ProtocolOptions = field(default_factory=lambda: ProtocolOptions(keys={"path": PATH}))
 
     def bytes_read(self) -> int:
         """Return the bytes that the sink has read, including some hundred bytes of control requests."""
@@ -61,7 +62,7 @@ class Bench:
         load_options = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
         plan = LoadPlan(
             server=ServerAddress(endpoint=self.server.listen),
-            wire=ProtocolOptions(keys={"path": PATH}),
+            wire=self.wire,
             workload=WORKLOAD,
             options=load_options,
             folder=self.server.folder / name / "load",
@@ -81,6 +82,14 @@ def open_sink(users: int, seconds: float, **settings: str) -> Iterator[Bench]:
     setting = {f"sink.{name}": value for name, value in settings.items()}
     with open_server(TargetOptions(name="sink", heap_bytes=512 << 20, setting=setting), "loopback") as server:
         yield Bench(server, users, seconds)
+
+
+@contextlib.contextmanager
+def open_vertx(users: int, seconds: float) -> Iterator[Bench]:
+    """Start the custom target `vertx`, which speaks HTTP/1.1 and HTTP/2, behind a loopback link."""
+    options = spec.build_target({"name": "vertx"}, "target")
+    with open_server(options, "loopback") as server:
+        yield Bench(server, users, seconds, targets.resolve(options).wire(options, WORKLOAD))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@
 All senders send the same body repeatedly to the same server over the same loopback link. The senders "pool" send 64 MiB
 of different bodies in turn, which no CPU cache holds (wrk by a Lua script). CPU is user and system time of the sender
 from its first request to its last; bytes are those that the sink read. wrk cannot report CPU at its first request: a
-run of one second is subtracted from a longer one. Ratios are of medians; each round runs every sender once.
+run of one second is subtracted from a longer one. Ratios are of medians; each round runs every sender once. A second
+table has HTTP/1.1 and HTTP/2 to one Vert.x, per byte that was written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import PATH, Bench, Verdict, bodies, open_sink
+from lab import PATH, Bench, Verdict, bodies, open_sink, open_vertx
 
 from ingest_bench import system
 from ingest_bench.documents.source import POOL_BYTES
@@ -64,6 +65,15 @@ def own_sender(pool_bytes: int) -> Sender:
         return measure_cost(
             bench, lambda: bench.start_load("own", pool_bytes=pool_bytes, **options).wait(lambda _: None).cpu_ns / 1e9
         )
+
+    return send
+
+
+def version_sender(version: str) -> Sender:
+    def send(bench: Bench, documents: int, _: Path) -> Cost:
+        options: dict[str, Any] = {"bulk_documents": documents, "warm_up_ns": 0, "http_version": version}
+        report = bench.start_load("own", pool_bytes=1, **options).wait(lambda _: None)
+        return Cost(report.cpu_ns / 1e9, report.bytes_written)
 
     return send
 
@@ -165,21 +175,25 @@ SENDERS: Mapping[str, Sender] = {
     "HttpUser": locust_sender("HttpUser"),
 }
 
+# Of one server that speaks both.
+VERSIONS: Mapping[str, Sender] = {"HTTP/1.1": version_sender("1.1"), "HTTP/2": version_sender("2")}
+
 Costs = Mapping[str, Mapping[str, list[float]]]
 """CPU seconds per GB: body, sender, one value per round."""
 
 
-def measure(bench: Bench, rounds: int, senders: list[str]) -> Costs:
+def measure(bench: Bench, rounds: int, senders: Mapping[str, Sender]) -> Costs:
     """Measure all senders. An additional first round warms the server up."""
-    costs: dict[str, dict[str, list[float]]] = {size: {name: [] for name in senders} for size in BODIES}
+    names = list(senders)
+    costs: dict[str, dict[str, list[float]]] = {size: {name: [] for name in names} for size in BODIES}
     for size, documents in BODIES.items():
         body = bench.server.folder / "body.ndjson"
         body.write_bytes(next(bodies(documents, 1)))
-        SENDERS[OWN](bench, documents, body)
+        senders[names[0]](bench, documents, body)
         for number in range(rounds):
             # Each round begins with another sender: the first one finds a cooler machine.
-            for name in senders[number % len(senders) :] + senders[: number % len(senders)]:
-                cost = SENDERS[name](bench, documents, body)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                cost = senders[name](bench, documents, body)
                 costs[size][name].append(cost.cpu_s / cost.bytes * 1e9)
     return costs
 
@@ -220,8 +234,10 @@ def main() -> int:
         print("wrk is missing, and all limits refer to it: apt-get install wrk")
         return 3
     with open_sink(options.users, options.seconds) as bench:
-        costs = measure(bench, options.rounds, options.only)
+        costs = measure(bench, options.rounds, {name: SENDERS[name] for name in options.only})
     print(format_table(costs))
+    with open_vertx(options.users, options.seconds) as bench:
+        print(f"\nTo Vert.x:\n\n{format_table(measure(bench, options.rounds, VERSIONS))}\n")
     return judge(costs).print()
 
 

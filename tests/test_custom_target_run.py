@@ -108,6 +108,22 @@ def test_a_server_by_others_is_measured(here: Place, name: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("name", "window_bytes"), [("jetty-http2", 524_288), ("vertx", 65_535)])
+def test_a_server_is_measured_over_http2(here: Place, name: str, window_bytes: int) -> None:
+    text = 'probes = ["reads"]\n[load]\nworkload = "nyc_taxis"\nusers = 4\nhttp_version = "2"\nbulk = "1MB"\n'
+    (here.folder / "http2.toml").write_text(text)
+    options = ("--target", str(EXAMPLE / f"{name}.toml"), "--set", "network=ethernet-100m")
+    here.run("http2.toml", *options, *SHORT[4:8], *SHORT[-2:])
+    values = here.read_row()
+    assert (values["state"], values["documents_check"]) == ("measured", "counted")
+    assert values["documents_counted"] == values["documents_acked"] != "0"
+    assert values["bytes_read"] == values["bytes_sent"] != "0"
+    # A body is larger than the window.
+    assert int(values["window_stalls"]) > 0
+    assert int(values["server_stream_window_bytes"]) == window_bytes
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", ["java", "exec java"])
 def test_a_command_may_start_the_jvm_or_become_it(here: Place, program: str) -> None:
     # A start script with the classpath of the example.
