@@ -13,7 +13,7 @@ from ingest_bench.analysis.compare import bisection
 from ingest_bench.analysis.compare.cells import AFFECTED_BY_PROBES
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
-from ingest_bench.inputs.names import suggest
+from ingest_bench.inputs.names import find_match
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.experiment import Bisection, Plan, Run
 from ingest_bench.model.results import Summary
@@ -41,7 +41,9 @@ def find_release(name: str, releases: Sequence[str], where: str) -> str:
     """Return the release of that name, also without a suffix such as ".Final"; SpecError with a suggestion."""
     release = artifacts.find_version(name, releases)
     if release is None:
-        raise SpecError(f'{where} has no release "{quote_name(name)}"; {suggest(name, releases)}')
+        match = find_match(name, releases)
+        remedy = f'did you mean "{match}"?' if match else f"it has those from {releases[0]} to {releases[-1]}"
+        raise SpecError(f'{where} has no release "{quote_name(name)}"; {remedy}')
     return release
 
 
@@ -50,12 +52,10 @@ def plan_bisection(ordered: Plan, rules: Bisection) -> Plan:
 
     Costly probes watch all runs or none: all for a column that they do not affect, because it may be theirs.
     """
-    for factor in ordered.factors:
-        if factor.key != rules.key and len(factor.levels) > 1:
-            raise SpecError(
-                f"bisect judges one cell of each release, and {factor.key} has {len(factor.levels)} levels. Choose "
-                f"one: --set {factor.key}={factor.levels[0]}"
-            )
+    if others := [item for item in ordered.factors if item.key != rules.key and len(item.levels) > 1]:
+        names = ", ".join(item.key for item in others)
+        settings = " ".join(f"--set {quote_name(f'{item.key}={item.levels[0]}')}" for item in others)
+        raise SpecError(f"bisect judges one cell of each release, and there are levels of {names}. Choose: {settings}")
     is_instrumented = rules.column not in AFFECTED_BY_PROBES and any(run.instrumented for run in ordered.runs)
     return dataclasses.replace(
         ordered,

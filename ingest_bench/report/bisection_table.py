@@ -47,7 +47,7 @@ def describe_result(progress: Progress) -> list[str]:
     else:
         interval = _format_interval(column, by_version.get(progress.first_bad))
         sentences = [f"no verdict: {progress.problem}", f"{before} → {after}: {column} {values}{interval}"]
-        if progress.between:
+        if progress.between and any(item.verdict == "bad end" for item in progress.judged):
             sentences.append(f"first {word} release: one of {_list_names([*progress.between, after])}")
     sentences += [
         f"skipped: {item.version}: {shorten(item.reason, _MAX_REASON)}" for item in progress.judged if item.reason
