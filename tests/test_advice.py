@@ -136,12 +136,28 @@ def test_windows_are_those_of_connections_that_carry_data() -> None:
         ("ingest-bench run x.toml --set gc=serial,g1", "run x.toml --set gc=g1 --set heap=1024m,1026m"),
         ("ingest-bench calibrate", "run x --set gc=g1 --set heap=1024m,1026m"),
         ("", "run x --set gc=g1 --set heap=1024m,1026m"),
+        ("ingest-bench run 'x", "run x --set gc=g1 --set heap=1024m,1026m"),
     ],
 )
 def test_command_of_the_results_is_changed_for_the_test(tmp_path: Path, command: str, expected: str) -> None:
     results = write_results(tmp_path, '[load]\nworkload = "pmc"\n[factors]\ngc = ["g1", "serial"]\nheap = ["1g"]\n')
     cell = next(run.cell for run in results.plan.runs if run.cell.levels["gc"] == "g1")
     assert advice_module.format_test(results.plan, command, cell, HEAP).startswith(f"ingest-bench {expected}")
+
+
+@pytest.mark.parametrize(("option", "holds"), [("1g", False), ("64m", True), ("1t", True)])
+def test_limit_of_direct_memory_is_that_of_the_jvm_option(option: str, holds: bool) -> None:
+    case = next(case for case in CASES if case["name"] == "opensearch-300-threads")
+    command = f"{case['command']} --set jvm=-XX:MaxDirectMemorySize={option}"
+    assert ("direct memory" in find({**case, "command": command})[0]) is holds
+
+
+def test_workload_that_was_moved_leaves_its_users_unknown(tmp_path: Path) -> None:
+    results = write_results(tmp_path, '[load]\nworkload = "pmc"\n')
+    (run,) = results.plan.runs
+    moved = dataclasses.replace(run.cell, load=dataclasses.replace(run.cell.load, workload="/moved.toml"))
+    results.replace_plan(dataclasses.replace(results.plan, runs=(dataclasses.replace(run, cell=moved),)))
+    assert advice_module.observe_runs(results, summarise_runs(results))[0].values["users"] is None
 
 
 def test_server_that_runs_already_is_to_be_restarted_and_not_set(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ its function and a line there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -233,8 +234,11 @@ def advise_direct_memory(run: ObservedRun) -> Advice | None:
     """Advise fewer I/O threads if their buffers of 1 MiB exceed the limit of direct memory (OpenSearch#23064)."""
     options = run.cell.target
     counts = {key: int(text) for key in _WORKER_KEYS if (text := options.setting.get(key, "")).isdecimal()}
-    limits = [option.removeprefix(_DIRECT_OPTION) for option in options.jvm if option.startswith(_DIRECT_OPTION)]
-    limit = parse_bytes(limits[-1]) if limits else options.heap_bytes // 2
+    limit = options.heap_bytes // 2
+    for option in options.jvm:
+        # A size that the JVM takes and we cannot read, such as 1t, is no limit.
+        with suppress(ValueError):
+            limit = parse_bytes(option.removeprefix(_DIRECT_OPTION)) if option.startswith(_DIRECT_OPTION) else limit
     if sum(counts.values()) * _MIB < limit:
         return None
     key = max(counts, key=lambda name: counts[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ingest_bench.analysis.advice import RULES, Advice, Finding, ObservedRun
 from ingest_bench.analysis.receive_buffers import MAX_SHARE, Cost, configured_buffers, fixed
@@ -68,13 +69,15 @@ def list_unchecked(runs: Sequence[ObservedRun], buffers: Sequence[BufferAdvice])
 
 def format_test(plan: Plan, command: str, cell: Cell, advice: Advice) -> str:
     """Return the command of the results with the levels of the advice instead of its own, for this cell alone."""
-    words = shlex.split(command)[1:]
-    if words[:1] != ["run"]:
-        words = ["run", plan.experiment]
+    words = ["run", plan.experiment]
+    # A damaged facts.json may have any text.
+    with suppress(ValueError):
+        _, *recorded = shlex.split(command) or [""]
+        words = recorded if recorded[:1] == ["run"] else words
     settings = {
         factor.key: level
         for factor in plan.factors
-        if len(factor.levels) > 1 and _find_path(factor.key) and "," not in (level := cell.levels[factor.key])
+        if len(factor.levels) > 1 and _find_path(factor.key) and "," not in (level := cell.levels.get(factor.key, ","))
     }
     if not _needs_restart(advice, cell):
         own = _find_path(advice.key)
@@ -103,7 +106,9 @@ def _find_path(key: str) -> tuple[str, ...]:
 def _observe_run(summary: Summary, cell: Cell, record: RunRecord) -> ObservedRun:
     users = cell.load.users
     if users is None and cell.load.track is None:
-        users = catalog.load_workload(cell.load.workload).users
+        # A workload of the user may have been moved since.
+        with suppress(SpecError):
+            users = catalog.load_workload(cell.load.workload).users
     facts = {"users": users, "allocator": record.server.get("allocator"), "measured_s": summary.measured_s}
     return ObservedRun(run=summary.run, cell=cell, values={**summary.values, **facts})
 
