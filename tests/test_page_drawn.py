@@ -44,6 +44,15 @@ CHARTS = """
       return own.right > all.right || own.left < all.left;
     }).map((text) => text.textContent),
     bold: document.querySelectorAll("b.hostile").length,
+    panels_at: [...document.querySelectorAll(".matrix > div")].map((box) => [box.offsetLeft, box.offsetTop]),
+    is_inside: [...document.querySelectorAll(".matrix svg")].every((box) =>
+      box.getBoundingClientRect().right <= innerWidth),
+    touching: [...document.querySelectorAll(".matrix svg")].flatMap((box) => {
+      const all = [...box.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+      return all.filter((one) => all.some((other) => other !== one && one.left < other.right && other.left < one.right
+        && one.top < other.bottom && other.top < one.bottom));
+    }),
+    label: getComputedStyle(document.querySelector(".matrix text") || svg).fill,
     paper: getComputedStyle(document.body).backgroundColor,
   };
   for (const key of ["+", "+", "ArrowRight"]) svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
@@ -185,18 +194,25 @@ def test_names_of_faults_and_stalls_do_not_overlap_or_leave_the_chart(tmp_path: 
 
 @pytest.mark.processes
 def test_page_adapts_to_narrow_and_dark_windows(tmp_path: Path) -> None:
-    runs = made.experiment(network=["loopback", "ethernet"])
+    runs = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
     facts = {"command": f"ingest-bench run quickstart --documents /{'long' * 40}"}
     text = page.render_results([made.with_series(run, fault=True) for run in runs], {}, facts=facts)
     observed = observe(tmp_path, text, 400)
     assert observed["wide"] <= 0
     # No table of sentences needs scrolling to the right.
     assert set(observed["stacked"]) == {0}
+    # The panels of the matrix are below each other, their labels do not touch, and they are as dark as the page.
+    (first, second) = observed["panels_at"]
+    assert first[0] == second[0]
+    assert first[1] < second[1]
+    assert observed["is_inside"]
+    assert observed["touching"] == []
     # No label of the axis is cut off.
     assert observed["cut"] == []
     assert observed["paper"] == "rgb(255, 255, 255)"
     dark = observe(tmp_path, text, 400, "--blink-settings=preferredColorScheme=0")
     assert dark["paper"] == "rgb(22, 24, 28)"
+    assert [observed["label"], dark["label"]] == ["rgb(29, 31, 35)", "rgb(232, 234, 237)"]
 
 
 @pytest.mark.processes

@@ -48,7 +48,10 @@ def draw_matrix(summaries: Sequence[Summary]) -> bytes | None:
             headline.describe_finding(summaries),
             style.describe_conditions(summaries, grid.axes),
             None,
-            [" ".join(grid.notes), *style.left_out_notes(summaries)],
+            [
+                " ".join([*grid.notes, *(["Grey: sizes of all reads."] if grid.has_sizes else [])]),
+                *style.left_out_notes(summaries),
+            ],
         )
         all_axes = figure.subplots(len(titled), per_line, squeeze=False)
         for panels, line in zip(titled, all_axes, strict=True):
