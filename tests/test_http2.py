@@ -351,6 +351,11 @@ def test_server_of_http1_alone_is_named() -> None:
     assert kind == "invalid-response"
     assert text.startswith("not HTTP/2: the response begins with b'HTTP/1.1 400 Bad Request")
     assert text.endswith('use load.http_version = "1.1".')
+    with bulk_server(lambda _body, _number: None, stop_reading_after_bytes=1) as server:
+        client = Client(server.address)
+        _, text, _ = client.fails()
+        client.close_deadlines()
+    assert "(it sent no HTTP/2. Without TLS the server must accept" in text
 
 
 def test_unreferenced_connection_is_freed_at_once_after_it_was_closed(place: Place) -> None:

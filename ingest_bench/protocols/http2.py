@@ -43,6 +43,9 @@ _RECEIVE_BYTES = 64 * 1024
 _SEND_BYTES = 256 * 1024
 _DATA = bytes((0, 0))  # RFC 9113, 6.1: type and flags of a frame of a body that is not the last one
 _SETTINGS = 4  # RFC 9113, 6.5: the type of the first frame of a server
+_NO_HTTP2 = (
+    'Without TLS the server must accept HTTP/2 by prior knowledge (h2c); otherwise use load.http_version = "1.1".'
+)
 _NO_ALPN = 'TLS: the server does not offer HTTP/2 (ALPN h2). Enable it there, or use load.http_version = "1.1".'
 
 
@@ -83,7 +86,8 @@ class StreamReader(ResponseReader):
         self.stream_id = 0
         self.end_reason = ""
         """Reason of the server to accept no more requests on it."""
-        self._is_confirmed = False
+        self.is_confirmed = False
+        """True: the server has sent frames."""
         self.session = session = H2Connection(_CONFIG)
         session.state_machine = _StateMachine()
         settings = {
@@ -115,12 +119,9 @@ class StreamReader(ResponseReader):
     def feed(self, size_bytes: int) -> None:
         """Parse more received bytes."""
         received = self._received[:size_bytes]
-        if not self._is_confirmed and received[3:4] != bytes((_SETTINGS,)):
-            raise InvalidResponseError(
-                f"not HTTP/2: the response begins with {bytes(received[:40])!r}. Without TLS the server must accept "
-                'HTTP/2 by prior knowledge (h2c); otherwise use load.http_version = "1.1".'
-            )
-        self._is_confirmed = True
+        if not self.is_confirmed and received[3:4] != bytes((_SETTINGS,)):
+            raise InvalidResponseError(f"not HTTP/2: the response begins with {bytes(received[:40])!r}. {_NO_HTTP2}")
+        self.is_confirmed = True
         try:
             events = self.session.receive_data(received)
         except H2Error as error:
@@ -353,7 +354,7 @@ class Http2Connection(Connection):
 
     @property
     def _progress(self) -> str:
-        reason = self._reader.end_reason
+        reason = self._reader.end_reason if self._reader.is_confirmed else f"it sent no HTTP/2. {_NO_HTTP2}"
         return f"{super()._progress} ({reason})" if reason else super()._progress
 
 
