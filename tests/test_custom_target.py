@@ -19,7 +19,7 @@ from ingest_bench import targets
 from ingest_bench.analysis.run import delivery
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
-from ingest_bench.inputs import records, urls
+from ingest_bench.inputs import files, records, urls
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign, planning
@@ -33,6 +33,8 @@ from ingest_bench.targets.custom import Custom
 from ingest_bench.targets.http import Http, open_http
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "custom-targets" / "jetty.toml"
+# The same file, where an installed package has it.
+SHIPPED = files.data_files(catalog.CUSTOM_TARGETS)["jetty"]
 PROTOCOL = '[protocol]\nname = "json-array"\npath = "/events"\n'
 JAR = '[start]\njar = "server.jar"\n'
 COUNT = '[count]\npath = "/count"\njson = "n"\n'
@@ -109,9 +111,9 @@ def test_an_example_is_a_target_by_its_name_and_servers_are_a_factor(
     cells = {run.cell.name: run.cell.target for run in mixed.runs}
     assert sorted(cells) == ["network=loopback+target=jetty", "network=loopback+target=opensearch"]
     jetty, opensearch = (cells[name] for name in sorted(cells))
-    assert (jetty.name, jetty.file, jetty.heap_bytes) == ("jetty", str(EXAMPLE), 256 << 20)
+    assert (jetty.name, jetty.file, jetty.heap_bytes) == ("jetty", str(SHIPPED), 256 << 20)
     assert (opensearch.file, opensearch.custom) == (None, None)
-    assert jetty == target_options("jetty") == target_options(str(EXAMPLE))
+    assert jetty == target_options("jetty") == target_options(str(SHIPPED))
     (attached,) = plan("jetty", url="http://127.0.0.1:1").runs
     assert (attached.cell.target.name, attached.cell.target.url is None) == ("jetty", False)
     campaign.check_plan(mixed)

@@ -31,7 +31,7 @@ Examples:
   ingest-bench bisect cassandra-2463 --set version=0.7.4..5.0.9 --dry-run
   ingest-bench bisect my.toml --set version=4.2.2..4.2.16
   ingest-bench bisect my.toml --set version=4.2.2..4.2.16 --column gc_pauses
-  ingest-bench bisect my.toml --set version=4.2.16..4.2.20 --good 4.2.20  # a fix"""
+  ingest-bench bisect my.toml --set version=4.2.16..4.2.20 --good 4.2.20"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -230,7 +230,7 @@ def measure_windows(record: WireRecord, ports: Collection[int]) -> Iterator[Read
         yield Reading("receive_window_full_share", full_us["receiver_full_us"] / weighted_us)
         yield Reading("send_buffer_full_share", full_us["send_buffer_full_us"] / weighted_us)
         yield Reading("receive_window_max_bytes", max(peer_windows) or None)
-        yield Reading("congestion_window_bytes", statistics.median_low(congestion_windows))
+        yield Reading("congestion_window_bytes", round(statistics.fmean(congestion_windows)))
 
 
 def find_losses(by_direction: WireRecords, ports: Collection[int]) -> tuple[CauseIntervals, ...]:
