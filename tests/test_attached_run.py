@@ -39,7 +39,9 @@ SHORT = ("--warm-up", "1s", "--measure", "2s", "--out", "out")
 
 
 def sink(java: int = 17) -> TargetOptions:
-    return TargetOptions(name="sink", version=f"java{java}", heap_bytes=64 << 20, receive_predictor_bytes=(512 << 10,))
+    return TargetOptions(
+        name="sink", setting={"sink.java": str(java)}, heap_bytes=64 << 20, receive_predictor_bytes=(512 << 10,)
+    )
 
 
 def plan_for(*pids: int) -> Plan:

@@ -205,7 +205,7 @@ def test_a_jvm_that_ends_during_the_recording_fails_the_run(tmp_path: Path, sett
 @pytest.mark.netns
 @pytest.mark.parametrize("version", [17, *(pytest.param(number, marks=pytest.mark.nightly) for number in (11, 25))])
 def test_a_run_records_the_jvm_of_another_machine(tmp_path: Path, version: int) -> None:
-    sink = TargetOptions(name="sink", version=f"java{version}", heap_bytes=256 << 20)
+    sink = TargetOptions(name="sink", setting={"sink.java": str(version)}, heap_bytes=256 << 20)
     with machines(2) as (at, here):
         address, enter = Endpoint(at.address, 9200), (at.place.command, here.place.command)
         options = jmx_options(at.address, 7091, *PLAIN)

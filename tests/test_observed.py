@@ -46,7 +46,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("attach")
     java_version = getattr(request, "param", 17)
     options = TargetOptions(
-        name="sink", version=f"java{java_version}", heap_bytes=64 << 20, receive_predictor_bytes=(RECEIVE_BYTES,)
+        name="sink",
+        setting={"sink.java": str(java_version)},
+        heap_bytes=64 << 20,
+        receive_predictor_bytes=(RECEIVE_BYTES,),
     )
     with (
         visible(),
