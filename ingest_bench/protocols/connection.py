@@ -319,6 +319,11 @@ class Connection(UserConnection):
 
     def _reads_final_response(self, sock: _socket.socket) -> bool:
         """Read once; return True if the head of a final response is complete."""
+        self._read_once(sock)
+        return self._reader.head is not None
+
+    def _read_once(self, sock: _socket.socket) -> bool:
+        """Read what the socket has; return False if it had nothing."""
         try:
             received = sock.recv_into(self._reader.free_space())
         except BlockingIOError:
@@ -326,7 +331,7 @@ class Connection(UserConnection):
         except OSError as error:
             raise self._lost(error) from None
         self._feed(received)
-        return self._reader.head is not None
+        return received > 0
 
     def _receive_early(self) -> Response:
         """Return a response that came before the whole request was sent: the connection cannot be used any more."""

@@ -299,16 +299,8 @@ class Http2Connection(Connection):
 
     def _receive_frames(self) -> bool:
         """Read once and handle the frames; return False if nothing was received."""
-        sock = self._sock
-        assert sock is not None  # noqa: S101 - the callers have checked it
-        try:
-            received = sock.recv_into(self._reader.free_space())
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise self._lost(error) from None
-        self._feed(received)
-        return received > 0
+        assert self._sock is not None  # noqa: S101 - the callers have checked it
+        return self._read_once(self._sock)
 
     def _feed(self, size_bytes: int) -> None:
         reader = self._reader
