@@ -210,7 +210,7 @@ warm_up = "1s"
 @pytest.mark.netns
 def test_run_counts_every_document_and_byte_and_names_its_threads(tmp_path: Path) -> None:
     more = '[load.action]\nconflicts = "random"\non_conflict = "update"\n[network]\nprofile = "ethernet"\n'
-    _, (run,) = carried_out(tmp_path, RUN.format(more="measure_documents = 2000\n" + more))
+    _, (run,) = carried_out(tmp_path, RUN.format(more='measure = "3s"\n' + more))
     assert run.state == "measured", run.reason
     assert number(run, "documents_acked") - number(run, "documents_repeated") == number(run, "documents_counted") > 200
     assert number(run, "documents_repeated") > 0
@@ -244,7 +244,7 @@ def test_documents_that_the_mapping_rejects_fail_one_by_one(tmp_path: Path) -> N
     (tmp_path / "d.ndjson").write_text("\n".join(lines) + "\n")
     (tmp_path / "mapping.json").write_text('{"properties":{"n":{"type":"long"}}}')
     more = f'documents = "{tmp_path}/d.ndjson"\nmapping = "{tmp_path}/mapping.json"\n'
-    results, (run,) = carried_out(tmp_path, RUN.format(more="measure_documents = 2000\n" + more))
+    results, (run,) = carried_out(tmp_path, RUN.format(more='measure = "3s"\n' + more))
     assert run.state == "measured", run.reason
     assert number(run, "documents_counted") == number(run, "documents_acked") > 900
     report = results.run_folder(results.plan.runs[0]).read_load_report()
