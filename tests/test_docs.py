@@ -129,6 +129,16 @@ def test_every_project_file_named_in_a_page_exists(page: str) -> None:
         assert (ROOT / name).exists() or "NAME" in name, name
 
 
+def test_every_test_file_named_in_a_script_exists() -> None:
+    names = [
+        name
+        for script in (ROOT / "noxfile.py", *(ROOT / "benchmarks").glob("*.py"))
+        for name in re.findall(r'"(tests/[\w/]+\.py)"', script.read_text(encoding="utf-8"))
+    ]
+    assert "tests/test_kills.py" in names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
 def test_every_page_is_linked_from_readme() -> None:
     for page in PAGES:
         assert page == "README.md" or f"({page})" in README, page
