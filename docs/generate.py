@@ -378,8 +378,8 @@ def results(experiment: str, *columns: str) -> str:
 def measured(experiment: str) -> list[Summary]:
     """Return the runs of a reference result."""
     summaries = summary_files.parse_summary_csv((REFERENCE / experiment / "summary.csv").read_text(encoding="utf-8"))
-    asked = str(_read_experiment(experiment).get("headline", ""))
-    return [dataclasses.replace(summary, headline=asked) for summary in summaries]
+    column = str(_read_experiment(experiment).get("headline", ""))
+    return [dataclasses.replace(summary, headline=column) for summary in summaries]
 
 
 def _read_experiment(name: str) -> dict[str, Any]:
