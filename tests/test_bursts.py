@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ingest_bench.analysis.run import bursts
+from ingest_bench.load.supervisor import merge_reports
 from ingest_bench.model.results import ColumnValue, Note, Reading, Series
 
 SECOND = made.SECOND
@@ -72,5 +73,14 @@ def test_the_spread_of_a_burst_is_between_its_first_bytes() -> None:
     rows["sent_ns"] += np.array([0, 0, 0, 900, 5, 0, 3, 7]) * 10**6
     rows["scheduled_ns"] += np.array([0, 0, -1000, 1000] * 2)
     unsent = made.samples([made.sample(10, 20, bytes_sent=0, sent_ns=made.START + 20 * SECOND)])
-    for samples, spread_ms in ((np.concatenate([rows, unsent]), 7), (unsent, None)):
-        assert bursts.spread_column(samples, REPORT, 10 * SECOND) == {"burst_spread_ms_max": spread_ms}
+    other_clock = made.report(
+        started_monotonic_ns=REPORT.started_monotonic_ns - 1000,
+        warm_up_end_ns=REPORT.warm_up_end_ns - 1000,
+        measure_end_ns=REPORT.measure_end_ns - 1000,
+    )
+    for report in (REPORT, merge_reports([REPORT, other_clock])):
+        for samples, spread_ms in ((np.concatenate([rows, unsent]), 7), (unsent, None)):
+            assert bursts.spread_column(samples, report, 10 * SECOND) == {"burst_spread_ms_max": spread_ms}
+    # The load continued after the server ran out of memory.
+    cut = made.report(warm_up_end_ns=made.START, measure_end_ns=made.START + 10 * SECOND)
+    assert bursts.spread_column(rows, cut, 10 * SECOND) == {"burst_spread_ms_max": 900}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from ingest_bench.analysis.run.sample_columns import SampleSource, is_within, iterate_batches, measurement_window
+from ingest_bench.analysis.run.sample_columns import SampleSource, iterate_batches, measurement_window
 from ingest_bench.model.results import ColumnValue, Note, ProbeOutput, Reading, Series
 from ingest_bench.model.samples import WorkerReport
 
@@ -30,11 +30,13 @@ _BACK_SHARE, _BACK_BYTES = 0.05, 1 << 20
 def spread_column(samples: SampleSource, report: WorkerReport, period_ns: int) -> dict[str, ColumnValue]:
     """Return the longest time between the first bytes of the first and the last request of a measured burst."""
     window, started_ns = measurement_window(report), report.started_monotonic_ns
+    # Workers on other machines have one moment of a burst each, on our clock: they differ by the clocks' errors.
+    first_number = round((window.start_ns - started_ns) / period_ns)
     sent_ns: dict[int, tuple[int, int]] = {}
     for batch in iterate_batches(samples):
-        # Workers on other machines have one moment of a burst each, on our clock: they differ by the clocks' errors.
         numbers = np.rint((batch["scheduled_ns"] - started_ns) / period_ns).astype(np.int64)
-        is_sent = is_within(started_ns + numbers * period_ns, window) & (batch["bytes_sent"] > 0)
+        is_measured = (numbers >= first_number) & (started_ns + numbers * period_ns < window.end_ns)
+        is_sent = is_measured & (batch["bytes_sent"] > 0)
         for number in np.unique(numbers[is_sent]).tolist():
             times_ns = batch["sent_ns"][is_sent & (numbers == number)]
             first_ns, last_ns = int(times_ns.min()), int(times_ns.max())
