@@ -279,6 +279,32 @@ def test_ping_is_answered_while_the_client_is_idle(place: Place) -> None:
     assert client.send()[0] == 200
 
 
+def test_flood_of_pings_does_not_keep_the_event_loop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, server = place.open()
+    client.send()
+    connection, reads = client.connection, 0
+    receive = connection._receive_frames
+
+    def send_ping() -> None:
+        server.send(PingFrame(opaque_data=b"12345678").serialize())
+        assert connection._poll_readable(20_000)
+
+    def receive_and_provoke() -> bool:
+        nonlocal reads
+        reads += 1
+        has_received = receive()
+        if reads < 50:
+            send_ping()
+        return has_received
+
+    monkeypatch.setattr(connection, "_receive_frames", receive_and_provoke)
+    send_ping()
+    connection.close_if_ended()
+    assert 0 < reads < 50
+    assert client.send()[0] == 200
+    assert server.connections == 1
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_early_rejection_is_a_response_and_the_connection_remains(place: Place, is_reset: bool) -> None:
     def reject(session: H2Connection, stream: int) -> bytes:

@@ -41,6 +41,8 @@ _INITIAL_WINDOW_BYTES = 65_535
 _RECEIVE_BYTES = 64 * 1024
 # Passed to the kernel at once.
 _SEND_BYTES = 256 * 1024
+# In a row: a server that floods us with frames must not stop the event loop, and with it all timeouts.
+_READS = 8
 _DATA = bytes((0, 0))  # RFC 9113, 6.1: type and flags of a frame of a body that is not the last one
 _SETTINGS = 4  # RFC 9113, 6.5: the type of the first frame of a server
 _NO_HTTP2 = (
@@ -213,8 +215,8 @@ class Http2Connection(Connection):
     def close_if_ended(self) -> None:
         """Handle frames since the last response, and close a connection that the server has ended."""
         with contextlib.suppress(ConnectionBrokenError):
-            while self._sock is not None and self._poll_readable(0) and self._receive_frames():
-                """There may be more."""
+            if self._sock is not None:
+                self._receive_available()
         self._closes()
 
     def _closes(self) -> bool:
@@ -241,8 +243,7 @@ class Http2Connection(Connection):
                 if self._wait_for_either() & READ:
                     self._receive_frames()
             elif end < len(body):
-                while self._poll_readable(0) and self._receive_frames():
-                    """WINDOW_UPDATE frames."""
+                self._receive_available()
                 if not reader.is_complete and reader.window_bytes <= 0:
                     self._wait_for_window()
                 if not reader.is_complete:
@@ -296,6 +297,12 @@ class Http2Connection(Connection):
         elif not self._wait_for_either() & READ:
             return
         self._receive_frames()
+
+    def _receive_available(self) -> None:
+        """Handle the frames that are there, such as WINDOW_UPDATE."""
+        for _ in range(_READS):
+            if not (self._poll_readable(0) and self._receive_frames()):
+                return
 
     def _receive_frames(self) -> bool:
         """Read once and handle the frames; return False if nothing was received."""
