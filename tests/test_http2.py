@@ -305,6 +305,15 @@ def test_flood_of_pings_does_not_keep_the_event_loop(place: Place, monkeypatch: 
     assert server.connections == 1
 
 
+def test_settings_are_acknowledged_despite_a_goaway_behind_them(place: Place) -> None:
+    settings = change({SettingCodes.INITIAL_WINDOW_SIZE: 100_000})
+    client, server = place.open(act=once(b"", lambda *call: settings(*call) + goaway(2**31 - 1)))
+    client.send()
+    client.send()
+    assert not client.connection.is_open
+    wait_until(lambda: server.session.local_settings.initial_window_size == 100_000)
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_early_rejection_is_a_response_and_the_connection_remains(place: Place, is_reset: bool) -> None:
     def reject(session: H2Connection, stream: int) -> bytes:

@@ -65,6 +65,11 @@ class _StateMachine(H2ConnectionStateMachine):
         return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
 
 
+class _Session(H2Connection):
+    def clear_outbound_data_buffer(self) -> None:
+        """Do nothing after GOAWAY: a server waits for the acknowledgement of its earlier settings and pings."""
+
+
 class StreamReader(ResponseReader):
     """Reader of frames: of the connection, and of the response on the newest stream."""
 
@@ -90,7 +95,7 @@ class StreamReader(ResponseReader):
         """Reason of the server to accept no more requests on it."""
         self.is_confirmed = False
         """True: the server has sent frames."""
-        self.session = session = H2Connection(_CONFIG)
+        self.session = session = _Session(_CONFIG)
         session.state_machine = _StateMachine()
         settings = {
             SettingCodes.ENABLE_PUSH: 0,
