@@ -283,7 +283,7 @@ def test_flood_of_pings_does_not_keep_the_event_loop(place: Place, monkeypatch: 
     client, server = place.open()
     client.send()
     connection, reads = client.connection, 0
-    receive = connection._receive_frames
+    receive = connection._read_once
 
     def send_ping() -> None:
         server.send(PingFrame(opaque_data=b"12345678").serialize())
@@ -297,7 +297,7 @@ def test_flood_of_pings_does_not_keep_the_event_loop(place: Place, monkeypatch: 
             send_ping()
         return has_received
 
-    monkeypatch.setattr(connection, "_receive_frames", receive_and_provoke)
+    monkeypatch.setattr(connection, "_read_once", receive_and_provoke)
     send_ping()
     connection.close_if_ended()
     assert 0 < reads < 50

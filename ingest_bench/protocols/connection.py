@@ -303,7 +303,8 @@ class Connection(UserConnection):
         view = view[max(0, self.bytes_sent - len(head)) :]
         self._reader.reset()
         while view:
-            if self._wait_for_either() & READ and self._reads_final_response(sock):
+            # The head of a final response before the whole request was sent.
+            if self._wait_for_either() & READ and self._read_once() and self._reader.head is not None:
                 return self._receive_early()
             try:
                 sent_bytes = sock.send(view)
@@ -317,13 +318,10 @@ class Connection(UserConnection):
         self.written_ns = time.monotonic_ns()
         return self._receive()
 
-    def _reads_final_response(self, sock: _socket.socket) -> bool:
-        """Read once; return True if the head of a final response is complete."""
-        self._read_once(sock)
-        return self._reader.head is not None
-
-    def _read_once(self, sock: _socket.socket) -> bool:
+    def _read_once(self) -> bool:
         """Read what the socket has; return False if it had nothing."""
+        sock = self._sock
+        assert sock is not None  # noqa: S101 - the callers have checked it
         try:
             received = sock.recv_into(self._reader.free_space())
         except BlockingIOError:

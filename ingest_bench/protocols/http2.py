@@ -246,7 +246,7 @@ class Http2Connection(Connection):
         while not reader.is_complete:
             if not self._flush():
                 if self._wait_for_either() & READ:
-                    self._receive_frames()
+                    self._read_once()
             elif end < len(body):
                 self._receive_available()
                 if not reader.is_complete and reader.window_bytes <= 0:
@@ -301,18 +301,13 @@ class Http2Connection(Connection):
             self._wait(self._readable)
         elif not self._wait_for_either() & READ:
             return
-        self._receive_frames()
+        self._read_once()
 
     def _receive_available(self) -> None:
         """Handle the frames that are there, such as WINDOW_UPDATE."""
         for _ in range(_READS):
-            if not (self._poll_readable(0) and self._receive_frames()):
+            if not (self._poll_readable(0) and self._read_once()):
                 return
-
-    def _receive_frames(self) -> bool:
-        """Read once and handle the frames; return False if nothing was received."""
-        assert self._sock is not None  # noqa: S101 - the callers have checked it
-        return self._read_once(self._sock)
 
     def _feed(self, size_bytes: int) -> None:
         reader = self._reader
