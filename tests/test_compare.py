@@ -5,7 +5,8 @@ import dataclasses
 import example_summaries as made
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from generated import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ingest_bench.analysis.compare import cells, comparison
@@ -76,7 +77,7 @@ _MEASURED = st.lists(st.floats(0, 1e6).map(lambda number: round(number, 6)), min
     paired=st.booleans(),
     column=st.sampled_from(["docs_per_s_mean", "gc_pauses"]),
 )
-@settings(max_examples=40)
+@examples(40)
 @example(ones=[0, 1], others=[0, 0], paired=False, column="docs_per_s_mean")
 @example(ones=[0, 1], others=[0, 1e-200], paired=False, column="docs_per_s_mean")
 @example(ones=[0, 1e-200], others=[0, 1], paired=False, column="docs_per_s_mean")

@@ -9,7 +9,8 @@ import socket
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest_bench.protocols.http1 import HttpResponseReader, parse_response_head
@@ -199,7 +200,7 @@ def valid_responses(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return before + b"Transfer-Encoding: chunked\r\n\r\n" + coded, b"".join(chunks)
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@examples(200)
 @given(valid_responses(), st.lists(st.integers(0, 400), max_size=6))
 def test_valid_response_is_read_as_by_the_standard_library(answer: tuple[bytes, bytes], cuts: list[int]) -> None:
     raw, body = answer
@@ -216,7 +217,7 @@ MUTATIONS = st.sampled_from(
 )
 
 
-@settings(derandomize=True, max_examples=250, deadline=None)
+@examples(250)
 @given(valid_responses(), st.integers(0, 400), st.integers(0, 2), MUTATIONS)
 def test_accepted_mutation_is_read_as_by_the_standard_library(
     answer: tuple[bytes, bytes], position: int, removed: int, inserted: bytes

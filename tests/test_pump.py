@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import unpatched_locust  # noqa: F401 - before Locust
 from bulk_server import Reply, answer, bulk_answer, bulk_server, documents_in
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from locust.exception import StopUser
 from test_users import Kept, started
@@ -120,7 +121,7 @@ REPLIES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     script=st.lists(st.sampled_from([*REPLIES, *["usual"] * 6]), min_size=1, max_size=12),
     documents=st.lists(st.integers(1, 4), min_size=1, max_size=8),

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from cql_server import INDICES, cql_server, encode_error, encode_response, encode_success, parse_batch
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_load_process import loaded, outcomes, plan_for
 from test_protocols import DOCUMENTS, ProtocolCase, SentArrival, fill_body, replies, send_arrival, send_bodies, send_to
@@ -148,7 +149,7 @@ def test_conflicts_reuse_a_share_of_the_keys(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", [CQL, THRIFT], ids=lambda kind: kind.name)
 @given(documents=st.lists(st.binary(max_size=300), min_size=1, max_size=20), indices=st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_server_reads_any_documents_unchanged(kind: Kind, documents: list[bytes], indices: int) -> None:
     body = fill_body(kind.protocol(action=BulkAction(indices=indices)), documents)
     assert [document for _, document in kind.rows(bytes(body.data)).values()] == documents
@@ -436,7 +437,7 @@ def test_invalid_response_is_not_retried(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", [CQL, THRIFT], ids=lambda kind: kind.name)
 @given(data=st.binary(max_size=200), opcode=st.integers(0, 255), flags=st.integers(0, 255))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_bytes_are_a_response_or_invalid(kind: Kind, data: bytes, opcode: int, flags: int) -> None:
     for response in (data, *kind.embed(data, opcode, flags)):
         try:
@@ -447,7 +448,7 @@ def test_any_bytes_are_a_response_or_invalid(kind: Kind, data: bytes, opcode: in
 
 
 @given(data=st.binary(max_size=100))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_bytes_are_rows_or_invalid(data: bytes) -> None:
     for body in (data, cql_wire.ROWS.to_bytes(4, "big") + data):
         try:
