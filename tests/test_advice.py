@@ -152,6 +152,12 @@ def test_limit_of_direct_memory_is_that_of_the_jvm_option(option: str, holds: bo
     assert ("direct memory" in find({**case, "command": command})[0]) is holds
 
 
+def test_option_without_a_limit_of_direct_memory_is_no_limit() -> None:
+    case = next(case for case in CASES if case["name"] == "opensearch-1g")
+    command = f"{case['command']} --set jvm=-XX:MaxDirectMemorySize=0"
+    assert list(find({**case, "command": command})[0]) == case["rules"]
+
+
 def test_workload_that_was_moved_leaves_its_users_unknown(tmp_path: Path) -> None:
     results = write_results(tmp_path, '[load]\nworkload = "pmc"\n')
     (run,) = results.plan.runs

@@ -238,7 +238,9 @@ def advise_direct_memory(run: ObservedRun) -> Advice | None:
     for option in options.jvm:
         # A size that the JVM takes and we cannot read, such as 1t, is no limit.
         with suppress(ValueError):
-            limit = parse_bytes(option.removeprefix(_DIRECT_OPTION)) if option.startswith(_DIRECT_OPTION) else limit
+            if option.startswith(_DIRECT_OPTION):
+                # 0 leaves the limit to the server.
+                limit = parse_bytes(option.removeprefix(_DIRECT_OPTION)) or limit
     if sum(counts.values()) * _MIB < limit:
         return None
     key = max(counts, key=lambda name: counts[name])
