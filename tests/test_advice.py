@@ -97,6 +97,22 @@ def test_window_that_is_not_the_limit_gets_no_advice(rule: str, changed: dict[st
     assert rule not in find(case, **changed)[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "levels"),
+    [
+        ("sink-64KiB-wan", "socket_receive_buffer=8MiB", None),
+        ("sink-64KiB-wan", "network.tcp_rmem=4096 131072 6291456", None),
+        ("sink-64KiB-wan", "network.tcp_rmem=4096 65536 262144", ("4096 65536 262144", "4096 65536 2097152")),
+        ("kafka-wan", "setting.socket.receive.buffer.bytes=-1", ("4096 131072 254400", "4096 131072 2097152")),
+    ],
+)
+def test_advised_buffer_is_larger_than_that_of_the_run(name: str, setting: str, levels: tuple[str, ...] | None) -> None:
+    case = next(case for case in CASES if case["name"] == name)
+    command = f"{case['command'].replace(' --set socket_receive_buffer=64KiB', '')} --set {shlex.quote(setting)}"
+    advice = find({**case, "command": command})[0].get("socket buffer")
+    assert (advice and advice.levels) == levels
+
+
 def test_busy_thread_of_a_single_connection_is_named() -> None:
     case = next(case for case in CASES if case["name"] == "sink-64KiB-loopback")
     held, _ = find(case, server_thread_busiest="worker-1", server_thread_cpu_share=0.97)

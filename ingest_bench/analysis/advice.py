@@ -149,16 +149,22 @@ def advise_socket_buffer(run: ObservedRun) -> Advice | None:
         return None
     options = run.cell.target
     fixed = options.socket_receive_buffer_bytes
-    if buffer == "send_buffer":
-        key, levels = "network.tcp_wmem", (f"4096 16384 {round(window)}", f"4096 16384 {2 * needed}")
-    elif run.server == "kafka":
-        key = "setting.socket.receive.buffer.bytes"
-        levels = (str(fixed or options.setting.get(key.removeprefix("setting."), _KAFKA_BUFFER)), "-1")
-    elif run.server in _FIXED_BUFFER and fixed:
+    of_kafka = options.setting.get("socket.receive.buffer.bytes", str(fixed or _KAFKA_BUFFER))
+    if buffer == "receive_window" and run.server == "kafka" and of_kafka != "-1":
+        key, levels = "setting.socket.receive.buffer.bytes", (of_kafka, "-1")
+    elif buffer == "receive_window" and run.server in _FIXED_BUFFER and fixed:
+        # A larger one that gave no such window was cut by net.core.rmem_max.
+        if fixed >= needed:
+            return None
         key, levels = "socket_receive_buffer", (format_bytes(fixed), format_bytes(needed))
     else:
+        name = "tcp_rmem" if buffer == "receive_window" else "tcp_wmem"
         # Linux gives half of the buffer as the window (tcp_adv_win_scale).
-        key, levels = "network.tcp_rmem", (f"4096 131072 {round(2 * window)}", f"4096 131072 {2 * needed}")
+        default = (4096, 131072, round(2 * window)) if name == "tcp_rmem" else (4096, 16384, round(window))
+        least, initial, most = getattr(run.cell.network, f"{name}_bytes", None) or default
+        if most >= 2 * needed:
+            return None
+        key, levels = f"network.{name}", (f"{least} {initial} {most}", f"{least} {initial} {2 * needed}")
     rate = f"{run.bytes_per_s / 1e6:.3g} MB/s" + (f" of {room / 1e6:.3g} MB/s" if room < inf else "")
     side = "receive window of the server" if buffer == "receive_window" else "send buffer of the load"
     return Advice(
