@@ -113,6 +113,18 @@ def test_advised_buffer_is_larger_than_that_of_the_run(name: str, setting: str, 
     assert (advice and advice.levels) == levels
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ingest-bench run opensearch-grpc --set network=wan-50ms",
+        "ingest-bench run --target docs/custom-targets/jetty.toml --set http_version=2 --set http2_stream_window=1MiB",
+    ],
+)
+def test_load_that_cannot_use_http1_is_not_advised_to(command: str) -> None:
+    case = next(case for case in CASES if case["name"] == "jetty-http2-wan")
+    assert "HTTP/2 window" not in find({**case, "command": command})[0]
+
+
 def test_busy_thread_of_a_single_connection_is_named() -> None:
     case = next(case for case in CASES if case["name"] == "sink-64KiB-loopback")
     held, _ = find(case, server_thread_busiest="worker-1", server_thread_cpu_share=0.97)

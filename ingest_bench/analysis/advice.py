@@ -182,7 +182,10 @@ def advise_http2_window(run: ObservedRun) -> Advice | None:
     A server that reads slowly lets them wait for longer.
     """
     rtt_ms, stalled_ms = run.rtt_s * 1e3, run.number("window_stalled_ms_mean")
-    room, users = run.room_bytes_per_s, run.number("users")
+    room, users, load = run.room_bytes_per_s, run.number("users"), run.cell.load
+    # gRPC has no other version, and HTTP/1.1 conflicts with windows of the load.
+    if load.http_version != "2" or load.http2_stream_window_bytes or load.http2_connection_window_bytes:
+        return None
     if run.number("window_stalled_percent") < 100 * _LEAST_SHARE or rtt_ms < _LEAST_RTT_MS or room is None:
         return None
     if not rtt_ms / 2 <= stalled_ms <= 3 * rtt_ms:
