@@ -162,6 +162,10 @@ def test_windows_are_those_of_connections_that_carry_data() -> None:
         ("ingest-bench run x.toml --set heap=2g --open", "run x.toml --open --set gc=g1 --set heap=1024m,1026m"),
         ("/usr/bin/ingest-bench run x.toml --set=target.heap=2g --set users=3", "run x.toml --set users=3"),
         ("ingest-bench run x.toml --set gc=serial,g1", "run x.toml --set gc=g1 --set heap=1024m,1026m"),
+        (
+            "ingest-bench bisect x.toml --set heap=2g..3g --good 3g --column=gc_pauses",
+            "run x.toml --set gc=g1 --set heap",
+        ),
         ("ingest-bench calibrate", "run x --set gc=g1 --set heap=1024m,1026m"),
         ("", "run x --set gc=g1 --set heap=1024m,1026m"),
         ("ingest-bench run 'x", "run x --set gc=g1 --set heap=1024m,1026m"),

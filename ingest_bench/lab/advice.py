@@ -21,6 +21,8 @@ from ingest_bench.results.layout import Results
 _WITH_BUFFERS = frozenset({"opensearch", "elasticsearch", "sink"})
 _DEFAULT_BUFFER = fixed(64 << 10)
 _BUFFER_RULE = "receive buffer"
+# Options of `bisect` that `run` does not have.
+_OF_BISECT = ("--good", "--bad", "--column")
 
 
 def observe_runs(results: Results, summaries: Sequence[Summary]) -> list[ObservedRun]:
@@ -73,7 +75,7 @@ def format_test(plan: Plan, command: str, cell: Cell, advice: Advice) -> str:
     # A damaged facts.json may have any text.
     with suppress(ValueError):
         _, *recorded = shlex.split(command) or [""]
-        words = recorded if recorded[:1] == ["run"] else words
+        words = ["run", *recorded[1:]] if recorded[:1] in (["run"], ["bisect"]) else words
     settings = {
         factor.key: level
         for factor in plan.factors
@@ -86,8 +88,9 @@ def format_test(plan: Plan, command: str, cell: Cell, advice: Advice) -> str:
     paths = set(map(_find_path, settings))
     kept: list[str] = []
     for word in words:
-        name, is_value = word.removeprefix("--set="), kept[-1:] == ["--set"]
-        if (is_value or name != word) and _find_path(name.partition("=")[0]) in paths:
+        is_value = bool(kept) and kept[-1] in ("--set", *_OF_BISECT)
+        option, _, text = (f"{kept[-1]}={word}" if is_value else word).partition("=")
+        if text and (option in _OF_BISECT or (option == "--set" and _find_path(text.partition("=")[0]) in paths)):
             del kept[len(kept) - is_value :]
         else:
             kept.append(word)
