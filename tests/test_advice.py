@@ -177,6 +177,24 @@ def test_command_of_the_results_is_changed_for_the_test(tmp_path: Path, command:
     assert advice_module.format_test(results.plan, command, cell, HEAP).startswith(f"ingest-bench {expected}")
 
 
+@pytest.mark.parametrize(
+    ("setting", "levels"),
+    [
+        ("bulk_documents=2000", ("2000", "800")),
+        ("bulk=8MiB", (f"{7 << 20}B", f"{round(2.8 * (1 << 20))}B")),
+        ("bulk_documents=1", None),
+    ],
+)
+def test_bodies_that_no_region_holds_are_advised_to_be_smaller(setting: str, levels: tuple[str, ...] | None) -> None:
+    case = next(case for case in CASES if case["name"] == "kafka-loopback-1MiB-regions")
+    command = case["command"].replace("bulk_documents=2000", setting)
+    requests = case["values"]["requests_answered"]
+    # A buffer that grows takes more than the body.
+    large = {"g1_region_bytes": 32 << 20, "bytes_measured": (7 << 20) * requests, "largest_allocation_bytes": 20 << 20}
+    advice = find({**case, "command": command}, **large, allocations_humongous=requests)[0].get("G1 regions")
+    assert (advice and advice.levels) == levels
+
+
 @pytest.mark.parametrize(("option", "holds"), [("1g", False), ("64m", True), ("1t", True)])
 def test_limit_of_direct_memory_is_that_of_the_jvm_option(option: str, holds: bool) -> None:
     case = next(case for case in CASES if case["name"] == "opensearch-300-threads")

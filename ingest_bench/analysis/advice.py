@@ -285,12 +285,14 @@ def advise_region(run: ObservedRun) -> Advice | None:
     # Fewer than 16 regions leave none for the young generation.
     if needed > min(most, run.number("heap_bytes") / 16 or most):
         remedy, documents = "no region of this heap is large enough: send smaller ones", run.cell.load.bulk_documents
+        # No setting divides a document, or the bodies of a track.
+        if documents == 1 or run.cell.load.track is not None:
+            return None
         key = "bulk_documents" if documents else "bulk"
-        levels: tuple[str, ...] = (
-            (str(documents), str(max(1, int(documents * region / 4 / body))))
-            if documents
-            else (f"{round(body)}B", f"{region // 4}B")
+        sizes = (
+            (documents, max(1, int(documents * region / 4 / size))) if documents else (body, body * region / 4 / size)
         )
+        levels: tuple[str, ...] = tuple(f"{round(part)}{'' if documents else 'B'}" for part in sizes)
     else:
         remedy, key = f"{format_bytes(needed)} would hold them", "jvm"
         # A level cannot have an option with a blank or a comma.
