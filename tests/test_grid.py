@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from ingest_bench.model.results import Summary
-from ingest_bench.report import grid, page, reports
+from ingest_bench.report import grid, page, page_charts, reports
 from ingest_bench.report.grid import Grid, GridCell
 
 NETWORKS = ("loopback", "ethernet")
@@ -198,6 +198,17 @@ def test_page_leads_with_the_matrix_and_draws_nothing_twice() -> None:
     (shown,) = re.findall('aria-label="(network ethernet: [^"]*)"', text)
     assert re.fullmatch("network ethernet: 32KiB [0-9.]+ GB, 512KiB [0-9.]+ GB", shown)
     assert '<div class="matrix">' not in one_factor
+
+
+def test_label_and_number_of_a_row_fit_one_line() -> None:
+    long = [
+        made.changed(run, levels={**run.levels, "receive_predictor": run.levels["receive_predictor"] * 9})
+        for run in FOUR
+    ]
+    text = page_charts.draw_matrix(build([made.changed(long[0], state="failed", reason="x"), *long[1:]]))
+    rows = re.findall("<text x[^>]*>([^<]*)</text>\n?<text class[^>]*>([^<]*)</text>", text)
+    assert any("(2 of 3 runs)" in number for _, number in rows)
+    assert {len(label) + len(number) for label, number in rows} == {38}
 
 
 def test_names_in_the_matrix_of_a_page_are_escaped() -> None:

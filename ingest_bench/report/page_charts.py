@@ -71,7 +71,8 @@ _ICICLE_KEY = (
 _WIDTH, _HEIGHT = 320, 130
 _LEFT, _RIGHT, _TOP, _BOTTOM = 14, 306, 8, 108
 _BINS_PER_OCTAVE = 4
-_ROW_HEIGHT, _MAX_LABEL = 40, 26
+# Label and number of a row of the matrix are in one line.
+_ROW_HEIGHT, _ROW_LETTERS = 40, 38
 # Columns of response times. They are evenly spaced on the axis: the last one includes all requests.
 _RESPONSE_COLUMNS = (
     ("response_ms_p50", "50%"),
@@ -284,7 +285,7 @@ def _draw_panel(grid: Grid, panel: GridPanel) -> str:
         text_y, y = number * _ROW_HEIGHT + 14, number * _ROW_HEIGHT + 26
         look = cell.mark if cell.value is not None else "missing"
         parts += [
-            f'<text x="{_LEFT}" y="{text_y}">{escape(shorten(label, _MAX_LABEL))}</text>',
+            f'<text x="{_LEFT}" y="{text_y}">{escape(shorten(label, max(8, _ROW_LETTERS - len(cell.text))))}</text>',
             f'<text class="{look}" x="{_RIGHT}" y="{text_y}" text-anchor="end">{escape(cell.text)}</text>',
             f'<line class="rule" x1="{_LEFT}" x2="{_RIGHT}" y1="{y}" y2="{y}"/>',
         ]
