@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.report import bisection_table
 from ingest_bench.results.layout import Results
+from ingest_bench.targets.builtin.sink import Sink
 from ingest_bench.targets.kafka import Kafka
 
 MB = 10**6
@@ -210,6 +212,28 @@ def test_releases_are_in_the_order_of_maven_without_pre_releases(monkeypatch: py
         lab_bisection.select_releases(options, "4.2.0", "4.2.12")
     with pytest.raises(SpecError, match=r"4\.2\.0 is earlier than 4\.2\.9\. Write it first, and add --good 4\.2\.9"):
         lab_bisection.select_releases(options, "4.2.9", "4.2.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), r"4\.2\.0 to 4\.2\.1000: 1,001 releases; at most 1,000 are allowed"),
+        (("--good", "4.2.7", "--bad", "4.2.7"), r"good and bad release: both are 4\.2\.7\. Name two releases"),
+    ],
+)
+def test_impossible_range_of_releases_is_refused(
+    options: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many.toml").write_text(TOML.replace("kafka", "sink"))
+    monkeypatch.setattr(Sink, "list_releases", lambda _: releases(1001))
+    command = ["bisect", "many.toml", "--set", "users=1", "--set", "version=4.2.0..4.2.1000"]
+    assert app.run([*command, *options, "--dry-run"]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import key_paths
 from ingest_bench.lab import bisection, campaign
 from ingest_bench.lab.runner import NetemBackend
-from ingest_bench.model.experiment import Bisection, Plan
+from ingest_bench.model.experiment import MAX_LEVELS, Bisection, Plan
 from ingest_bench.units import format_count, quote_name
 
 app = App()
@@ -94,6 +94,8 @@ def _build_plan(experiment: str, options: BisectOptions) -> tuple[Plan, Bisectio
     releases = bisection.select_releases(plan.runs[0].cell.target, first, last)
     good, bad = _choose_ends(releases, options)
     low, high = sorted(map(releases.index, (good, bad)))
+    if high - low >= MAX_LEVELS:
+        raise SpecError(f"{good} to {bad}: {high - low + 1:,} releases; at most {MAX_LEVELS:,} are allowed")
     if options.column is not None:
         check_columns([options.column])
     rules = Bisection(
@@ -145,7 +147,7 @@ def _choose_ends(releases: Sequence[str], options: BisectOptions) -> tuple[str, 
     good = chosen_good or (last if chosen_bad == first else first)
     bad = chosen_bad or (first if good == last else last)
     if good == bad:
-        raise SpecError(f"--good and --bad: both are {good}. Name two releases.")
+        raise SpecError(f"good and bad release: both are {good}. Name two releases.")
     return good, bad
 
 
