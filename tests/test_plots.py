@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.model.results import FaultRecord, Series, Summary
 from ingest_bench.report import headline, plot_cells, plot_grid, plot_over_time
 
@@ -208,6 +208,11 @@ def test_timeline_says_what_its_closed_loop_hides_and_shows_acknowledged_request
     assert "arrivals=100/s, or less" in first
     assert ("max of ok" in first, "max of ok" in second, "closed loop" in second) == (True, False, False)
     assert plot_over_time.draw_timeline(FOUR[0]) is None
+
+
+def test_finding_of_many_cells_takes_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "compare_pairs", lambda *_: pytest.fail("compares each pair of cells"))
+    assert " times (" in headline.describe_finding(FOUR, READS)
 
 
 def test_cell_out_of_memory_says_so_in_its_row() -> None:

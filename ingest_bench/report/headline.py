@@ -95,13 +95,14 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
         return sentence.format(
             format_range([row.median(column) or 0.0 for row in measured], partial(format_value, column))
         )
-    factor, change = pair.factor(column), pair.compare(summaries, column)
-    ends = [end + 1 for end in change.relative_interval or ()]
+    # Not judged with all others: hundreds of cells have thousands of pairs, and each takes milliseconds.
+    factor, change = pair.factor(column), comparison.compare_cells(column, *pair.rows, paired=True)
+    ends = [end + 1 for end in (change and change.relative_interval) or ()]
     ratios = [
         ratio if factor > 1 else 1 / ratio if ratio else math.inf
         for ratio in (factor, *sorted(ends, reverse=factor < 1))
     ]
-    interval = "1 run per cell" if change.interval is None else ""
+    interval = "1 run per cell" if change is None or change.interval is None else ""
     if ends:
         low, high = ratios[1:]
         interval = f"{format_number(low)} {'or more' if high == math.inf else f'to {format_number(high)}'}"
