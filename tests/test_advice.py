@@ -208,6 +208,12 @@ def test_option_without_a_limit_of_direct_memory_is_no_limit() -> None:
     assert list(find({**case, "command": command})[0]) == case["rules"]
 
 
+def test_experiment_that_includes_others_is_tested_without_them() -> None:
+    first, *_ = build_plans(ExperimentOptions(experiment="es-23185"))
+    command = advice_module.format_test(first, "ingest-bench run es-23185 --open", first.runs[0].cell, HEAP)
+    assert command.startswith("ingest-bench run es-23185-loopback-ethernet --open --set ")
+
+
 def test_workload_that_was_moved_leaves_its_users_unknown(tmp_path: Path) -> None:
     results = write_results(tmp_path, '[load]\nworkload = "pmc"\n')
     (run,) = results.plan.runs

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ingest_bench.analysis.advice import RULES, Advice, Finding, ObservedRun
 from ingest_bench.analysis.receive_buffers import MAX_SHARE, Cost, configured_buffers, fixed
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, key_paths
+from ingest_bench.experiment import catalog, key_paths, spec
 from ingest_bench.lab.buffer_advice import BufferAdvice
 from ingest_bench.model.experiment import Cell, Plan
 from ingest_bench.model.results import RunRecord, Summary
@@ -76,6 +76,7 @@ def format_test(plan: Plan, command: str, cell: Cell, advice: Advice) -> str:
     with suppress(ValueError):
         _, *recorded = shlex.split(command) or [""]
         words = ["run", *recorded[1:]] if recorded[:1] in (["run"], ["bisect"]) else words
+    words = [plan.experiment if _includes(word, plan.experiment) else word for word in words]
     settings = {
         factor.key: level
         for factor in plan.factors
@@ -96,6 +97,15 @@ def format_test(plan: Plan, command: str, cell: Cell, advice: Advice) -> str:
             kept.append(word)
     options = [word for key, text in settings.items() for word in ("--set", f"{key}={text}")]
     return shlex.join(["ingest-bench", *kept, *options])
+
+
+def _includes(word: str, experiment: str) -> bool:
+    """Return True if a word of the command is an experiment that includes the other one."""
+    try:
+        names = spec.expand_includes(word)
+    except SpecError:
+        return False
+    return word not in names and experiment in names
 
 
 def _find_path(key: str) -> tuple[str, ...]:
