@@ -260,6 +260,12 @@ def test_recommend_names_evidence_command_and_what_was_not_recorded(
     assert "heap=1024m,1026m" in page
 
 
+def test_server_without_a_choice_of_receive_buffers_lacks_no_probe() -> None:
+    unchecked = {case["name"]: advice_module.list_unchecked([find(case)[1]], ()) for case in CASES}
+    assert "receive buffer" not in unchecked["kafka-wan"]
+    assert "receive buffer" in unchecked["opensearch-1g"]
+
+
 def test_results_without_a_valid_run_get_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = write_results(tmp_path, '[load]\nworkload = "pmc"\n', state="failed", server={"allocator": "unpooled"})
     assert cli.run(["recommend", str(results.path)]) == 3

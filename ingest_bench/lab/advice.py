@@ -66,7 +66,9 @@ def list_unchecked(runs: Sequence[ObservedRun], buffers: Sequence[BufferAdvice])
         and (relevant := [run for run in runs if rule.applies_to(run)])
         and not any(map(rule.has_evidence, relevant))
     }
-    return unchecked if any(cell.recommendation for cell in buffers) else {**unchecked, _BUFFER_RULE: "probe reads"}
+    has_buffers = any(run.server in _WITH_BUFFERS for run in runs)
+    is_checked = not has_buffers or any(cell.recommendation for cell in buffers)
+    return unchecked if is_checked else {**unchecked, _BUFFER_RULE: "probe reads"}
 
 
 def format_test(plan: Plan, command: str, cell: Cell, advice: Advice) -> str:
