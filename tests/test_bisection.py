@@ -167,6 +167,8 @@ def test_a_second_change_in_the_range_is_reported() -> None:
         build_rules(), from_table(dict.fromkeys(range(6, 12), 1009 * MB) | dict.fromkeys(range(12, 17), 23 * MB))
     )
     assert (progress.last_good, progress.first_bad) == ("4.2.5", "4.2.6")
+    # A longer verdict has no room in 80 columns.
+    assert {row[-1] for row in bisection_table.release_rows(progress)[1:]} == {"good end", "good", "bad", "bad end"}
     assert "more than one change: 4.2.6, 4.2.8 is like neither end. Bisect again up to it." in (
         bisection_table.describe_result(progress)
     )

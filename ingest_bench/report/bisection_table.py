@@ -25,7 +25,7 @@ def release_rows(progress: Progress) -> list[list[str]]:
                 str(len(item.row.numbers(column))),
                 _format_mean(column, item),
                 _format_interval(column, item).strip(" ()"),
-                f"{item.verdict}{', like neither end' * item.is_like_neither}",
+                item.verdict,
             ]
             for item in progress.judged
         ),
