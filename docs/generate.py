@@ -376,10 +376,19 @@ def results(experiment: str, *columns: str) -> str:
 
 
 def measured(experiment: str) -> list[Summary]:
-    """Return the runs of a reference result."""
+    """Return the runs of a reference result, with the factors in the experiment's order."""
     summaries = summary_files.parse_summary_csv((REFERENCE / experiment / "summary.csv").read_text(encoding="utf-8"))
-    column = str(_read_experiment(experiment).get("headline", ""))
-    return [dataclasses.replace(summary, headline=column) for summary in summaries]
+    described = _read_experiment(experiment)
+    # The name of a cell has no blanks.
+    names = {level.replace(" ", "_"): level for level in described["factors"].get("target", ())}
+    return [
+        dataclasses.replace(
+            summary,
+            headline=str(described.get("headline", "")),
+            levels={key: names.get(level, level) for key in described["factors"] if (level := summary.levels[key])},
+        )
+        for summary in summaries
+    ]
 
 
 def _read_experiment(name: str) -> dict[str, Any]:

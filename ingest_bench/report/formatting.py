@@ -61,7 +61,9 @@ def format_range(values: Sequence[float], text: Callable[[float], str]) -> str:
 
 def format_key(key: str) -> str:
     """Format the key of a factor in words: "target.receive_predictor" is "receive predictor"."""
-    return key.removesuffix(".profile").rpartition(".")[2].replace("_", " ")
+    words = key.removesuffix(".profile").split(".")
+    # A unit says nothing alone: of "socket.receive.buffer.bytes" the buffer is named too.
+    return " ".join(words[-3:] if words[-1] in ("bytes", "ms") else words[-1:]).replace("_", " ")
 
 
 def describe_level(key: str, level: str) -> str:
@@ -69,7 +71,7 @@ def describe_level(key: str, level: str) -> str:
     name = format_key(key)
     if name == "network":
         return f"over {level}"
-    if name in ("workload", "target", "allocator", "gc"):
+    if name in ("workload", "target", "allocator", "gc", "maven"):
         return f"with {level}"
     return f"at {name} {level}"
 

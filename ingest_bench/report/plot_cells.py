@@ -182,14 +182,14 @@ def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
         _write_right(axes, total, number, format_gb(total))
 
 
-def _numbers(column: str, title: str, format_value: Callable[[float], str]) -> Panel:
-    """Return a panel with the typical value of each row as text, also of runs that ended out of memory."""
+def _numbers(column: str, title: str, format_value: Callable[[float], str], *, has_oom: bool = False) -> Panel:
+    """Return a panel with the typical value of each row as text; if *has_oom*, also until memory ran out."""
 
     def draw(axes: Axes, rows: Rows, _paint: Paint) -> None:
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         for number, row in enumerate(rows):
-            value = row.measured_or_oom.median(column)
+            value = (row.measured_or_oom if has_oom else row).median(column)
             text = "" if value is None else format_value(value)
             axes.text(0, number, text, transform=axes.get_yaxis_transform(), va="center", **_BOLD)
 
@@ -379,9 +379,9 @@ CELL_PICTURES: Mapping[str, CellPicture] = {
         title=_direct_memory_title,
         panels=lambda _rows: (
             Panel("", _draw_direct_waits, weight=2.4),
-            _numbers(_MEAN, "mean, ms", format_number),
-            _numbers(_MAX, "longest, ms", format_number),
-            _numbers("system_gcs", "System.gc()", format_integer),
+            _numbers(_MEAN, "mean, ms", format_number, has_oom=True),
+            _numbers(_MAX, "longest, ms", format_number, has_oom=True),
+            _numbers("system_gcs", "System.gc()", format_integer, has_oom=True),
         ),
         names=_direct_memory_names,
         shows_all_rows=True,
