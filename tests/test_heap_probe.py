@@ -14,6 +14,7 @@ from ingest_bench.model.results import Series
 from ingest_bench.model.target import ThreadRoles
 from ingest_bench.probes import gc_log, heap
 from ingest_bench.probes.heap import Growth
+from ingest_bench.probes.recording import Recording
 
 S = 10**9
 NO_HEAP: dict[str, Any] = {"heap": [], "collections": []}
@@ -143,6 +144,14 @@ def test_recording_without_counters_of_threads_gives_no_number(tmp_path: Path) -
     outputs = read("heap", context)
     assert readings(outputs) == {}
     assert notes(outputs) == ["the recording has no counters of threads: allocated bytes are unknown"]
+
+
+def test_complete_recording_covers_measurements_of_any_length(tmp_path: Path) -> None:
+    # In seconds as floating-point numbers one length of 30 was longer than itself: its allocations were lost.
+    whole = Recording(content={"events": 9, "last_ns": 0}, is_complete=True)
+    assert all(whole.covers(make_context(tmp_path, 7, 7 + 10 * S + length)) for length in range(1000))
+    killed = Recording(content={"events": 9, "last_ns": 10 * S}, is_complete=False)
+    assert [killed.covers(make_context(tmp_path, S, end)) for end in (10 * S, 10 * S + 1)] == [True, False]
 
 
 def test_numbers_of_a_recording_that_ends_within_the_measurement_are_unknown(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Growth(NamedTuple):
 def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
     """Yield allocated bytes; nothing if the recording ends before the measurement."""
     recorded = yield from recording.open_recording(context, "heap", HEAP.events)
-    if not recorded.is_readable or recorded.seconds(context) * 1e9 < context.end_ns - context.start_ns:
+    if not recorded.covers(context):
         return
     growths = parse_threads(recorded.content.get("threads", ()))
     if not growths:

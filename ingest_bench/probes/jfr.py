@@ -69,7 +69,7 @@ def _read_allocations(context: ReadContext) -> Iterator[ProbeOutput]:
     recorded = yield from recording.open_recording(context, "allocations", _ALLOCATION_EVENTS)
     if not recorded.is_readable:
         return
-    seconds = recorded.seconds(context)
+    seconds = recorded.covered_ns(context) / 1e9
     content = recorded.content
     yield from allocation_stacks(content, "allocations")
     # Without such frames the server's network layer is unknown: its allocations are counted in "other".
@@ -196,7 +196,7 @@ def _read_direct_memory(context: ReadContext) -> Iterator[ProbeOutput]:
         yield Note(source="direct-memory", text=text)
         return
     yield Reading("direct_allocations_recorded", direct["all"]["count"] if recorded.is_complete else None)
-    yield from _direct_allocations(direct, calls, recorded.seconds(context))
+    yield from _direct_allocations(direct, calls, recorded.covered_ns(context) / 1e9)
 
 
 def _direct_allocations(direct: Mapping[str, Any], calls: int, seconds: float) -> Iterator[ProbeOutput]:
@@ -253,7 +253,7 @@ def _read_stalls(context: ReadContext) -> Iterator[ProbeOutput]:
     telling frames. Waiting threads are in no sample: waits, files and safepoints have events of their own.
     """
     recorded = yield from recording.open_recording(context, "stalls", STALLS.events)
-    if not recorded.is_readable or recorded.seconds(context) * 1e9 < context.end_ns - context.start_ns:
+    if not recorded.covers(context):
         return
     content = recorded.content["stalls"]
     usable_events = set(recorded.content["known"]) - set(content["wrong"])

@@ -170,10 +170,14 @@ class Recording:
         """Return True if all events up to some moment are present."""
         return bool(self.content.get("events")) and not self.has_gaps
 
-    def seconds(self, context: ReadContext) -> float:
+    def covered_ns(self, context: ReadContext) -> int:
         """Return the length of the part of the measurement that it covers."""
         end_ns = context.end_ns if self.is_complete else min(context.end_ns, self.content["last_ns"])
-        return max(end_ns - context.start_ns, 0) / 1e9
+        return max(end_ns - context.start_ns, 0)
+
+    def covers(self, context: ReadContext) -> bool:
+        """Return True if all events of the measurement are present."""
+        return self.is_readable and self.covered_ns(context) == context.end_ns - context.start_ns
 
 
 # Separates the keys of `recording.json` from its content, which is last.
