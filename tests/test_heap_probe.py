@@ -108,6 +108,11 @@ def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> 
         "allocated_flush_merge_bytes": 256,
         "allocated_other_bytes": 16384,
     }
+    # A target that names no threads of a role.
+    unknown = readings(read("heap", dataclasses.replace(context, thread_roles=ThreadRoles(indexing=("write",)))))
+    assert [unknown[f"allocated_{role}_bytes"] for role in ("network", "flush_merge", "other")] == [
+        None, None, (8 + 512 + 32768) // 2,
+    ]  # fmt: skip
 
 
 def test_memory_of_netty_is_that_in_buffers_the_rest_of_its_chunks_and_the_remainder(tmp_path: Path) -> None:
@@ -148,8 +153,8 @@ def test_recording_without_counters_of_threads_gives_no_number(tmp_path: Path) -
 
 def test_complete_recording_covers_measurements_of_any_length(tmp_path: Path) -> None:
     # In seconds as floating-point numbers one length of 30 was longer than itself: its allocations were lost.
-    whole = Recording(content={"events": 9, "last_ns": 0}, is_complete=True)
-    assert all(whole.covers(make_context(tmp_path, 7, 7 + 10 * S + length)) for length in range(1000))
+    complete = Recording(content={"events": 9, "last_ns": 0}, is_complete=True)
+    assert all(complete.covers(make_context(tmp_path, 7, 7 + 10 * S + length)) for length in range(1000))
     killed = Recording(content={"events": 9, "last_ns": 10 * S}, is_complete=False)
     assert [killed.covers(make_context(tmp_path, S, end)) for end in (10 * S, 10 * S + 1)] == [True, False]
 

@@ -222,6 +222,7 @@ def test_cell_out_of_memory_says_so_in_its_row() -> None:
         draw_reads(runs)
     assert "OOM (direct)" in words(saved[0])
     assert headline.describe_finding(oom) == "Every run ended out of memory"
+    assert headline.describe_finding(runs).endswith(". 1 of 4 cells ended out of memory")
 
 
 def test_headline_compares_the_cells_that_differ_most() -> None:

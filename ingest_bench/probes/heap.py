@@ -70,7 +70,10 @@ def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
     by_role: dict[ThreadRole, float] = dict.fromkeys(_ROLES, 0.0)
     for growth in growths:
         by_role[context.thread_roles.find_role(growth.thread)] += growth.between(context.start_ns, context.end_ns)
-    yield from (Reading(f"allocated_{role}_bytes", round(allocated)) for role, allocated in by_role.items())
+    for role, allocated in by_role.items():
+        # Without texts for a role its threads are unknown, and counted as others.
+        is_known = role == "other" or bool(getattr(context.thread_roles, role))
+        yield Reading(f"allocated_{role}_bytes", round(allocated) if is_known else None)
     allocated = sum(by_role.values())
     yield Reading("allocated_bytes", round(allocated))
     yield Reading("heap_growth_bytes", None if ratio is None else round(allocated * ratio))

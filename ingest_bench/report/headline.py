@@ -80,21 +80,23 @@ class _Pair:
 
 
 def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
-    """Return the finding in one sentence: of *column*, else of the experiment's headline, or the next measured one."""
-    rows = [row for row in cells.group_by_cell(summaries) if row.valid]
+    """Return the finding: of *column*, else of the experiment's headline, or the next measured one."""
+    every = cells.group_by_cell(summaries)
+    rows = [row for row in every if row.valid]
     if not rows:
         is_all_oom = summaries and all(run.state == "oom" for run in summaries)
         return "Every run ended out of memory" if is_all_oom else "No valid run"
     column = column or find_column(summaries)
+    oom = sum(row.oom_runs == len(row.runs) for row in every)
+    ending = f". {oom} of {len(every)} cells ended out of memory" if oom else ""
     measured = [row for row in rows if row.median(column) is not None]
     sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}", ""))
     if not measured:
-        return sentence.format("not measured")
+        return sentence.format("not measured") + ending
     pair = _find_pair(summaries, measured, column)
     if pair is None:
-        return sentence.format(
-            format_range([row.median(column) or 0.0 for row in measured], partial(format_value, column))
-        )
+        values = format_range([row.median(column) or 0.0 for row in measured], partial(format_value, column))
+        return sentence.format(values) + ending
     # Not judged with all others: hundreds of cells have thousands of pairs, and each takes milliseconds.
     factor, change = pair.factor(column), comparison.compare_cells(column, *pair.rows, paired=True)
     ends = [end + 1 for end in (change and change.relative_interval) or ()]
@@ -108,7 +110,7 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
         interval = f"{format_number(low)} {'or more' if high == math.inf else f'to {format_number(high)}'}"
     details = ", ".join(filter(None, (interval, *pair.conditions)))
     times = f"{ratios[0]:.{0 if ratios[0] >= 10 else 1}f} times"
-    return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}"
+    return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}{ending}"
 
 
 def find_column(summaries: Sequence[Summary]) -> str:
