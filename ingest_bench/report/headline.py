@@ -181,7 +181,8 @@ def format_value(column: str, value: float) -> str:
     words = column.split("_")
     # "docs_per_s" ends with a part of a unit.
     unit = next((word for word in ("bytes", "ms", "s") if word in words and "per" not in words), "")
-    _, name, *_ = _SENTENCES.get(column, ("", _FORMAT_BY_UNIT.get(unit, "number")))
+    default = "gb" if column.endswith("_bytes_per_gb") else _FORMAT_BY_UNIT.get(unit, "number")
+    _, name, *_ = _SENTENCES.get(column, ("", default))
     return FORMATS[name](value)
 
 
