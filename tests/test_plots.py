@@ -223,6 +223,16 @@ def test_cell_out_of_memory_says_so_in_its_row() -> None:
     assert "OOM (direct)" in words(saved[0])
     assert headline.describe_finding(oom) == "Every run ended out of memory"
     assert headline.describe_finding(runs).endswith(". 1 of 4 cells ended out of memory")
+    left_out = [made.changed(run, state="inapplicable") if run.cell == FOUR[-1].cell else run for run in runs]
+    assert headline.describe_finding(left_out).endswith(". 1 of 3 cells ended out of memory")
+
+
+def test_heap_of_threads_without_a_role_has_no_dark_part() -> None:
+    unknown = [made.changed(run, values={"allocated_network_bytes": None}) for run in FOUR]
+    with figures() as saved:
+        draw_reads(FOUR)
+        draw_reads(unknown)
+    assert ["dark: network" in words(figure) for figure in saved] == [True, False]
 
 
 def test_headline_compares_the_cells_that_differ_most() -> None:

@@ -87,8 +87,9 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
         is_all_oom = summaries and all(run.state == "oom" for run in summaries)
         return "Every run ended out of memory" if is_all_oom else "No valid run"
     column = column or find_column(summaries)
-    oom = sum(row.oom_runs == len(row.runs) for row in every)
-    ending = f". {oom} of {len(every)} cells ended out of memory" if oom else ""
+    begun = [row for row in every if any(run.state != "inapplicable" for run in row.runs)]
+    oom = sum(row.oom_runs == len(row.runs) for row in begun)
+    ending = f". {oom} of {len(begun)} cells ended out of memory" if oom else ""
     measured = [row for row in rows if row.median(column) is not None]
     sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}", ""))
     if not measured:

@@ -174,11 +174,12 @@ def _points(column: str, title: str) -> Panel:
 
 def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
     """Draw the median heap allocated per GB of each row, with the part of the network's threads dark."""
-    totals = [row.median(ALLOCATED[0]) for row in rows]
-    _begin_at_zero(axes, (total or 0.0 for total in totals), "dark: network")
+    totals, parts = ([row.median(column) for row in rows] for column in ALLOCATED)
+    _begin_at_zero(axes, (total or 0.0 for total in totals), "dark: network" if any(parts) else "")
     for number, row, total in _iterate_known(axes, rows, totals):
-        for value, alpha in zip((total, row.median(ALLOCATED[1]) or 0.0), (0.35, 1), strict=True):
-            axes.barh(number, value, color=paint[row.name], alpha=alpha, height=0.5)
+        for value, alpha in ((total, 0.35), (parts[number], 1)):
+            if value is not None:
+                axes.barh(number, value, color=paint[row.name], alpha=alpha, height=0.5)
         _write_right(axes, total, number, format_gb(total))
 
 
