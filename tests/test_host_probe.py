@@ -18,7 +18,7 @@ from probe_lab import causes, make_context, read, readings, series, write_record
 
 from ingest_bench.host.cgroup_files import Cgroup
 from ingest_bench.model.results import CauseIntervals, Note, ProbeOutput
-from ingest_bench.probes import proc
+from ingest_bench.probes import PROBES, proc
 from ingest_bench.probes.proc import ThreadSampler, parse_number, parse_switches
 
 SECOND = 10**9
@@ -349,6 +349,17 @@ def test_server_with_more_threads_than_half_of_the_file_limit_is_sampled(tmp_pat
         server.kill()
     threads = proc.FIELDS.index("server_threads")
     assert [json.loads(line)[threads] for line in samples_file.read_text().splitlines()[:2]] == [80, 80]
+
+
+@pytest.mark.processes
+def test_first_sample_is_from_before_the_load(tmp_path: Path) -> None:
+    with PROBES["host"].watch(os.getpid(), tmp_path):
+        assert json.loads((tmp_path / "host.jsonl").read_text().splitlines()[0])
+    # A server that has ended already has no samples, and delays nothing.
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with PROBES["host"].watch(ended.pid, tmp_path):
+        assert (tmp_path / "host.jsonl").read_text() == ""
 
 
 def test_stopped_process_has_stopped_threads() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingest_bench import system
+from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import records
 from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series
 from ingest_bench.probes import recording
@@ -56,6 +57,7 @@ _RATES = {
 _QUARTER, _HALF = 0.25, 0.5
 # 10 MiB of small pages in 100 ms: copying them takes the kernel some milliseconds.
 _MANY_PAGES = 2560
+_READY_S = 30
 _NO_CPU, _DISK = "server threads waiting for a CPU", "server threads waiting for a disk"
 # The JVM's own threads, by the 15 characters that the kernel keeps: their waits delay no request by themselves.
 _JVM_THREAD = re.compile(
@@ -68,11 +70,11 @@ _JVM_THREAD = re.compile(
 def _watch(server_pid: int, raw: Path) -> Iterator[None]:
     """Write one line of counters every 100 ms, by a child process. psutil counts switches of the main thread only."""
     argv = system.build_module_argv("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
-    child = system.start(argv, stdout=raw / "host.log")
-    try:
+    with system.Child(argv, name="host", log=raw / "host.log") as child:
+        # The first sample must be from before the load. Reading reports that there is none, as of a dead server.
+        with suppress(RunFailed):
+            child.read_line(_READY_S)
         yield
-    finally:
-        system.stop(child)
 
 
 def _read(context: ReadContext) -> Iterator[ProbeOutput]:

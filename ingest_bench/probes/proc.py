@@ -77,12 +77,15 @@ _MIN_WAIT_NS = 20_000_000
 
 
 def main(pid: int, samples: Path, waits: Path) -> None:
-    """Sample until the server has ended or this process is stopped; a late sample does not delay the next ones."""
+    """Sample until the server has ended or this process is stopped; a late sample does not delay the next ones.
+
+    Prints a line after the first sample.
+    """
     # Two files per server thread stay open. The usual limit of 1024 was too low for 510 threads.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     threads, cgroups = ThreadSampler(pid), find_cgroups(pid)
-    next_ns = time.monotonic_ns()
+    next_ns, is_first = time.monotonic_ns(), True
     with (
         samples.open("w", encoding="utf-8", buffering=1) as sample_file,
         waits.open("w", encoding="utf-8", buffering=1) as wait_file,
@@ -94,6 +97,10 @@ def main(pid: int, samples: Path, waits: Path) -> None:
                     wait_file.write(json.dumps(dataclasses.asdict(wait)) + "\n")
             except (FileNotFoundError, ProcessLookupError):
                 return
+            if is_first:
+                sys.stdout.write("sampling\n")
+                sys.stdout.flush()
+                is_first = False
             now_ns = time.monotonic_ns()
             next_ns = max(next_ns + PERIOD_NS, now_ns)
             time.sleep((next_ns - now_ns) / 1e9)
