@@ -84,7 +84,7 @@ def context(jvm: AttachedJvm, raw: Path, ports: set[int], start_ns: int = 0) -> 
 @pytest.mark.nightly
 @on_each_java
 def test_probes_read_exactly_what_the_sink_counts(server: Served, jvm: AttachedJvm, raw: Path) -> None:
-    assert f"java{jvm.java_version}" == server.options.version
+    assert str(jvm.java_version) == server.options.setting["sink.java"]
     names = ["reads", "gc", "allocations", "host", *(["kernel-reads"] if system.is_root() else [])]
     own_before = list_outputs(jvm)
     own = server.home / "own.log"
