@@ -76,8 +76,11 @@ def check_marks(state: Path) -> None:
         with ready(argv):
             with machine.shaped("marked"):
                 assert count_marked(machine) == 0
-                measure_rtts_s(machine, PORT, 100)
-                flow_marks = count_marked(machine)
+                # A client whose SYN is lost (15%) repeats it without ECN (sysctl tcp_ecn_fallback).
+                for _ in range(5):
+                    measure_rtts_s(machine, PORT, 100)
+                    if flow_marks := count_marked(machine):
+                        break
                 # Other connections do not request ECN, and are not marked.
                 measure_rtts_s(machine, OTHER_PORT, 30)
                 assert count_marked(machine) == flow_marks
