@@ -199,7 +199,7 @@ def test_gate_writes_all_files_also_if_it_fails(
 @pytest.fixture
 def bench(tmp_path: Path) -> Path:
     fill_cache()
-    # The arrivals decide the rate, however busy the machine is; with a delay of 1 s two users reach a fifth of it.
+    # The arrivals decide the rate, however busy the machine is; with a delay of 800 ms two users reach a quarter of it.
     (tmp_path / "sink.toml").write_text(
         'replicates = 3\nprobes = []\n[target]\nname = "sink"\nheap = "256m"\nsetting = {"sink.delay" = "50ms"}\n'
         '[load]\nworkload = "nyc_taxis"\nusers = 2\nbulk_documents = 100\narrivals = "10/s"\n'
@@ -246,9 +246,9 @@ def test_three_nights_first_pass_is_baseline_and_a_slower_server_fails(bench: Pa
     assert code == 0, second
     assert "verdict: pass (2 pass)" in second
     # Another setting by --set is still the same cell.
-    code, third = execute(bench, *command, "--set", "setting.sink.delay=1s")
+    code, third = execute(bench, *command, "--set", "setting.sink.delay=800ms")
     assert code == 1, third
-    assert "changed: setting.sink.delay was 50ms, is 1s\nverdict: fail (1 fail, 1 pass)" in third
+    assert "changed: setting.sink.delay was 50ms, is 800ms\nverdict: fail (1 fail, 1 pass)" in third
     assert len(list(bench.glob("nights/*/junit.xml"))) == 3
     assert (bench / "baseline").read_text() == baseline
 

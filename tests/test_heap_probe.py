@@ -152,9 +152,11 @@ def test_recording_without_counters_of_threads_gives_no_number(tmp_path: Path) -
 
 
 def test_complete_recording_covers_measurements_of_any_length(tmp_path: Path) -> None:
-    # In seconds as floating-point numbers one length of 30 was longer than itself: its allocations were lost.
+    # In seconds as floating-point numbers one length in 30 is shorter than itself.
     complete = Recording(content={"events": 9, "last_ns": 0}, is_complete=True)
-    assert all(complete.covers(make_context(tmp_path, 7, 7 + 10 * S + length)) for length in range(1000))
+    lengths = [6 * S + number * 10_000_019 for number in range(1000)]
+    assert sum(length / 1e9 * 1e9 < length for length in lengths) > 10
+    assert all(complete.covers(make_context(tmp_path, 7, 7 + length)) for length in lengths)
     killed = Recording(content={"events": 9, "last_ns": 10 * S}, is_complete=False)
     assert [killed.covers(make_context(tmp_path, S, end)) for end in (10 * S, 10 * S + 1)] == [True, False]
 
