@@ -1,7 +1,8 @@
 """Round trips over TCP, timed; run by tests inside namespaces.
 
 serve ADDRESS PORT…      a server that sends every byte back
-ask ADDRESS PORT COUNT   JSON: the seconds of each round trip of one byte, the first connection's among them
+ask ADDRESS PORT COUNT   JSON: the seconds of each round trip of one byte, the handshake's among them, and whether ECN
+                         was negotiated
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import selectors
 import socket
 import sys
 import time
+
+# Sixth byte of struct tcp_info, and its flag for negotiated ECN (linux/tcp.h).
+TCPI_OPTIONS, TCPI_OPT_ECN = 5, 8
 
 
 def serve(address: str, ports: list[str]) -> None:
@@ -35,7 +39,7 @@ def serve(address: str, ports: list[str]) -> None:
                 ready.close()
 
 
-def ask(address: str, port: int, count: int) -> dict[str, list[float]]:
+def ask(address: str, port: int, count: int) -> dict[str, object]:
     seconds = []
     start = time.monotonic()
     with socket.create_connection((address, port), timeout=60) as connection:
@@ -46,7 +50,8 @@ def ask(address: str, port: int, count: int) -> dict[str, list[float]]:
             connection.sendall(b"?")
             assert connection.recv(1) == b"?"
             seconds.append(time.monotonic() - start)
-    return {"seconds": seconds}
+        options = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCPI_OPTIONS + 1)[TCPI_OPTIONS]
+    return {"seconds": seconds, "ecn": bool(options & TCPI_OPT_ECN)}
 
 
 if __name__ == "__main__":

@@ -30,9 +30,10 @@ tc qdisc replace dev eth0 parent 78:2 handle 80: fq_codel limit 4000
 """
 
 
-def measure_rtts_s(machine: Lab, port: int, count: int) -> list[float]:
-    output = machine.run(sys.executable, str(RTT), "ask", SERVER, str(port), str(count))
-    return [float(second) for second in json.loads(output)["seconds"]]
+def measure_rtts_s(machine: Lab, port: int, count: int) -> tuple[list[float], bool]:
+    """Return the seconds of each round trip, and whether the connection negotiated ECN."""
+    answer = json.loads(machine.run(sys.executable, str(RTT), "ask", SERVER, str(port), str(count)))
+    return [float(second) for second in answer["seconds"]], answer["ecn"]
 
 
 def check_delay_and_loss(state: Path) -> None:
@@ -42,7 +43,8 @@ def check_delay_and_loss(state: Path) -> None:
         argv = (*machine.server, sys.executable, str(RTT), "serve", SERVER, str(PORT), str(OTHER_PORT))
         with ready(argv), machine.shaped("far"):
             queues = machine.run("tc", "qdisc", "show", "dev", "eth0")
-            delayed, others = measure_rtts_s(machine, PORT, 100), measure_rtts_s(machine, OTHER_PORT, 30)
+            delayed, _ = measure_rtts_s(machine, PORT, 100)
+            others, _ = measure_rtts_s(machine, OTHER_PORT, 30)
             counters = json.loads(machine.run("tc", "-s", "-j", "qdisc", "show", "dev", machine.ifbs()[1]))
         after = machine.snapshot()
     for kind in ("mq 78: root", "fq 79: parent 78:1 limit 5000p", "fq_codel 80: parent 78:2 limit 4000p"):
@@ -78,13 +80,17 @@ def check_marks(state: Path) -> None:
                 assert count_marked(machine) == 0
                 # A client whose SYN is lost (15%) repeats it without ECN (sysctl tcp_ecn_fallback).
                 for _ in range(5):
-                    measure_rtts_s(machine, PORT, 100)
-                    if flow_marks := count_marked(machine):
+                    _, ecn = measure_rtts_s(machine, PORT, 100)
+                    if ecn:
                         break
-                # Other connections do not request ECN, and are not marked.
+                    assert count_marked(machine) == 0
+                assert ecn
+                flow_marks = count_marked(machine)
+                # The route makes every connection to the server request ECN; those to another port are not marked.
                 measure_rtts_s(machine, OTHER_PORT, 30)
                 assert count_marked(machine) == flow_marks
-            measure_rtts_s(machine, PORT, 30)
+            _, ecn = measure_rtts_s(machine, PORT, 30)
+            assert not ecn
             assert count_marked(machine) == flow_marks
         after = machine.snapshot()
     # 100 requests at 15%: outside this range in 1 of 100,000 runs.
