@@ -23,6 +23,7 @@ from ingest_bench.cli import screen
 from ingest_bench.cli.experiment_options import ExperimentOptions, build_plans
 from ingest_bench.inputs import files
 from ingest_bench.lab import advice as advice_module
+from ingest_bench.lab.buffer_advice import BufferAdvice
 from ingest_bench.lab.evaluation import summarise_runs
 from ingest_bench.model.experiment import Cell, Plan
 from ingest_bench.model.results import ColumnValue
@@ -264,6 +265,24 @@ def test_server_without_a_choice_of_receive_buffers_lacks_no_probe() -> None:
     unchecked = {case["name"]: advice_module.list_unchecked([find(case)[1]], ()) for case in CASES}
     assert "receive buffer" not in unchecked["kafka-wan"]
     assert "receive buffer" in unchecked["opensearch-1g"]
+
+
+def test_recommendation_for_one_server_checks_no_other() -> None:
+    runs = [find(case)[1] for case in CASES if case["name"] == "opensearch-1g"]
+    recommendation: Any = object()
+    unchecked = [
+        advice_module.list_unchecked(runs, [BufferAdvice(cell=cell, recommendation=recommendation)])
+        for cell in ("jetty", runs[0].cell.name)
+    ]
+    assert ["receive buffer" in rules for rules in unchecked] == [True, False]
+
+
+def test_buffers_and_allocator_of_rest_are_not_advised_for_grpc() -> None:
+    command = "ingest-bench run opensearch-grpc --set protocol=opensearch-grpc --set network=loopback"
+    cell = plan_command(command).runs[0].cell
+    run = ObservedRun(run="only/1", cell=cell, values={"target": "opensearch 3.8.0", **HEAP_VALUES})
+    assert run.server == ""
+    assert advice_module.list_unchecked([run], ()).keys().isdisjoint({"receive buffer", "heap and allocator"})
 
 
 def test_results_without_a_valid_run_get_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,9 +169,10 @@ def test_a_second_change_in_the_range_is_reported() -> None:
     assert (progress.last_good, progress.first_bad) == ("4.2.5", "4.2.6")
     # A longer verdict has no room in 80 columns.
     assert {row[-1] for row in bisection_table.release_rows(progress)[1:]} == {"good end", "good", "bad", "bad end"}
-    assert "more than one change: 4.2.6, 4.2.8 is like neither end. Bisect again up to it." in (
-        bisection_table.describe_result(progress)
-    )
+    sentence = "more than one change: 4.2.6, 4.2.8 is like neither end. Bisect again up to it."
+    assert sentence in bisection_table.describe_result(progress)
+    unfinished = dataclasses.replace(progress, next_release="4.2.5")
+    assert bisection_table.describe_result(unfinished) == ["not finished: continue with --resume", sentence]
 
 
 def test_a_good_end_of_zero_has_an_interval_of_the_difference() -> None:

@@ -113,6 +113,11 @@ def test_threads_are_counted_by_the_first_role_of_their_name(tmp_path: Path) -> 
     assert [unknown[f"allocated_{role}_bytes"] for role in ("network", "flush_merge", "other")] == [
         None, None, (8 + 512 + 32768) // 2,
     ]  # fmt: skip
+    # A server that answers has threads of the network: here they have other names.
+    roles = dataclasses.replace(ROLES, network=("epollEventLoop",))
+    outputs = list(read("heap", dataclasses.replace(context, thread_roles=roles)))
+    assert readings(outputs)["allocated_network_bytes"] is None
+    assert notes(outputs) == ["no thread is named as the target says of its network threads: epollEventLoop"]
 
 
 def test_memory_of_netty_is_that_in_buffers_the_rest_of_its_chunks_and_the_remainder(tmp_path: Path) -> None:

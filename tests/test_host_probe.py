@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_lab import causes, make_context, read, readings, series, write_recording
+from probe_lab import causes, make_context, notes, read, readings, series, write_recording
 
 from ingest_bench.host.cgroup_files import Cgroup
 from ingest_bench.model.results import CauseIntervals, Note, ProbeOutput
@@ -147,7 +147,7 @@ def test_cpu_ticks_that_decrease_count_as_zero(tmp_path: Path) -> None:
         line(10 + at / 10, cpu_busy_ticks=30 * at, cpu_idle_ticks=60 * at, cpu_steal_ticks=ticks)
         for at, ticks in enumerate(steal)
     ]
-    outputs = read_host(tmp_path, lines)
+    outputs = read_host(tmp_path, lines, end_s=11)
     values = readings(outputs)
     assert (values["cpu_busy_share"], values["cpu_steal_share"]) == (90 / 290, 20 / 290)
     assert causes(outputs)["CPU stolen by the hypervisor"] == ()
@@ -157,7 +157,7 @@ def test_missing_counter_is_unavailable(tmp_path: Path) -> None:
     counters = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_bytes", "cgroup_memory_bytes")
     lacks: dict[str, None] = dict.fromkeys(counters)
     lines = [line(10, **lacks, thp_fault_alloc=4, pgmajfault=7), line(11, **lacks, thp_fault_alloc=9, pgmajfault=7)]
-    outputs = read_host(tmp_path, lines)
+    outputs = read_host(tmp_path, lines, end_s=12)
     values = readings(outputs)
     missing = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_mean_bytes", "cgroup_sock_max_bytes")
     assert {values[name] for name in missing} == {None}
@@ -358,8 +358,23 @@ def test_first_sample_is_from_before_the_load(tmp_path: Path) -> None:
     # A server that has ended already has no samples, and delays nothing.
     ended = subprocess.Popen(["true"])
     ended.wait()
+    start_s = time.monotonic()
     with PROBES["host"].watch(ended.pid, tmp_path):
         assert (tmp_path / "host.jsonl").read_text() == ""
+    # The limit is 30 s.
+    assert time.monotonic() - start_s < 20
+    assert "host: exited." in (tmp_path / "host.log").read_text()
+
+
+def test_samples_of_a_part_of_the_measurement_are_not_its_numbers(tmp_path: Path) -> None:
+    lines = [line(10 + at, server_user_ns=at * SECOND, server_threads_stopped=at % 2) for at in range(4)]
+    for start_s, end_s, server_cpu_s in ((10, 14, 3), (10, 20, None), (5, 14, None)):
+        outputs = read_host(tmp_path, lines, start_s, end_s)
+        assert readings(outputs).get("server_cpu_s") == server_cpu_s
+        assert (len(notes(outputs)) == 1) is (server_cpu_s is None)
+        # What happened at the moments of the samples is known.
+        assert any(isinstance(output, CauseIntervals) and output.intervals for output in outputs)
+    assert notes(outputs) == ["sampled 3.0 of 9.0 s: numbers of the measurement are unknown, see host.log of the run"]
 
 
 def test_stopped_process_has_stopped_threads() -> None:

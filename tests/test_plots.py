@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 
 from ingest_bench.analysis.compare import cells, comparison
@@ -225,14 +226,34 @@ def test_cell_out_of_memory_says_so_in_its_row() -> None:
     assert headline.describe_finding(runs).endswith(". 1 of 4 cells ended out of memory")
     left_out = [made.changed(run, state="inapplicable") if run.cell == FOUR[-1].cell else run for run in runs]
     assert headline.describe_finding(left_out).endswith(". 1 of 3 cells ended out of memory")
+    # A run of the cell that failed otherwise, and a cell that never began.
+    failed = [*runs, made.changed(oom[0], run=f"{oom[0].cell}/2", state="failed")]
+    assert headline.describe_finding(failed).endswith(". 1 of 4 cells ended out of memory")
+    assert headline.describe_finding([*oom[1:], left_out[-1]]) == "Every run ended out of memory"
 
 
 def test_heap_of_threads_without_a_role_has_no_dark_part() -> None:
     unknown = [made.changed(run, values={"allocated_network_bytes": None}) for run in FOUR]
     with figures() as saved:
         draw_reads(FOUR)
+        draw_reads([*FOUR[:6], *unknown[6:]])
         draw_reads(unknown)
-    assert ["dark: network" in words(figure) for figure in saved] == [True, False]
+    assert ["dark: network" in words(figure) for figure in saved] == [True, True, False]
+    assert ["hatched: unknown" in words(figure) for figure in saved] == [False, True, False]
+    panels = [next(axes for axes in figure.axes if "Heap" in axes.get_title(loc="left")) for figure in saved]
+    bars = [[bar for bar in panel.patches if isinstance(bar, Rectangle)] for panel in panels]
+    assert [sum(bar.get_alpha() is None for bar in drawn) for drawn in bars] == [4, 3, 0]
+    assert [sum(bool(bar.get_hatch()) for bar in drawn) for drawn in bars] == [0, 1, 0]
+
+
+def test_finding_says_when_no_change_is_seen() -> None:
+    spread = [
+        made.changed(run, run=f"{run.cell}/{number}", replicate=number, values={"response_ms_p99": value})
+        for run, values in ((FOUR[0], (1.0, 9.0, 2.0)), (FOUR[2], (3.0, 1.0, 8.0)))
+        for number, value in enumerate(values, 1)
+    ]
+    assert ", no change seen" in headline.describe_finding(spread, "response_ms_p99")
+    assert "no change seen" not in headline.describe_finding(FOUR, READS)
 
 
 def test_headline_compares_the_cells_that_differ_most() -> None:

@@ -113,7 +113,7 @@ def indices(node: Http) -> set[str]:
 def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, here: Place) -> None:
     create_index(node, "existing")
     (here.folder / "x.toml").write_text('probes = ["reads", "gc", "host"]\n[target]\nheap = "4g"\n')
-    run(here, "x.toml", "--url", node.origin, "--set", "query_users=1", *SHORT)
+    run(here, "x.toml", "--url", node.origin, "--set", "query_users=1", "--set", "arrivals=50/s", *LONGER)
     values = here.read_row()
     summary = json.loads((here.results[-1] / "summary.json").read_text())
     assert values["target"] == "opensearch 2.19.6"

@@ -66,8 +66,8 @@ def list_unchecked(runs: Sequence[ObservedRun], buffers: Sequence[BufferAdvice])
         and (relevant := [run for run in runs if rule.applies_to(run)])
         and not any(map(rule.has_evidence, relevant))
     }
-    has_buffers = any(run.server in _WITH_BUFFERS for run in runs)
-    is_checked = not has_buffers or any(cell.recommendation for cell in buffers)
+    with_buffers = {run.cell.name for run in runs if run.server in _WITH_BUFFERS}
+    is_checked = not with_buffers or any(advice.recommendation for advice in buffers if advice.cell in with_buffers)
     return unchecked if is_checked else {**unchecked, _BUFFER_RULE: "probe reads"}
 
 

@@ -70,10 +70,15 @@ def _read_heap(context: ReadContext) -> Iterator[ProbeOutput]:
     by_role: dict[ThreadRole, float] = dict.fromkeys(_ROLES, 0.0)
     for growth in growths:
         by_role[context.thread_roles.find_role(growth.thread)] += growth.between(context.start_ns, context.end_ns)
+    # Without texts for a role its threads are unknown, and counted as others.
+    unknown = {role for role in _ROLES if role != "other" and not getattr(context.thread_roles, role)}
+    names = (str(row[0]) for row in recorded.content["threads"])
+    if "network" not in unknown and all(context.thread_roles.find_role(name) != "network" for name in names):
+        unknown.add("network")
+        wanted = ", ".join(context.thread_roles.network)
+        yield Note(source="heap", text=f"no thread is named as the target says of its network threads: {wanted}")
     for role, allocated in by_role.items():
-        # Without texts for a role its threads are unknown, and counted as others.
-        is_known = role == "other" or bool(getattr(context.thread_roles, role))
-        yield Reading(f"allocated_{role}_bytes", round(allocated) if is_known else None)
+        yield Reading(f"allocated_{role}_bytes", None if role in unknown else round(allocated))
     allocated = sum(by_role.values())
     yield Reading("allocated_bytes", round(allocated))
     yield Reading("heap_growth_bytes", None if ratio is None else round(allocated * ratio))

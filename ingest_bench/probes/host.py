@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.probes.context import ReadContext
 
-_FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
+_FILE, _THREADS, _LOG = "host.jsonl", "host-threads.jsonl", "host.log"
 # Above every clock and counter; two such values can still be added in 64 bits.
 _LIMIT = 1 << 62
 # As causes of stalls.
@@ -58,6 +58,8 @@ _QUARTER, _HALF = 0.25, 0.5
 # 10 MiB of small pages in 100 ms: copying them takes the kernel some milliseconds.
 _MANY_PAGES = 2560
 _READY_S = 30
+# Samples that begin later or end earlier do not cover the measurement. A busy machine delays one by tenths of a second.
+_MAX_GAP_NS = 10**9
 _NO_CPU, _DISK = "server threads waiting for a CPU", "server threads waiting for a disk"
 # The JVM's own threads, by the 15 characters that the kernel keeps: their waits delay no request by themselves.
 _JVM_THREAD = re.compile(
@@ -70,15 +72,24 @@ _JVM_THREAD = re.compile(
 def _watch(server_pid: int, raw: Path) -> Iterator[None]:
     """Write one line of counters every 100 ms, by a child process. psutil counts switches of the main thread only."""
     argv = system.build_module_argv("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
-    with system.Child(argv, name="host", log=raw / "host.log") as child:
-        # The first sample must be from before the load. Reading reports that there is none, as of a dead server.
-        with suppress(RunFailed):
+    with system.Child(argv, name="host", log=raw / _LOG) as child:
+        # The first sample must be from before the load. A dead server has none, and the log says so.
+        failure = ""
+        try:
             child.read_line(_READY_S)
+        except RunFailed as error:
+            failure = f"{error}\n"
         yield
+    if failure:
+        with (raw / _LOG).open("a", encoding="utf-8") as log:
+            log.write(failure)
 
 
 def _read(context: ReadContext) -> Iterator[ProbeOutput]:
-    """Yield increases of counters, means and maxima of levels, from the first to the last sample within."""
+    """Yield increases of counters, means and maxima of levels, from the first to the last sample within.
+
+    Of a measurement that the samples do not cover, as after the end of the server, only what they say of their moments.
+    """
     table = _load_table(context.raw / _FILE)
     # The load's samples are on CLOCK_REALTIME as it was at the end. Distances are those of CLOCK_MONOTONIC, so that
     # clock changes meanwhile have no effect.
@@ -91,12 +102,20 @@ def _read(context: ReadContext) -> Iterator[ProbeOutput]:
     within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
     samples = int(within.sum())
     if samples < 2:
-        yield Note(source="host", text=f"{samples} samples within the measurement: see host.log of the run")
+        yield Note(source="host", text=f"{samples} samples within the measurement: see {_LOG} of the run")
         return
-    yield from _readings({name: column[within] for name, column in table.items()})
+    first_ns, last_ns = int(at_ns[within][0]), int(at_ns[within][-1])
+    is_covered = first_ns - context.start_ns <= _MAX_GAP_NS and context.end_ns - last_ns <= _MAX_GAP_NS
+    if is_covered:
+        yield from _readings({name: column[within] for name, column in table.items()})
+    else:
+        sampled = f"sampled {(last_ns - first_ns) / 1e9:.1f} of {(context.end_ns - context.start_ns) / 1e9:.1f} s"
+        yield Note(source="host", text=f"{sampled}: numbers of the measurement are unknown, see {_LOG} of the run")
     yield from _series(table)
     yield from machine_causes(table)
-    yield from thread_causes(context, int(last_lead_ns[0]))
+    for output in thread_causes(context, int(last_lead_ns[0])):
+        if is_covered or not isinstance(output, Reading):
+            yield output
 
 
 def _decode_lines(hint: Any, path: Path) -> Iterator[Any]:

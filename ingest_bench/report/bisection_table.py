@@ -34,8 +34,10 @@ def release_rows(progress: Progress) -> list[list[str]]:
 
 def describe_result(progress: Progress) -> list[str]:
     """Return the result in a sentence, and one for each release that it does not explain."""
+    unlike = ", ".join(item.version for item in progress.judged if item.is_like_neither)
+    changes = [f"more than one change: {unlike} is like neither end. Bisect again up to it."] if unlike else []
     if progress.next_release:
-        return ["not finished: continue with --resume"]
+        return ["not finished: continue with --resume", *changes]
     column, is_fix = progress.rules.column, progress.rules.is_good_last
     by_version = {item.version: item for item in progress.judged}
     steps = (progress.last_good, progress.first_bad)
@@ -49,12 +51,8 @@ def describe_result(progress: Progress) -> list[str]:
         sentences = [f"no verdict: {progress.problem}", f"{before} → {after}: {column} {values}{interval}"]
         if progress.between and any(item.verdict == "bad end" for item in progress.judged):
             sentences.append(f"first {word} release: one of {_list_names([*progress.between, after])}")
-    sentences += [
-        f"skipped: {item.version}: {shorten(item.reason, _MAX_REASON)}" for item in progress.judged if item.reason
-    ]
-    if unlike := [item.version for item in progress.judged if item.is_like_neither]:
-        sentences.append(f"more than one change: {_list_names(unlike)} is like neither end. Bisect again up to it.")
-    return sentences
+    reasons = ((item.version, shorten(item.reason, _MAX_REASON)) for item in progress.judged if item.reason)
+    return [*sentences, *(f"skipped: {version}: {reason}" for version, reason in reasons), *changes]
 
 
 def to_document(progress: Progress) -> dict[str, Any]:

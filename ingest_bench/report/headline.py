@@ -25,6 +25,7 @@ LEAST_RATIO = 1.1
 """Below this ratio two cells count as equal: replicates of one cell differ by a few percent."""
 NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
 """What the network layer allocated outside TLABs for each GB accepted."""
+NO_CHANGE = "no change seen"
 _READS, _RATE, _PAUSES = "read_bytes_mean", "docs_per_s_mean", "gc_pause_ms_total_per_gb"
 # By column: sentence, format, and which value is best ("highest" or "lowest"), if one is.
 _SENTENCES: Mapping[str, Sequence[str]] = TABLES["sentences"]
@@ -84,11 +85,11 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
     every = cells.group_by_cell(summaries)
     rows = [row for row in every if row.valid]
     if not rows:
-        is_all_oom = summaries and all(run.state == "oom" for run in summaries)
+        is_all_oom = {run.state for run in summaries} - {"inapplicable"} == {"oom"}
         return "Every run ended out of memory" if is_all_oom else "No valid run"
     column = column or find_column(summaries)
     begun = [row for row in every if any(run.state != "inapplicable" for run in row.runs)]
-    oom = sum(row.oom_runs == len(row.runs) for row in begun)
+    oom = sum(bool(row.oom_runs) and not row.valid for row in begun)
     ending = f". {oom} of {len(begun)} cells ended out of memory" if oom else ""
     measured = [row for row in rows if row.median(column) is not None]
     sentence, *_ = _SENTENCES.get(column, (f"{column}: {{}}", ""))
@@ -109,7 +110,8 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
     if ends:
         low, high = ratios[1:]
         interval = f"{format_number(low)} {'or more' if high == math.inf else f'to {format_number(high)}'}"
-    details = ", ".join(filter(None, (interval, *pair.conditions)))
+    verdict = NO_CHANGE if change and change.is_distinct is False else ""
+    details = ", ".join(filter(None, (interval, verdict, *pair.conditions)))
     times = f"{ratios[0]:.{0 if ratios[0] >= 10 else 1}f} times"
     return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}{ending}"
 
@@ -166,7 +168,7 @@ def _build_tile(
     answer = (
         f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
     )
-    verdict = {None: ", no verdict", False: ", no change seen"}.get(change.is_distinct, "")
+    verdict = {None: ", no verdict", False: f", {NO_CHANGE}"}.get(change.is_distinct, "")
     text = f"{name}: {', '.join((' → '.join(pair.list_values(column)), *pair.conditions))}"
     interval = change_tables.format_interval(change) or change_tables.NO_VERDICT
     return Tile(title, f"{answer}{verdict}", text, interval)

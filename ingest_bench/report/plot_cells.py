@@ -173,13 +173,20 @@ def _points(column: str, title: str) -> Panel:
 
 
 def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
-    """Draw the median heap allocated per GB of each row, with the part of the network's threads dark."""
+    """Draw the median heap allocated per GB of each row, with the part of the network's threads dark.
+
+    Where only some rows know that part, the others are hatched.
+    """
     totals, parts = ([row.median(column) for row in rows] for column in ALLOCATED)
-    _begin_at_zero(axes, (total or 0.0 for total in totals), "dark: network" if any(parts) else "")
+    has_parts = any(parts)
+    label = f"dark: network{'; hatched: unknown' if None in parts else ''}" if has_parts else ""
+    _begin_at_zero(axes, (total or 0.0 for total in totals), label)
     for number, row, total in _iterate_known(axes, rows, totals):
-        for value, alpha in ((total, 0.35), (parts[number], 1)):
-            if value is not None:
-                axes.barh(number, value, color=paint[row.name], alpha=alpha, height=0.5)
+        part = parts[number]
+        hatch = "///" if has_parts and part is None else ""
+        axes.barh(number, total, color=paint[row.name], alpha=0.35, height=0.5, hatch=hatch)
+        if part is not None:
+            axes.barh(number, part, color=paint[row.name], height=0.5)
         _write_right(axes, total, number, format_gb(total))
 
 
