@@ -163,7 +163,7 @@ def test_large_ratio_has_no_exponent() -> None:
     assert "2386 times (" in finding
     assert "or more)" in finding
     change = Comparison(column="x", first="a", second="a", first_runs=2, second_runs=2, first_mean=1, second_mean=1)
-    assert change_tables.format_interval(dataclasses.replace(change, relative_interval=(1199.0, 2399.0))) == (
+    assert change_tables.format_interval(dataclasses.replace(change, sides=None, step_interval=(1199.0, 2399.0))) == (
         "1,200 to 2,400 times"
     )
 

@@ -211,9 +211,18 @@ def test_timeline_says_what_its_closed_loop_hides_and_shows_acknowledged_request
     assert plot_over_time.draw_timeline(FOUR[0]) is None
 
 
-def test_finding_of_many_cells_takes_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "compare_pairs", lambda *_: pytest.fail("compares each pair of cells"))
+def test_finding_of_many_cells_takes_one_relative_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One takes milliseconds, and 200 cells have 19,900 pairs.
+    sides: list[comparison.Sides] = []
+
+    def record(of: comparison.Sides) -> tuple[float, float] | None:
+        sides.append(of)
+        return of.relative_interval()
+
+    monkeypatch.setattr(comparison, "_relative_interval", record)
     assert " times (" in headline.describe_finding(FOUR, READS)
+    headline.build_tiles(FOUR)
+    assert len(set(sides)) <= 3
 
 
 def test_cell_out_of_memory_says_so_in_its_row() -> None:
@@ -254,6 +263,16 @@ def test_finding_says_when_no_change_is_seen() -> None:
     ]
     assert ", no change seen" in headline.describe_finding(spread, "response_ms_p99")
     assert "no change seen" not in headline.describe_finding(FOUR, READS)
+
+
+def test_finding_of_many_cells_says_of_how_many_comparisons_it_is_one() -> None:
+    runs = made.experiment(replicates=3, workload=[f"w{number}" for number in range(12)])
+    random = np.random.default_rng(7)
+    equal = [made.changed(run, values={"response_ms_max": random.lognormal(5, 0.5)}) for run in runs]
+    # Its own interval excludes "no change".
+    assert headline.describe_finding(equal, "response_ms_max").endswith(
+        "3.0 times (1.05 to 3.79, one of 66 comparisons)"
+    )
 
 
 def test_headline_compares_the_cells_that_differ_most() -> None:

@@ -104,7 +104,7 @@ def test_step_in_one_of_many_histories_may_be_chance() -> None:
 def test_rows_numbers_and_drawing_agree_with_the_history() -> None:
     compared = comparison.Comparison(
         column="reads", first="before", second="after", first_runs=4, second_runs=3, first_mean=10, second_mean=12,
-        error=0.1, freedom=5, relative_interval=(0.1743, 0.2257),
+        error=0.1, freedom=5, step_interval=(0.1743, 0.2257),
     )  # fmt: skip
     change = trend.Change(place=4, compared=compared, facts=("kernel was 6.1, is 6.2",))
     history = trend.History(

@@ -5,19 +5,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 # At import, not when the first user starts: it takes numpy 11 ms, and the workers of a load start together.
 from numpy.random import default_rng
+from numpy.typing import NDArray
 
 from ingest_bench.errors import RunFailed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ingest_bench.model.load import Conflicts
+from ingest_bench.model.load import Conflicts
 
 # Level 1: the sender must not become the bottleneck; higher levels make nyc_taxis bodies only a few percent smaller.
 _GZIP_LEVEL = 1

@@ -13,9 +13,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingest_bench.documents import words
 from ingest_bench.errors import SpecError
@@ -23,9 +24,6 @@ from ingest_bench.inputs import records
 from ingest_bench.inputs.names import check_name
 from ingest_bench.model.load import FieldName
 from ingest_bench.model.values import HOUR, Between, Json, JsonValue, Label, Length, Line, Pattern, S
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Of a log-normal distribution: at 3 the tenth of a percent at each end is a factor of 20,000 from the median.
 Sigma = Annotated[float, Between(0, 3)]

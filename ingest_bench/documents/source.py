@@ -13,17 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ingest_bench.documents import corpus as corpora
 from ingest_bench.documents import lines
 from ingest_bench.documents.body import Body, BodyTemplate, IdSequence
 from ingest_bench.documents.synthetic import DocumentGenerator
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.model.load import TrackFile
-
-if TYPE_CHECKING:
-    from ingest_bench.model.load import Conflicts, LoadOptions, Workload
+from ingest_bench.model.load import Conflicts, LoadOptions, TrackFile, Workload
 
 POOL_BYTES = 64 * 1024**2
 # Names of plain copies in the folder of a load begin with this.

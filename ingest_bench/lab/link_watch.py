@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.model.experiment import RunState
 from ingest_bench.model.results import Note
+from ingest_bench.network.act.link import Link, Links
 from ingest_bench.network.measure import capture, readings
 from ingest_bench.network.measure import wire as wire_module
+from ingest_bench.results.layout import NodeFolder, RunFolder
 from ingest_bench.units import format_bytes
-
-if TYPE_CHECKING:
-    from ingest_bench.lab.server.running_server import RunningServer
-    from ingest_bench.network.act.link import Link, Links
-    from ingest_bench.results.layout import NodeFolder, RunFolder
 
 # Per node: 140,000 TCP segments, which are 0.9 s of 1 Gbit/s or 9 s of 100 Mbit/s.
 MAX_CAPTURE_BYTES = 16 << 20

@@ -8,14 +8,12 @@ import json
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import gevent
 from gevent.queue import Queue
 from gevent.socket import wait_read, wait_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _FLUSH_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.figures import BUCKETS_NS, EDGES_NS, LoadFigures, RequestFigures
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from prometheus_client import Metric
-
-    from ingest_bench.load.supervisor import Progress
-    from ingest_bench.model.target import Endpoint
+from ingest_bench.load.supervisor import Progress
+from ingest_bench.model.target import Endpoint
 
 # A scraper that sends no request, or does not read, keeps its thread no longer than this.
 _IDLE_S = 10.0

@@ -10,17 +10,15 @@ import operator
 import resource
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ingest_bench.inputs import load_values
 from ingest_bench.model.load import ERRORS, AbortCondition
 from ingest_bench.model.samples import OUTCOMES, CpuMark, response_times_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 # Histogram buckets of the exporter: 1, 2.5 and 5 of each decade.
 BUCKETS_NS = tuple(round(step * 10**power) for power in range(5, 12) for step in (1, 2.5, 5))

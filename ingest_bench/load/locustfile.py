@@ -14,13 +14,16 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from locust import events, task
+from locust.env import Environment
 from locust.runners import MasterRunner
 
+from ingest_bench.documents.body import Body
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import credentials, urls
 from ingest_bench.load.plan import LoadPlan
@@ -31,16 +34,8 @@ from ingest_bench.model.load import LoadOptions, ProtocolOptions
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint, ServerAddress, Tls
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.upstream import resolve_upstream
+from ingest_bench.protocols.upstream import Upstream, resolve_upstream
 from ingest_bench.protocols.users import Http1User
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from locust.env import Environment
-
-    from ingest_bench.documents.body import Body
-    from ingest_bench.protocols.upstream import Upstream
 
 
 class BulkFailedError(Exception):

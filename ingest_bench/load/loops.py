@@ -10,15 +10,12 @@ import ctypes
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from gevent.event import Event
 from gevent.hub import Waiter, get_hub
 
 from ingest_bench.load.recorder import DurationHistogram
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _CLOCK_MONOTONIC = 1
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # TFD_NONBLOCK and TFD_CLOEXEC have the same values (sys/timerfd.h)

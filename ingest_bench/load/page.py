@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flask
 from locust.env import Environment
@@ -17,10 +17,7 @@ from locust.runners import STATE_RUNNING, STATE_STOPPED, LocalRunner
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.channel import LineChannel, run_child
-from ingest_bench.load.figures import EDGES_NS, LoadFigures, figures_from_json
-
-if TYPE_CHECKING:
-    from ingest_bench.load.figures import RequestFigures
+from ingest_bench.load.figures import EDGES_NS, LoadFigures, RequestFigures, figures_from_json
 
 _READ_ONLY_METHODS = {"GET", "HEAD"}
 

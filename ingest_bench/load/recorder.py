@@ -8,18 +8,16 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import gevent
 import numpy as np
 
 from ingest_bench.load.figures import RequestFigures, compute_figures, read_cpu_mark
 from ingest_bench.model.samples import OUTCOMES, SAMPLE, CpuMark, EventLoopStall, Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _CODES = {8: "q", 4: "i", 2: "h"}
 _codes = "".join(_CODES[SAMPLE[name].itemsize] for name in Sample._fields)

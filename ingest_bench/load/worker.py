@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -21,31 +22,23 @@ from gevent.hub import get_hub
 from locust import User
 from locust.env import Environment
 
+from ingest_bench.documents.source import Source
 from ingest_bench.errors import IngestBenchError, RunFailed, describe_error, describe_error_for_remote
 from ingest_bench.inputs import credentials
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import schedule, take_share
-from ingest_bench.load.channel import run_child
+from ingest_bench.load.channel import LineChannel, run_child
 from ingest_bench.load.figures import LoadFigures, RequestFigures, read_cpu_mark
 from ingest_bench.load.loops import OpenLoop
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.recorder import ProcessMonitor, Recorder, pack_sample, unsent_sample
-from ingest_bench.load.users import QueryUser, ScheduledUser
+from ingest_bench.load.users import QueryUser, RetryingUser, ScheduledUser
 from ingest_bench.load.worker_state import WorkerState
-from ingest_bench.model.load import GRPC
+from ingest_bench.model.load import GRPC, Arrivals
 from ingest_bench.model.samples import WorkerReport
 from ingest_bench.protocols.bulk import Search
-from ingest_bench.protocols.upstream import resolve_upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ingest_bench.documents.source import Source
-    from ingest_bench.load.channel import LineChannel
-    from ingest_bench.load.users import RetryingUser
-    from ingest_bench.model.load import Arrivals
-    from ingest_bench.protocols.protocol import Protocol
-    from ingest_bench.protocols.upstream import Upstream
+from ingest_bench.protocols.protocol import Protocol
+from ingest_bench.protocols.upstream import Upstream, resolve_upstream
 
 _STATUS_INTERVAL_NS = 5 * 10**8
 # Status messages of all workers at one moment would delay what is due then: one costs master and supervisor 1 ms.

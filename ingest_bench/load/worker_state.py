@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from gevent.event import Event
 
+from ingest_bench.documents.body import Body
+from ingest_bench.documents.source import Source
 from ingest_bench.errors import RunFailed, describe_error, describe_error_for_remote
 from ingest_bench.load.loops import ArrivalQueue, ClosedLoop
+from ingest_bench.model.load import RateUnit
 from ingest_bench.model.samples import describe_item_failures
+from ingest_bench.protocols.response import Verdict
 from ingest_bench.units import format_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ingest_bench.documents.body import Body
-    from ingest_bench.documents.source import Source
-    from ingest_bench.model.load import RateUnit
-    from ingest_bench.protocols.response import Verdict
 
 # A server that names each failure after its document must not fill our memory and the report.
 _MAX_ERROR_KINDS = 50

@@ -18,22 +18,17 @@ and reads their files. An unavailable number is a Reading of None with a Note th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.inputs.names import check_name
 from ingest_bench.probes import jfr, oom, recording
-from ingest_bench.probes.context import list_logs
+from ingest_bench.probes.context import Probe, list_logs
 from ingest_bench.probes.gc import GC
 from ingest_bench.probes.heap import HEAP
 from ingest_bench.probes.host import HOST
 from ingest_bench.probes.kernel_reads import KERNEL_READS, check_capability
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from ingest_bench.probes.context import Probe
 
 PROBES: Mapping[str, Probe] = {
     "reads": jfr.READS,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ingest_bench.inputs import records
+from ingest_bench.jvm.options import Log
+from ingest_bench.model.results import ProbeOutput
 from ingest_bench.model.target import NETWORK_PACKAGES, ThreadRoles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from ingest_bench.jvm.options import Log
-    from ingest_bench.model.results import ProbeOutput
 
 Events = dict[str, dict[str, str]]
 """Flight recorder events by name, each with its settings: {"jdk.SocketRead": {"threshold": "0 ns"}}."""

@@ -7,22 +7,18 @@ pauses of the same collections, otherwise the run is invalid. If the recording i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files, untrusted
 from ingest_bench.jvm.options import Log
 from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series, percentile
 from ingest_bench.probes import gc_log, recording
-from ingest_bench.probes.context import Probe
+from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.gc_log import GcLog, Pause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from ingest_bench.probes.context import Events, ReadContext
 
 _LOG = "gc.log"
 # It has every collection; the recording starts after the first ones. Not gc+humongous=debug: it adds an unused line for

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Decimal separators of the JVM's locale (LC_NUMERIC): glibc has these three.
 _DECIMAL = r"[0-9]+[.,\u066b][0-9]+"

@@ -17,20 +17,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ingest_bench.model.load import MAX_MEASURE_NS
 from ingest_bench.model.results import Note, ProbeOutput, Reading, Series
+from ingest_bench.model.target import ThreadRole
 from ingest_bench.probes import gc, recording
-from ingest_bench.probes.context import Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ingest_bench.model.target import ThreadRole
-    from ingest_bench.probes.context import ReadContext
-    from ingest_bench.probes.gc_log import GcLog, Pause
+from ingest_bench.probes.context import Probe, ReadContext
+from ingest_bench.probes.gc_log import GcLog, Pause
 
 # A sample of all threads takes microseconds; the next one is a second later.
 _SAMPLE_NS = 200_000_000

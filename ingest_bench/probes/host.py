@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import records
 from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series
 from ingest_bench.probes import recording
-from ingest_bench.probes.context import Probe
+from ingest_bench.probes.context import Probe, ReadContext
 from ingest_bench.probes.proc import ALWAYS, FIELDS, PRESSURE, TICK_NS, VMSTAT, ThreadWait
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from ingest_bench.probes.context import ReadContext
 
 _FILE, _THREADS, _LOG = "host.jsonl", "host-threads.jsonl", "host.log"
 # Above every clock and counter; two such values can still be added in 64 bits.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ingest_bench.model.results import CauseIntervals, Histogram, Interval, Note, ProbeOutput, Reading, Stacks
 from ingest_bench.probes import gc, recording
-from ingest_bench.probes.context import Events, Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ingest_bench.probes.context import ReadContext
+from ingest_bench.probes.context import Events, Probe, ReadContext
 
 # --- reads: the size of every socket read of the load's connections.
 

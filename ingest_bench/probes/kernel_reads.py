@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.host.capability_checks import run_check
 from ingest_bench.inputs import files, records
 from ingest_bench.jvm import attach
+from ingest_bench.model.experiment import Capability
 from ingest_bench.model.results import Histogram, Note, ProbeOutput, Reading
 from ingest_bench.probes import recording
-from ingest_bench.probes.context import Probe
+from ingest_bench.probes.context import Probe, ReadContext
 from ingest_bench.probes.kernel_tap import RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from ingest_bench.model.experiment import Capability
-    from ingest_bench.probes.context import ReadContext
 
 _READS, _REPORT, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h

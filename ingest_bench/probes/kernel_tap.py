@@ -17,12 +17,10 @@ import select
 import struct
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 # One read as numpy type strings. `header` is the ring's, `at_ns` CLOCK_MONOTONIC, `returned` the return value of the
 # read (0: end of stream, negative: an error number), `requested` the caller's buffer room (0: unknown).

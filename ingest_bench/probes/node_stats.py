@@ -9,19 +9,17 @@ import itertools
 import json
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.inputs import files, records
 from ingest_bench.model.results import Note, ProbeOutput, Reading, Series
 from ingest_bench.units import quote_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 FILE = "node-stats.jsonl"
 _PERIOD_S = 1.0

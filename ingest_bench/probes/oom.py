@@ -10,16 +10,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from ingest_bench.inputs import files, untrusted
 from ingest_bench.jvm.options import Log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 Kind = Literal["heap", "direct", "metaspace", "threads", "other"]
 

@@ -13,20 +13,16 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.host import cgroup_files
+from ingest_bench.host.cgroup_files import Cgroup
 from ingest_bench.host.cpu import parse_ticks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ingest_bench.host.cgroup_files import Cgroup
 
 PERIOD_NS = 100_000_000
 PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))

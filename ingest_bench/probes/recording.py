@@ -7,24 +7,20 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from ingest_bench import jvm, system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs import records
 from ingest_bench.inputs.files import read_text, sha256
-from ingest_bench.jvm.java import compile_classes
+from ingest_bench.jvm.java import Java, compile_classes
 from ingest_bench.model.results import Note
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
-
-    from ingest_bench.jvm.java import Java
-    from ingest_bench.probes.context import Events, ReadContext
+from ingest_bench.probes.context import Events, ReadContext
 
 # With two recordings the higher rate applies, and "off" is the lowest. Since Java 25 the default for reads is 100/s.
 _NO_THROTTLE = {"enabled": "true", "throttle": "1000000/ms"}

@@ -25,7 +25,6 @@ LEAST_RATIO = 1.1
 """Below this ratio two cells count as equal: replicates of one cell differ by a few percent."""
 NETWORK_COLUMN = "outside_tlab_network_bytes_per_gb"
 """What the network layer allocated outside TLABs for each GB accepted."""
-NO_CHANGE = "no change seen"
 _READS, _RATE, _PAUSES = "read_bytes_mean", "docs_per_s_mean", "gc_pause_ms_total_per_gb"
 # By column: sentence, format, and which value is best ("highest" or "lowest"), if one is.
 _SENTENCES: Mapping[str, Sequence[str]] = TABLES["sentences"]
@@ -73,11 +72,19 @@ class _Pair:
         first, second = (row.median(column) for row in self.rows)
         return (second or 0.0) / first if first else 0.0
 
-    def compare(self, summaries: Sequence[Summary], column: str) -> Comparison:
-        """Return the comparison of these cells, judged with all others in this column."""
+    def compare(self, summaries: Sequence[Summary], column: str) -> tuple[Comparison, str]:
+        """Return the comparison of these cells, judged with all others in this column, and its verdict.
+
+        The verdict is "" if the change is distinct, or has none. Of many comparisons one may differ by chance although
+        its own interval excludes "no change": then it says of how many.
+        """
         names = [row.name for row in self.rows]
         changes = comparison.compare_pairs(summaries, [column])
-        return next(change for change in changes if [change.first, change.second] == names)
+        change = next(change for change in changes if [change.first, change.second] == names)
+        if change.is_distinct is not False:
+            return change, ""
+        low, high = change.relative_interval or (0.0, 0.0)
+        return change, "no change seen" if low <= 0 <= high else f"one of {len(changes)} comparisons"
 
 
 def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
@@ -99,18 +106,16 @@ def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
     if pair is None:
         values = format_range([row.median(column) or 0.0 for row in measured], partial(format_value, column))
         return sentence.format(values) + ending
-    # Not judged with all others: hundreds of cells have thousands of pairs, and each takes milliseconds.
-    factor, change = pair.factor(column), comparison.compare_cells(column, *pair.rows, paired=True)
-    ends = [end + 1 for end in (change and change.relative_interval) or ()]
+    factor, (change, verdict) = pair.factor(column), pair.compare(summaries, column)
+    ends = [end + 1 for end in change.relative_interval or ()]
     ratios = [
         ratio if factor > 1 else 1 / ratio if ratio else math.inf
         for ratio in (factor, *sorted(ends, reverse=factor < 1))
     ]
-    interval = "1 run per cell" if change is None or change.interval is None else ""
+    interval = "1 run per cell" if change.interval is None else ""
     if ends:
         low, high = ratios[1:]
         interval = f"{format_number(low)} {'or more' if high == math.inf else f'to {format_number(high)}'}"
-    verdict = NO_CHANGE if change and change.is_distinct is False else ""
     details = ", ".join(filter(None, (interval, verdict, *pair.conditions)))
     times = f"{ratios[0]:.{0 if ratios[0] >= 10 else 1}f} times"
     return f"{sentence.format(pair.describe(column))}: {times}{f' ({details})' if details else ''}{ending}"
@@ -164,14 +169,14 @@ def _build_tile(
     pair = pair if pair and pair.factor(column) else _find_pair(summaries, rows, column)
     if pair is None:
         return Tile(title, f"{format_range(values, partial(format_value, column))}", name)
-    factor, change = pair.factor(column), pair.compare(summaries, column)
+    factor, (change, verdict) = pair.factor(column), pair.compare(summaries, column)
     answer = (
         f"{factor - 1:+.0%}" if 0.5 < factor < 2 else f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
     )
-    verdict = {None: ", no verdict", False: f", {NO_CHANGE}"}.get(change.is_distinct, "")
+    verdict = "no verdict" if change.is_distinct is None else verdict
     text = f"{name}: {', '.join((' → '.join(pair.list_values(column)), *pair.conditions))}"
     interval = change_tables.format_interval(change) or change_tables.NO_VERDICT
-    return Tile(title, f"{answer}{verdict}", text, interval)
+    return Tile(title, ", ".join(filter(None, (answer, verdict))), text, interval)
 
 
 def _find_measured(rows: Sequence[CellRuns], columns: Sequence[str]) -> str:

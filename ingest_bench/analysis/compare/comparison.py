@@ -136,11 +136,10 @@ class Comparison:
     """Standard error of the difference."""
     freedom: float | None = None
     """Its degrees of freedom; None with fewer than two runs on a side: the error is unknown then."""
-    relative_interval: tuple[float, float] | None = None
-    """95% interval of the relative change. None without an interval, with a negative mean, or without a first mean
-    above 0. The upper end is infinite if the first mean is not distinguishable from 0."""
     sides: Sides | None = None
     """The numbers behind it; None for a step of a history."""
+    step_interval: tuple[float, float] | None = None
+    """95% interval of the relative change of a step of a history."""
     is_distinct: bool | None = None
     """Whether chance is an unlikely explanation, judged with all comparisons of a table; None if unknown."""
 
@@ -155,6 +154,15 @@ class Comparison:
         if self.first_mean:
             return self.difference / abs(self.first_mean)
         return None if self.difference else 0.0
+
+    @property
+    def relative_interval(self) -> tuple[float, float] | None:
+        """Return the 95% interval of the relative change.
+
+        None without an interval, with a negative mean, or without a first mean above 0. The upper end is infinite if
+        the first mean is not distinguishable from 0.
+        """
+        return self.step_interval if self.sides is None else _relative_interval(self.sides)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -196,7 +204,6 @@ def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: boo
         second_mean=fmean(now),
         error=error,
         freedom=freedom,
-        relative_interval=sides.relative_interval(),
         sides=sides,
     )
     return mark_distinct([comparison])[0]
@@ -305,6 +312,8 @@ def variance_floor(column: str, rows: Sequence[CellRuns]) -> VarianceFloor:
 
 # Exact (0 for equal numbers) and therefore slow; an interval needs the same variances many times.
 _variance = lru_cache(maxsize=64)(variance)
+# Takes milliseconds. Of thousands of pairs of cells a page shows a few, each several times.
+_relative_interval = lru_cache(maxsize=256)(Sides.relative_interval)
 
 
 def _mean(column: str, rows: Sequence[CellRuns]) -> float:

@@ -198,7 +198,7 @@ def _build_change(column: str, cell: str, points: _Points, step: level_changes.S
         second_mean=step.before + step.size,
         error=step.error,
         freedom=step.freedom,
-        relative_interval=step.relative,
+        step_interval=step.relative,
         is_distinct=True,
     )
     return Change(place=step.place, compared=compared, facts=_changed_facts(points, step.place))

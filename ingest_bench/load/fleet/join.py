@@ -9,20 +9,15 @@ import re
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load.fleet.keys import WorkerKeys
 from ingest_bench.load.fleet.roster import PORT
-from ingest_bench.model.target import Endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ingest_bench.load.fleet.keys import WorkerKeys
-    from ingest_bench.load.fleet.transfer import Watched
-    from ingest_bench.model.target import Url
+from ingest_bench.load.fleet.transfer import Watched
+from ingest_bench.model.target import Endpoint, Url
 
 _FOLDER, _LOCK = "ingest-bench-worker-", "worker.lock"
 

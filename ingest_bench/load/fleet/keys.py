@@ -9,7 +9,8 @@ import json
 import os
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import zmq
 from zmq.utils import z85
@@ -17,9 +18,6 @@ from zmq.utils import z85
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.records import from_json, to_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUN_FILE = "run.key"
 _REMEDY = "`ingest-bench worker --new-keys DIR` generates new ones"

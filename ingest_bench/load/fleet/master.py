@@ -11,8 +11,9 @@ import logging
 import os
 import resource
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 import locust.log
@@ -20,6 +21,7 @@ import locust.runners
 from gevent.event import AsyncResult
 from gevent.pool import Pool
 from locust.env import Environment
+from locust.runners import MasterRunner
 
 from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.inputs.records import decode, from_json
@@ -29,11 +31,6 @@ from ingest_bench.load.fleet.keys import RunKeys
 from ingest_bench.load.fleet.transfer import receive_file
 from ingest_bench.model.samples import ClockOffset
 from ingest_bench.model.target import Endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from locust.runners import MasterRunner
 
 _WATCH_S = 0.2
 # The parent gives up a master that is silent for 30 s (`fleet.roster`).

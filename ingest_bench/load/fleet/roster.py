@@ -12,25 +12,22 @@ import re
 import selectors
 import shutil
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.fleet import transfer
+from ingest_bench.load.fleet.keys import RunKeys
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import LoadWorker, Workers
 from ingest_bench.model.samples import ClockOffset, WorkerReport
+from ingest_bench.model.target import Endpoint
 from ingest_bench.model.values import CONTROL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from ingest_bench.load.fleet.keys import RunKeys
-    from ingest_bench.load.plan import LoadPlan
-    from ingest_bench.model.target import Endpoint
 
 # Where workers join. Below 32768, the first port that the kernel takes for outgoing connections.
 PORT = 23185

@@ -10,9 +10,10 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -23,11 +24,6 @@ from ingest_bench.model.network import InterfaceName, LinkCheck
 from ingest_bench.model.samples import MOMENTS, RECORDS, ClockOffset, WorkerReport
 from ingest_bench.model.target import Endpoint, Pid
 from ingest_bench.model.values import Between, Label, Length, Line, Name, Pattern, monotonic_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 # Pieces of about 512 kB, one after the other: 10 MB/s at 50 ms RTT, and heartbeats wait for one piece only. A piece
 # holds whole records of each type.

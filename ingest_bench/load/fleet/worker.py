@@ -17,9 +17,10 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 import locust
@@ -35,15 +36,11 @@ from ingest_bench.errors import IngestBenchError, RunFailed, describe_error_for_
 from ingest_bench.inputs import credentials
 from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.fleet import curve
+from ingest_bench.load.fleet.join import JoinOptions
 from ingest_bench.load.fleet.transfer import read_piece
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import LocalWorker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ingest_bench.load.fleet.join import JoinOptions
-    from ingest_bench.model.target import ServerAddress, Url
+from ingest_bench.model.target import ServerAddress, Url
 
 # The master answers a heartbeat each second. Ours are counted: after a pause of our own it has time to answer.
 _MAX_UNANSWERED_HEARTBEATS = 6

@@ -14,20 +14,17 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.network import classic_bpf as bpf
+from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import tcp_info
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ingest_bench.network.act.link import Link
 
 WIRE_FILE = "wire.json"
 _READ_INTERVAL_S = 0.02
