@@ -179,14 +179,15 @@ def _draw_heap(axes: Axes, rows: Rows, paint: Paint) -> None:
     """
     totals, parts = ([row.median(column) for row in rows] for column in ALLOCATED)
     has_parts = any(parts)
-    label = f"dark: network{'; hatched: unknown' if None in parts else ''}" if has_parts else ""
-    _begin_at_zero(axes, (total or 0.0 for total in totals), label)
+    lines = ["dark: network", *(["hatched: unknown"] if None in parts else [])]
+    _begin_at_zero(axes, (total or 0.0 for total in totals), ";\n".join(lines) if has_parts else "")
     for number, row, total in _iterate_known(axes, rows, totals):
         part = parts[number]
         hatch = "///" if has_parts and part is None else ""
-        axes.barh(number, total, color=paint[row.name], alpha=0.35, height=0.5, hatch=hatch)
+        colour = paint[row.name]
+        axes.barh(number, total, color=colour, edgecolor=colour, linewidth=0, alpha=0.35, height=0.5, hatch=hatch)
         if part is not None:
-            axes.barh(number, part, color=paint[row.name], height=0.5)
+            axes.barh(number, part, color=colour, height=0.5)
         _write_right(axes, total, number, format_gb(total))
 
 
