@@ -364,6 +364,11 @@ def test_first_sample_is_from_before_the_load(tmp_path: Path) -> None:
     # The limit is 30 s.
     assert time.monotonic() - start_s < 20
     assert "host: exited." in (tmp_path / "host.log").read_text()
+    # A full disk does not end the run here.
+    (tmp_path / "host.log").unlink()
+    (tmp_path / "host.log").symlink_to("/dev/full")
+    with PROBES["host"].watch(ended.pid, tmp_path):
+        pass
 
 
 def test_samples_of_a_part_of_the_measurement_are_not_its_numbers(tmp_path: Path) -> None:

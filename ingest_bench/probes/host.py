@@ -75,9 +75,9 @@ def _watch(server_pid: int, raw: Path) -> Iterator[None]:
         except RunFailed as error:
             failure = f"{error}\n"
         yield
-    if failure:
-        with (raw / _LOG).open("a", encoding="utf-8") as log:
-            log.write(failure)
+    # A full disk ends the sampling too, and takes no text.
+    with suppress(OSError), (raw / _LOG).open("a", encoding="utf-8") as log:
+        log.write(failure)
 
 
 def _read(context: ReadContext) -> Iterator[ProbeOutput]:
