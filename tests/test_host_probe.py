@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from probe_lab import causes, make_context, notes, read, readings, series, write_recording
 
@@ -123,7 +124,11 @@ def test_readings_are_increases_within_the_measurement(tmp_path: Path) -> None:
     for values, sock_bytes in zip(within, (100, 300, 200), strict=True):
         values["cgroup_sock_bytes"] = sock_bytes
     lines = [line(10 + at, server_user_ns=(2 + at) * SECOND, **values) for at, values in enumerate(within)]
-    outputs = read_host(tmp_path, [line(9), *lines, line(13, server_user_ns=99 * SECOND), line(14)[:7]])
+    # The measurement ends between two samples.
+    end = {"server_context_switches_voluntary": 170, "cpu_busy_ticks": 60, **later}
+    end |= {"server_system_ns": SECOND, "cpu_steal_ticks": 20, "cgroup_sock_bytes": 9000}
+    after = line(14, **end, server_user_ns=4 * SECOND), line(15, server_user_ns=99 * SECOND), line(16)[:7]
+    outputs = read_host(tmp_path, [line(9), *lines, *after])
     values = readings(outputs)
     assert (values["server_cpu_s"], values["server_cpu_user_s"], values["server_cpu_system_s"]) == (3, 2, 1)
     assert values["server_context_switches_voluntary"] == 70
@@ -147,7 +152,8 @@ def test_cpu_ticks_that_decrease_count_as_zero(tmp_path: Path) -> None:
         line(10 + at / 10, cpu_busy_ticks=30 * at, cpu_idle_ticks=60 * at, cpu_steal_ticks=ticks)
         for at, ticks in enumerate(steal)
     ]
-    outputs = read_host(tmp_path, lines, end_s=11)
+    last = line(11, cpu_busy_ticks=90, cpu_idle_ticks=180, cpu_steal_ticks=10)
+    outputs = read_host(tmp_path, [*lines, last], end_s=11)
     values = readings(outputs)
     assert (values["cpu_busy_share"], values["cpu_steal_share"]) == (90 / 290, 20 / 290)
     assert causes(outputs)["CPU stolen by the hypervisor"] == ()
@@ -156,7 +162,8 @@ def test_cpu_ticks_that_decrease_count_as_zero(tmp_path: Path) -> None:
 def test_missing_counter_is_unavailable(tmp_path: Path) -> None:
     counters = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_bytes", "cgroup_memory_bytes")
     lacks: dict[str, None] = dict.fromkeys(counters)
-    lines = [line(10, **lacks, thp_fault_alloc=4, pgmajfault=7), line(11, **lacks, thp_fault_alloc=9, pgmajfault=7)]
+    faults = ((10, 4), (11, 9), (12, 9))
+    lines = [line(at, **lacks, thp_fault_alloc=huge, pgmajfault=7) for at, huge in faults]
     outputs = read_host(tmp_path, lines, end_s=12)
     values = readings(outputs)
     missing = ("compact_stall", "numa_pages_migrated", "allocstall", "cgroup_sock_mean_bytes", "cgroup_sock_max_bytes")
@@ -194,7 +201,7 @@ def test_causes_of_the_machine_have_intervals(tmp_path: Path) -> None:
 @pytest.mark.parametrize("set_s", [-3600, -0.15, 0.6, 9], ids=["an hour back", "back", "forward", "far forward"])
 def test_clock_step_changes_neither_rates_nor_times(tmp_path: Path, set_s: float) -> None:
     # The clock that counts is that of the end: the samples of the load are on it.
-    walls = [10 + at / 10 - (set_s if at < 5 else 0) for at in range(20)]
+    walls = [10 + at / 10 - (set_s if at < 5 else 0) for at in range(21)]
     lines = [
         line(
             wall,
@@ -209,11 +216,11 @@ def test_clock_step_changes_neither_rates_nor_times(tmp_path: Path, set_s: float
     (tmp_path / "host-threads.jsonl").write_text("\n".join(waited))
     outputs = read_host(tmp_path, lines, end_s=12)
     cores = series(outputs)["server_cpu_cores"]
-    assert cores.at_ns == tuple((101 + at) * SECOND // 10 for at in range(19))
-    assert cores.values == pytest.approx([0.5] * 19)
+    assert cores.at_ns == tuple((101 + at) * SECOND // 10 for at in range(20))
+    assert cores.values == pytest.approx([0.5] * 20)
     values = readings(outputs)
     assert values["pressure_io_full_share"] == pytest.approx(0.6)
-    assert values["server_cpu_s"] == pytest.approx(0.95)
+    assert values["server_cpu_s"] == pytest.approx(1)
     spans = list_spans(outputs)
     assert spans["server process stopped"] == [(10.25, 10.35)]
     assert spans["server threads waiting for a CPU"] == [("merge", 10.4, 10.5), ("write", 10.2, 10.3)]
@@ -287,7 +294,7 @@ def test_busiest_thread_is_named_with_its_share_of_a_cpu(tmp_path: Path) -> None
     runs += [run(10.2, 8, "nioEventLoopGro", 99), run(9.9, 8, "nioEventLoopGro", 99)]
     runs += [run(10 + at / 10, 9, "C2 CompilerThre", 100) for at in range(9)]
     (tmp_path / "host-threads.jsonl").write_text("\n".join(runs))
-    values = readings(read_host(tmp_path, map(line, (10, 10.1, 10.2)), end_s=11))
+    values = readings(read_host(tmp_path, map(line, (10, 10.1, 11)), end_s=11))
     assert values["server_thread_busiest"] == "nioEventLoopGro"
     assert values["server_thread_cpu_share"] == pytest.approx(0.72)
 
@@ -342,7 +349,9 @@ def test_server_with_more_threads_than_half_of_the_file_limit_is_sampled(tmp_pat
         assert server.stdout is not None
         server.stdout.readline()
         files = (str(samples_file), str(tmp_path / "waits.jsonl"))
-        with subprocess.Popen(("sh", "-c", FEW_FILES, sys.executable, str(server.pid), *files)) as probe:
+        with subprocess.Popen(
+            ("sh", "-c", FEW_FILES, sys.executable, str(server.pid), *files), stdin=subprocess.PIPE
+        ) as probe:
             while probe.poll() is None and len(samples_file.read_text().splitlines()) < 2:
                 time.sleep(0.05)
             probe.kill()
@@ -373,13 +382,50 @@ def test_first_sample_is_from_before_the_load(tmp_path: Path) -> None:
 
 def test_samples_of_a_part_of_the_measurement_are_not_its_numbers(tmp_path: Path) -> None:
     lines = [line(10 + at, server_user_ns=at * SECOND, server_threads_stopped=at % 2) for at in range(4)]
-    for start_s, end_s, server_cpu_s in ((10, 14, 3), (10, 20, None), (5, 14, None)):
+    for start_s, end_s, server_cpu_s in ((10, 13, 3), (11, 13, 2), (10, 14, None), (10, 20, None), (5, 12, None)):
         outputs = read_host(tmp_path, lines, start_s, end_s)
         assert readings(outputs).get("server_cpu_s") == server_cpu_s
         assert (len(notes(outputs)) == 1) is (server_cpu_s is None)
         # What happened at the moments of the samples is known.
         assert any(isinstance(output, CauseIntervals) and output.intervals for output in outputs)
-    assert notes(outputs) == ["sampled 3.0 of 9.0 s: numbers of the measurement are unknown, see host.log of the run"]
+    assert notes(outputs) == ["sampled 2.00 of 7.00 s: numbers of the measurement are unknown, see host.log of the run"]
+
+
+@pytest.mark.parametrize("phase_ns", [0, 30_000_000, 99_000_000])
+@pytest.mark.parametrize("length_s", [1, 2, 10])
+def test_a_server_of_one_cpu_has_the_length_of_the_measurement_as_cpu_time(
+    tmp_path: Path, length_s: int, phase_ns: int
+) -> None:
+    moments = [9 * SECOND + phase_ns + number * SECOND // 10 for number in range(10 * length_s + 20)]
+    lines = [line(at_ns / SECOND, server_user_ns=at_ns - 8 * SECOND) for at_ns in moments]
+    whole_length = readings(read_host(tmp_path, lines, 10, 10 + length_s))
+    assert whole_length["server_cpu_s"] == pytest.approx(length_s)
+    # A sampler that began after the start, or ended before the end, by however little.
+    inside = [number for number, at_ns in enumerate(moments) if 10 * SECOND < at_ns < (10 + length_s) * SECOND]
+    for part in (lines[inside[0] :], lines[: inside[-1] + 1]):
+        assert "server_cpu_s" not in readings(read_host(tmp_path, part, 10, 10 + length_s))
+
+
+@pytest.mark.processes
+def test_last_sample_is_from_after_the_load(tmp_path: Path) -> None:
+    with PROBES["host"].watch(os.getpid(), tmp_path):
+        end_ns = time.time_ns()
+    (*_, last) = (tmp_path / "host.jsonl").read_text().splitlines()
+    assert json.loads(last)[proc.FIELDS.index("at_ns")] >= end_ns
+    assert (tmp_path / "host.log").read_text().endswith("host: exited with code 0\n")
+
+
+@pytest.mark.processes
+def test_killed_sampler_leaves_no_numbers_and_says_so(tmp_path: Path) -> None:
+    with PROBES["host"].watch(os.getpid(), tmp_path):
+        start_ns = time.time_ns()
+        (sampler,) = (child for child in psutil.Process().children() if "ingest_bench.probes.proc" in child.cmdline())
+        time.sleep(0.5)
+        sampler.kill()
+    outputs = read("host", make_context(tmp_path, start_ns, time.time_ns()))
+    assert "server_cpu_s" not in readings(outputs)
+    assert len(notes(outputs)) == 1
+    assert (tmp_path / "host.log").read_text().endswith("host: was killed by signal 9\n")
 
 
 def test_stopped_process_has_stopped_threads() -> None:

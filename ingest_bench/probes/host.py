@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,8 @@ _RATES = {
 _QUARTER, _HALF = 0.25, 0.5
 # 10 MiB of small pages in 100 ms: copying them takes the kernel some milliseconds.
 _MANY_PAGES = 2560
-_READY_S = 30
-# Samples that begin later or end earlier do not cover the measurement. A busy machine delays one by tenths of a second.
-_MAX_GAP_NS = 10**9
+# For the first sample, and for the last one. A busy machine delays one by tenths of a second.
+_SAMPLE_LIMIT_S = 30
 _NO_CPU, _DISK = "server threads waiting for a CPU", "server threads waiting for a disk"
 # The JVM's own threads, by the 15 characters that the kernel keeps: their waits delay no request by themselves.
 _JVM_THREAD = re.compile(
@@ -65,25 +64,34 @@ _JVM_THREAD = re.compile(
 
 @contextmanager
 def _watch(server_pid: int, raw: Path) -> Iterator[None]:
-    """Write one line of counters every 100 ms, by a child process. psutil counts switches of the main thread only."""
+    """Write one line of counters every 100 ms, by a child process, from before the load until after it.
+
+    psutil counts switches of the main thread only.
+    """
+    ending: list[str] = []
+
+    def wait(read_output: Callable[[float], str]) -> None:
+        # A server that has ended has no sample.
+        try:
+            read_output(_SAMPLE_LIMIT_S)
+        except RunFailed as error:
+            ending.append(f"{error}\n")
+
     argv = system.build_module_argv("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
     with system.Child(argv, name="host", log=raw / _LOG) as child:
-        # The first sample must be from before the load. A dead server has none, and the log says so.
-        failure = ""
-        try:
-            child.read_line(_READY_S)
-        except RunFailed as error:
-            failure = f"{error}\n"
+        wait(child.read_line)
         yield
+        wait(child.read_until_exit)
+        ending.append(f"{child.name}: {child.describe_exit()}\n")
     # A full disk ends the sampling too, and takes no text.
     with suppress(OSError), (raw / _LOG).open("a", encoding="utf-8") as log:
-        log.write(failure)
+        log.writelines(ending)
 
 
 def _read(context: ReadContext) -> Iterator[ProbeOutput]:
-    """Yield increases of counters, means and maxima of levels, from the first to the last sample within.
+    """Yield increases of counters within the measurement, means and maxima of the levels of its samples.
 
-    Of a measurement that the samples do not cover, as after the end of the server, only what they say of their moments.
+    If the samples do not cover the measurement, as of a server that ended, these are unknown; yield the rest.
     """
     table = _load_table(context.raw / _FILE)
     # The load's samples are on CLOCK_REALTIME as it was at the end. Distances are those of CLOCK_MONOTONIC, so that
@@ -99,12 +107,12 @@ def _read(context: ReadContext) -> Iterator[ProbeOutput]:
     if samples < 2:
         yield Note(source="host", text=f"{samples} samples within the measurement: see {_LOG} of the run")
         return
-    first_ns, last_ns = int(at_ns[within][0]), int(at_ns[within][-1])
-    is_covered = first_ns - context.start_ns <= _MAX_GAP_NS and context.end_ns - last_ns <= _MAX_GAP_NS
+    start_ns, end_ns = max(at_ns[0], context.start_ns), min(at_ns[-1], context.end_ns)
+    is_covered = (start_ns, end_ns) == (context.start_ns, context.end_ns)
     if is_covered:
-        yield from _readings({name: column[within] for name, column in table.items()})
+        yield from _readings(table, within, (start_ns, end_ns))
     else:
-        sampled = f"sampled {(last_ns - first_ns) / 1e9:.1f} of {(context.end_ns - context.start_ns) / 1e9:.1f} s"
+        sampled = f"sampled {(end_ns - start_ns) / 1e9:.2f} of {(context.end_ns - context.start_ns) / 1e9:.2f} s"
         yield Note(source="host", text=f"{sampled}: numbers of the measurement are unknown, see {_LOG} of the run")
     yield from _series(table)
     yield from machine_causes(table)
@@ -132,8 +140,15 @@ def _load_table(path: Path) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
 
 
-def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
-    increases = {name: float(samples[name][-1] - samples[name][0]) for name in FIELDS}
+def _readings(
+    table: Mapping[str, NDArray[np.float64]], within: NDArray[np.bool_], measurement_ns: tuple[float, float]
+) -> Iterator[Reading]:
+    # Between two samples a counter grows at a constant rate.
+    def increase(counter: NDArray[np.float64]) -> float:
+        return float(np.diff(np.interp(measurement_ns, table["at_ns"], counter))[0])
+
+    increases = {name: increase(column) for name, column in table.items()}
+    samples = {name: column[within] for name, column in table.items()}
     # `FIELDS` that every kernel counts are never NaN.
     user_s, system_s = increases["server_user_ns"] / 1e9, increases["server_system_ns"] / 1e9
     yield Reading("server_cpu_s", user_s + system_s)
@@ -141,7 +156,7 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
     yield Reading("server_cpu_system_s", system_s)
     for name in _INCREASES:
         yield Reading(name, None if np.isnan(increases[name]) else round(increases[name]))
-    busy, steal, idle = (float(ticks[1:].sum()) for ticks in _ticks(samples))
+    busy, steal, idle = (increase(np.cumsum(np.nan_to_num(ticks))) for ticks in _ticks(table))
     total = max(busy + steal + idle, 1)
     yield Reading("cpu_busy_share", busy / total)
     yield Reading("cpu_steal_share", steal / total)

@@ -1,4 +1,4 @@
-"""Child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT WAITS` samples /proc until it is stopped.
+"""Child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT WAITS` samples /proc until its input ends.
 
 OUT gets one JSON list per line, in the order of `FIELDS`; null if this machine does not count it. WAITS gets one JSON
 object (`ThreadWait`) for each thread that waited between two samples, or ran for more than half of the time.
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import resource
+import select
 import sys
 import time
 from collections import Counter
@@ -73,33 +74,35 @@ _MIN_WAIT_NS = 20_000_000
 
 
 def main(pid: int, samples: Path, waits: Path) -> None:
-    """Sample until the server has ended or this process is stopped; a late sample does not delay the next ones.
+    """Sample until the server has ended or standard input ends; a late sample does not delay the next ones.
 
-    Prints a line after the first sample.
+    Prints a line after the first sample. Takes the last one after the end of standard input.
     """
     # Two files per server thread stay open. The usual limit of 1024 was too low for 510 threads.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     threads, cgroups = ThreadSampler(pid), find_cgroups(pid)
-    next_ns, is_first = time.monotonic_ns(), True
     with (
         samples.open("w", encoding="utf-8", buffering=1) as sample_file,
         waits.open("w", encoding="utf-8", buffering=1) as wait_file,
+        # The server has ended.
+        suppress(FileNotFoundError, ProcessLookupError),
     ):
-        while True:
-            try:
-                sample_file.write(json.dumps(sample(pid, threads, cgroups)) + "\n")
-                for wait in threads.waits():
-                    wait_file.write(json.dumps(dataclasses.asdict(wait)) + "\n")
-            except (FileNotFoundError, ProcessLookupError):
-                return
-            if is_first:
-                sys.stdout.write("sampling\n")
-                sys.stdout.flush()
-                is_first = False
+
+        def write_sample() -> None:
+            sample_file.write(json.dumps(sample(pid, threads, cgroups)) + "\n")
+            for wait in threads.waits():
+                wait_file.write(json.dumps(dataclasses.asdict(wait)) + "\n")
+
+        next_ns, is_last = time.monotonic_ns(), False
+        write_sample()
+        sys.stdout.write("sampling\n")
+        sys.stdout.flush()
+        while not is_last:
             now_ns = time.monotonic_ns()
             next_ns = max(next_ns + PERIOD_NS, now_ns)
-            time.sleep((next_ns - now_ns) / 1e9)
+            is_last = bool(select.select([sys.stdin], [], [], (next_ns - now_ns) / 1e9)[0])
+            write_sample()
 
 
 def find_cgroups(pid: int) -> dict[str, Cgroup]:
