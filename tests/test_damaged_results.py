@@ -298,7 +298,7 @@ def test_impossible_line_of_the_host_probe_is_skipped(tmp_path: Path, line: str)
 def test_impossible_sample_of_the_host_probe_is_skipped(tmp_path: Path, name: str, value: float | None) -> None:
     lines = [[at] * len(proc.FIELDS) for at in range(10, 14)]
     odd: list[Any] = [value if field == name else 14 for field in proc.FIELDS]
-    (tmp_path / "host.jsonl").write_text("\n".join(map(json.dumps, [*lines, odd])))
+    (tmp_path / "host.jsonl").write_text("\n".join(map(json.dumps, [*lines, odd, [20] * len(proc.FIELDS)])))
     raw = ReadContext(raw=tmp_path, start_ns=10, end_ns=20, ports=frozenset(), reader=tuple)
     values = {values.name: values.value for values in host.HOST.read(raw) if isinstance(values, Reading)}
     assert values["run_queue_max"] == 13

@@ -275,6 +275,13 @@ def test_finding_of_many_cells_says_of_how_many_comparisons_it_is_one() -> None:
     )
 
 
+def test_cells_with_other_factors_are_no_pair() -> None:
+    runs = made.experiment(replicates=2, network=["loopback", "ethernet"])
+    other = [dataclasses.replace(run, levels={**run.levels, "heap": "1g"}) for run in runs[2:]]
+    assert headline.describe_finding([*runs[:2], *other], READS) == "A socket read carries 35.8 KiB to 64 KiB"
+    assert [tile.title for tile in headline.build_tiles([*runs[:2], *other])] == ["Heap", "Stalls", "Throughput"]
+
+
 def test_headline_compares_the_cells_that_differ_most() -> None:
     assert headline.describe_finding(FOUR, READS) == (
         "A socket read carries 37.6 KiB over ethernet and 497 KiB over loopback: 13 times "

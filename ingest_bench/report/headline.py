@@ -5,7 +5,6 @@ The experiment names the column that answers its question (`headline`). The term
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,15 +75,16 @@ class _Pair:
         """Return the comparison of these cells, judged with all others in this column, and its verdict.
 
         The verdict is "" if the change is distinct, or has none. Of many comparisons one may differ by chance although
-        its own interval excludes "no change": then it says of how many.
+        its own interval excludes "no change": then the verdict says of how many.
         """
         names = [row.name for row in self.rows]
         changes = comparison.compare_pairs(summaries, [column])
         change = next(change for change in changes if [change.first, change.second] == names)
-        if change.is_distinct is not False:
+        if change.is_distinct is not False or change.interval is None:
             return change, ""
-        low, high = change.relative_interval or (0.0, 0.0)
-        return change, "no change seen" if low <= 0 <= high else f"one of {len(changes)} comparisons"
+        low, high = change.interval
+        judged = sum(other.is_distinct is not None for other in changes)
+        return change, "no change seen" if low <= 0 <= high else f"one of {judged} comparisons"
 
 
 def describe_finding(summaries: Sequence[Summary], column: str = "") -> str:
@@ -208,13 +208,9 @@ def find_best(column: str) -> str:
 
 def _find_pair(summaries: Sequence[Summary], rows: Sequence[CellRuns], column: str) -> _Pair | None:
     """Return the first factor that makes a difference, and the two cells that differ most in the value by it alone."""
-    varying = cells.varying_keys(summaries)
+    varying, neighbours = cells.varying_keys(summaries), list(cells.find_neighbours(rows))
     for key in varying:
-        pairs = [
-            _Pair(key, pair, varying)
-            for pair in itertools.combinations(rows, 2)
-            if [other for other in pair[0].levels if pair[0].levels[other] != pair[1].levels.get(other)] == [key]
-        ]
+        pairs = [_Pair(key, (first, second), varying) for other, first, second in neighbours if other == key]
         best = max(pairs, key=lambda pair: _distance(pair.factor(column)), default=None)
         if best is not None and _distance(best.factor(column)) >= LEAST_RATIO:
             return best

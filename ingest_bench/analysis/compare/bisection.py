@@ -101,7 +101,7 @@ class _Judge:
             if self._count(end) < self._bisection.replicates:
                 return self._progress(end)
         self._add(self._good, "good end")
-        ends = self._compare(self._bad)
+        (ends,) = comparison.mark_distinct([self._compare(self._bad)])
         self._add(self._bad, "bad end" if ends.is_distinct else "undecided", change=ends)
         return None if ends.is_distinct else self._progress(problem="the ends do not differ")
 

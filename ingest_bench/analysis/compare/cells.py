@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from statistics import median
 
 from ingest_bench.analysis import quantiles
@@ -29,6 +30,8 @@ class CellRuns:
     name: str
     levels: Mapping[str, str]
     runs: tuple[Summary, ...]
+    _by_column: dict[str, dict[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Numbers that were asked for: each pair of cells asks again."""
 
     @property
     def valid(self) -> tuple[Summary, ...]:
@@ -57,8 +60,11 @@ class CellRuns:
 
         Runs with costly probes provide only columns that no other run has, and never a rate or a time.
         """
-        plain = _values(column, (run for run in self.valid if not run.instrumented))
-        return plain if plain or column in AFFECTED_BY_PROBES else _values(column, self.valid)
+        if column not in self._by_column:
+            plain = _values(column, (run for run in self.valid if not run.instrumented))
+            keeps = plain or column in AFFECTED_BY_PROBES
+            self._by_column[column] = plain if keeps else _values(column, self.valid)
+        return self._by_column[column]
 
     def runs_without(self, column: str) -> list[str]:
         """Return the runs that lack the number although other runs with the same probes have it."""
@@ -104,6 +110,15 @@ def group_by_cell(summaries: Iterable[Summary]) -> list[CellRuns]:
         CellRuns(name, runs[0].levels, tuple(sorted(runs, key=lambda run: run.replicate)))
         for name, runs in groups.items()
     ]
+
+
+def find_neighbours(rows: Sequence[CellRuns]) -> Iterator[tuple[str, CellRuns, CellRuns]]:
+    """Yield the pairs of cells that differ in exactly one factor, and its key."""
+    for first, second in combinations(rows, 2):
+        keys = first.levels.keys() | second.levels.keys()
+        differing = [key for key in keys if first.levels.get(key) != second.levels.get(key)]
+        if len(differing) == 1:
+            yield differing[0], first, second
 
 
 def in_factor_order(summaries: Iterable[Summary], factors: Sequence[Factor]) -> list[Summary]:

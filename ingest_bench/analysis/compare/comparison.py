@@ -22,7 +22,6 @@ The noise is measured by an A/A test, in which each cell ran on two sides (`orde
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -183,7 +182,7 @@ class Comparison:
 
 
 def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: bool) -> Comparison | None:
-    """Return the comparison of two cells, judged as the only one of its table; None if one has no number."""
+    """Return the comparison of two cells, not judged yet; None if one has no number."""
     numbers = [row.by_replicate(column) for row in (first, second)]
     if not all(numbers):
         return None
@@ -194,7 +193,7 @@ def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: boo
     before, now = (tuple(side.values()) for side in numbers)
     sides = Sides(first=before, second=now, paired=paired, floor=variance_floor(column, (first, second)))
     error, freedom = sides.error()
-    comparison = Comparison(
+    return Comparison(
         column=column,
         first=first.name,
         second=second.name,
@@ -206,7 +205,6 @@ def compare_cells(column: str, first: CellRuns, second: CellRuns, *, paired: boo
         freedom=freedom,
         sides=sides,
     )
-    return mark_distinct([comparison])[0]
 
 
 def mean_interval(column: str, row: CellRuns) -> tuple[float, float] | None:
@@ -225,12 +223,7 @@ def compare_pairs(summaries: Sequence[Summary], columns: Sequence[str]) -> list[
 
     The cell with the earlier level of the factor is the first of a pair.
     """
-    rows = cells.group_by_cell(summaries)
-    pairs = [
-        (first, second)
-        for first, second in itertools.combinations(rows, 2)
-        if sum(first.levels.get(key) != second.levels.get(key) for key in {**first.levels, **second.levels}) == 1
-    ]
+    pairs = [(first, second) for _, first, second in cells.find_neighbours(cells.group_by_cell(summaries))]
     unjudged = (compare_cells(column, *pair, paired=True) for column in columns for pair in pairs)
     return mark_distinct([comparison for comparison in unjudged if comparison is not None])
 
@@ -286,15 +279,16 @@ def _fewest(is_enough: Callable[[int], bool]) -> int | None:
 
 def mark_distinct(family: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with `is_distinct` by Holm: the k-th of n p values is compared with 5% / (n - k + 1)."""
-    ranked = sorted((item.p_value, place) for place, item in enumerate(family) if item.p_value is not None)
+    p_values = [item.p_value for item in family]
+    ranked = sorted((p_value, place) for place, p_value in enumerate(p_values) if p_value is not None)
     distinct: set[int] = set()
     for done, (p_value, place) in enumerate(ranked):
         if p_value > (1 - CONFIDENCE) / (len(ranked) - done):
             break
         distinct.add(place)
     return [
-        replace(comparison, is_distinct=None if comparison.p_value is None else place in distinct)
-        for place, comparison in enumerate(family)
+        replace(comparison, is_distinct=None if p_value is None else place in distinct)
+        for place, (comparison, p_value) in enumerate(zip(family, p_values, strict=True))
     ]
 
 
