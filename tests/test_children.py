@@ -68,7 +68,7 @@ def test_java_option_variables_are_not_inherited(monkeypatch: pytest.MonkeyPatch
 def test_python_variables_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    output = system.run(system.build_module_argv("ingest_bench.probes.proc"), check=False)
+    output = system.run(system.build_module_argv("ingest_bench.probes.kernel_tap"), check=False)
     # It is imported before it is run, of which Python warns.
     assert "RuntimeWarning" in output
     assert "list index out of range" in output

@@ -20,6 +20,7 @@ import pytest
 from ingest_bench import system
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
+from ingest_bench.host import proc
 from ingest_bench.inputs import records
 from ingest_bench.lab import buffer_advice, campaign, evaluation
 from ingest_bench.lab.runner import RunOptions
@@ -27,7 +28,7 @@ from ingest_bench.model.experiment import Run
 from ingest_bench.model.results import SCHEMAS, FileDigest, Reading, Summary
 from ingest_bench.model.samples import EVENT_LOOP_STALL
 from ingest_bench.network.measure import wire
-from ingest_bench.probes import gc, host, node_stats, proc, recording
+from ingest_bench.probes import gc, host, node_stats, recording
 from ingest_bench.probes import kernel_tap as tap
 from ingest_bench.probes.context import ReadContext
 from ingest_bench.results import layout

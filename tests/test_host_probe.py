@@ -17,10 +17,11 @@ import psutil
 import pytest
 from probe_lab import causes, make_context, notes, read, readings, series, write_recording
 
+from ingest_bench.host import proc
 from ingest_bench.host.cgroup_files import Cgroup
+from ingest_bench.host.proc import ThreadSampler, parse_number, parse_switches
 from ingest_bench.model.results import CauseIntervals, Note, ProbeOutput
-from ingest_bench.probes import PROBES, proc
-from ingest_bench.probes.proc import ThreadSampler, parse_number, parse_switches
+from ingest_bench.probes import PROBES
 
 SECOND = 10**9
 
@@ -338,7 +339,7 @@ for _ in range(79):
 print(flush=True)
 time.sleep(60)
 """
-FEW_FILES = 'ulimit -Sn 100 && exec "$0" -m ingest_bench.probes.proc "$@"'
+FEW_FILES = 'ulimit -Sn 100 && exec "$0" -m ingest_bench.host.proc "$@"'
 
 
 @pytest.mark.processes
@@ -400,6 +401,10 @@ def test_a_server_of_one_cpu_has_the_length_of_the_measurement_as_cpu_time(
     lines = [line(at_ns / SECOND, server_user_ns=at_ns - 8 * SECOND) for at_ns in moments]
     whole_length = readings(read_host(tmp_path, lines, 10, 10 + length_s))
     assert whole_length["server_cpu_s"] == pytest.approx(length_s)
+    # No sample is within so short a measurement, and its levels are unknown.
+    short = readings(read("host", make_context(tmp_path, moments[3] + 1, moments[4])))
+    assert short["server_cpu_s"] == pytest.approx(0.1)
+    assert (short["run_queue_mean"], short["server_rss_max_bytes"]) == (None, None)
     # A sampler that began after the start, or ended before the end, by however little.
     inside = [number for number, at_ns in enumerate(moments) if 10 * SECOND < at_ns < (10 + length_s) * SECOND]
     for part in (lines[inside[0] :], lines[: inside[-1] + 1]):
@@ -412,14 +417,14 @@ def test_last_sample_is_from_after_the_load(tmp_path: Path) -> None:
         end_ns = time.time_ns()
     (*_, last) = (tmp_path / "host.jsonl").read_text().splitlines()
     assert json.loads(last)[proc.FIELDS.index("at_ns")] >= end_ns
-    assert (tmp_path / "host.log").read_text().endswith("host: exited with code 0\n")
+    assert (tmp_path / "host.log").read_text() == "host: exited with code 0\n"
 
 
 @pytest.mark.processes
 def test_killed_sampler_leaves_no_numbers_and_says_so(tmp_path: Path) -> None:
     with PROBES["host"].watch(os.getpid(), tmp_path):
         start_ns = time.time_ns()
-        (sampler,) = (child for child in psutil.Process().children() if "ingest_bench.probes.proc" in child.cmdline())
+        (sampler,) = (child for child in psutil.Process().children() if "ingest_bench.host.proc" in child.cmdline())
         time.sleep(0.5)
         sampler.kill()
     outputs = read("host", make_context(tmp_path, start_ns, time.time_ns()))

@@ -280,6 +280,18 @@ def test_cells_with_other_factors_are_no_pair() -> None:
     other = [dataclasses.replace(run, levels={**run.levels, "heap": "1g"}) for run in runs[2:]]
     assert headline.describe_finding([*runs[:2], *other], READS) == "A socket read carries 35.8 KiB to 64 KiB"
     assert [tile.title for tile in headline.build_tiles([*runs[:2], *other])] == ["Heap", "Stalls", "Throughput"]
+    # A cell without the factor that two others vary.
+    cells_of_heap = [
+        dataclasses.replace(run, cell=f"{run.cell}+{heap}", levels={**run.levels, **({"heap": heap} if heap else {})})
+        for heap in ("", "1g", "2g")
+        for run in runs[:2]
+    ]
+    for ordered in (cells_of_heap, cells_of_heap[::-1]):
+        spread = [
+            made.changed(run, values={READS: 1000.0 * (2 + len(run.levels) + ("2g" in run.cell))}) for run in ordered
+        ]
+        assert "at heap 1g" in headline.describe_finding(spread, READS)
+        headline.build_tiles(spread)
 
 
 def test_headline_compares_the_cells_that_differ_most() -> None:

@@ -39,7 +39,7 @@ STAGES = {
         ("load warm-up",),
         ("NettySink", "ingest_bench.load.worker", "ingest_bench.network.measure.wire"),
     ),
-    "measure": (("load measure",), ("NettySink", "ingest_bench.load.worker", "ingest_bench.probes.proc")),
+    "measure": (("load measure",), ("NettySink", "ingest_bench.load.worker", "ingest_bench.host.proc")),
     "stop": (("stage stop",), ("NettySink", "cat")),
     "analysis": (("stage analysis", "JfrReader"), ()),
 }

@@ -1,4 +1,4 @@
-"""Probe `host`: counters of the machine and the server's process from /proc, sampled every 100 ms by `proc.py`."""
+"""Probe `host`: counters of the machine and the server's process from /proc, sampled every 100 ms by `host/proc.py`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.host.proc import ALWAYS, FIELDS, PRESSURE, TICK_NS, VMSTAT, ThreadWait
 from ingest_bench.inputs import records
 from ingest_bench.model.results import CauseIntervals, Interval, Note, ProbeOutput, Reading, Series
 from ingest_bench.probes import recording
 from ingest_bench.probes.context import Probe, ReadContext
-from ingest_bench.probes.proc import ALWAYS, FIELDS, PRESSURE, TICK_NS, VMSTAT, ThreadWait
 
 _FILE, _THREADS, _LOG = "host.jsonl", "host-threads.jsonl", "host.log"
 # Above every clock and counter; two such values can still be added in 64 bits.
@@ -41,6 +41,25 @@ _INCREASES = (
     "context_switches",
     *VMSTAT,
 )
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean())
+
+
+def _largest(values: NDArray[np.float64]) -> int:
+    return int(values.max())
+
+
+# Levels, reported as their mean or maximum over samples.
+_LEVELS: Mapping[str, tuple[str, Callable[[NDArray[np.float64]], float]]] = {
+    "run_queue_mean": ("run_queue", _mean),
+    "run_queue_max": ("run_queue", _largest),
+    "server_threads_max": ("server_threads", _largest),
+    "server_rss_max_bytes": ("server_rss_bytes", _largest),
+    "cgroup_sock_mean_bytes": ("cgroup_sock_bytes", _mean),
+    "cgroup_sock_max_bytes": ("cgroup_sock_bytes", _largest),
+}
 # Counters over time.
 _RATES = {
     "server_context_switches_per_s": ("server_context_switches_voluntary", "server_context_switches_involuntary"),
@@ -77,7 +96,7 @@ def _watch(server_pid: int, raw: Path) -> Iterator[None]:
         except RunFailed as error:
             ending.append(f"{error}\n")
 
-    argv = system.build_module_argv("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
+    argv = system.build_module_argv("ingest_bench.host.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
     with system.Child(argv, name="host", log=raw / _LOG) as child:
         wait(child.read_line)
         yield
@@ -102,17 +121,15 @@ def _read(context: ReadContext) -> Iterator[ProbeOutput]:
     is_later = np.diff(np.maximum.accumulate(table["at_ns"]), prepend=-np.inf) > 0
     table = {name: column[is_later] for name, column in table.items()}
     at_ns = table["at_ns"]
-    within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
-    samples = int(within.sum())
-    if samples < 2:
-        yield Note(source="host", text=f"{samples} samples within the measurement: see {_LOG} of the run")
+    if at_ns.size < 2:
+        yield Note(source="host", text=f"{at_ns.size} samples: see {_LOG} of the run")
         return
-    start_ns, end_ns = max(at_ns[0], context.start_ns), min(at_ns[-1], context.end_ns)
-    is_covered = (start_ns, end_ns) == (context.start_ns, context.end_ns)
+    is_covered = at_ns[0] <= context.start_ns and context.end_ns <= at_ns[-1]
     if is_covered:
-        yield from _readings(table, within, (start_ns, end_ns))
+        yield from _readings(table, context)
     else:
-        sampled = f"sampled {(end_ns - start_ns) / 1e9:.2f} of {(context.end_ns - context.start_ns) / 1e9:.2f} s"
+        sampled_ns = max(min(at_ns[-1], context.end_ns) - max(at_ns[0], context.start_ns), 0)
+        sampled = f"sampled {sampled_ns / 1e9:.2f} of {(context.end_ns - context.start_ns) / 1e9:.2f} s"
         yield Note(source="host", text=f"{sampled}: numbers of the measurement are unknown, see {_LOG} of the run")
     yield from _series(table)
     yield from machine_causes(table)
@@ -140,15 +157,13 @@ def _load_table(path: Path) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
 
 
-def _readings(
-    table: Mapping[str, NDArray[np.float64]], within: NDArray[np.bool_], measurement_ns: tuple[float, float]
-) -> Iterator[Reading]:
-    # Between two samples a counter grows at a constant rate.
+def _readings(table: Mapping[str, NDArray[np.float64]], context: ReadContext) -> Iterator[Reading]:
+    """Yield increases of counters, at a constant rate between two samples, and levels of the samples within."""
+
     def increase(counter: NDArray[np.float64]) -> float:
-        return float(np.diff(np.interp(measurement_ns, table["at_ns"], counter))[0])
+        return float(np.diff(np.interp((context.start_ns, context.end_ns), table["at_ns"], counter))[0])
 
     increases = {name: increase(column) for name, column in table.items()}
-    samples = {name: column[within] for name, column in table.items()}
     # `FIELDS` that every kernel counts are never NaN.
     user_s, system_s = increases["server_user_ns"] / 1e9, increases["server_system_ns"] / 1e9
     yield Reading("server_cpu_s", user_s + system_s)
@@ -160,14 +175,10 @@ def _readings(
     total = max(busy + steal + idle, 1)
     yield Reading("cpu_busy_share", busy / total)
     yield Reading("cpu_steal_share", steal / total)
-    yield Reading("run_queue_mean", float(samples["run_queue"].mean()))
-    yield Reading("run_queue_max", int(samples["run_queue"].max()))
-    yield Reading("server_threads_max", int(samples["server_threads"].max()))
-    yield Reading("server_rss_max_bytes", int(samples["server_rss_bytes"].max()))
-    sock_bytes = samples["cgroup_sock_bytes"]
-    is_counted = not np.isnan(sock_bytes).any()
-    yield Reading("cgroup_sock_mean_bytes", float(sock_bytes.mean()) if is_counted else None)
-    yield Reading("cgroup_sock_max_bytes", int(sock_bytes.max()) if is_counted else None)
+    within = (table["at_ns"] >= context.start_ns) & (table["at_ns"] < context.end_ns)
+    for name, (level, summarise) in _LEVELS.items():
+        values = table[level][within]
+        yield Reading(name, summarise(values) if values.size and not np.isnan(values).any() else None)
     for resource, kind in PRESSURE:
         share = increases[f"pressure_{resource}_{kind}_us"] * 1e3 / increases["at_ns"]
         yield Reading(f"pressure_{resource}_{kind}_share", None if np.isnan(share) else share)

@@ -53,7 +53,8 @@ class _Pair:
     @property
     def conditions(self) -> list[str]:
         """Return the levels that both cells have."""
-        return [f"{format_key(key)} {self.rows[0].levels[key]}" for key in self.varying if key != self.key]
+        levels = self.rows[0].levels
+        return [f"{format_key(key)} {levels[key]}" for key in self.varying if key != self.key and key in levels]
 
     def describe(self, column: str) -> str:
         """Return both values with their levels, the smaller first."""
@@ -210,7 +211,11 @@ def _find_pair(summaries: Sequence[Summary], rows: Sequence[CellRuns], column: s
     """Return the first factor that makes a difference, and the two cells that differ most in the value by it alone."""
     varying, neighbours = cells.varying_keys(summaries), list(cells.find_neighbours(rows))
     for key in varying:
-        pairs = [_Pair(key, (first, second), varying) for other, first, second in neighbours if other == key]
+        pairs = [
+            _Pair(key, (first, second), varying)
+            for other, first, second in neighbours
+            if other == key and key in first.levels and key in second.levels
+        ]
         best = max(pairs, key=lambda pair: _distance(pair.factor(column)), default=None)
         if best is not None and _distance(best.factor(column)) >= LEAST_RATIO:
             return best

@@ -1,4 +1,4 @@
-"""Child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT WAITS` samples /proc until its input ends.
+"""Child process of probe `host`: `python -m ingest_bench.host.proc PID OUT WAITS` samples /proc until its input ends.
 
 OUT gets one JSON list per line, in the order of `FIELDS`; null if this machine does not count it. WAITS gets one JSON
 object (`ThreadWait`) for each thread that waited between two samples, or ran for more than half of the time.
